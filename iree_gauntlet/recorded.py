@@ -61,6 +61,16 @@ class Recorded:
         return {item.name: _reader(hints[item.name]) for item in known if item.metadata != UNRECORDED}
 
 
+class KnownRecord(Recorded):
+    """One that is written without what is None."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, without what there is not."""
+        return {name: value for name, value in Recorded.as_dict(self).items() if value is not None}
+
+
 def _reader(hint: Any) -> tuple[type | None, Callable[[Any], Any]]:
     """For values that are not null."""
     if isinstance(hint, UnionType):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
 
 
-Log = TypeVar("Log", bound=EventLog)
+Log = TypeVar("Log", bound=EventLog, covariant=True)  # noqa: PLC0105 - it stands for a log
+_Opened = TypeVar("_Opened", bound=EventLog)
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Session(Generic[Log]):
 
 
 @contextmanager
-def open_session(folder: Path, log: Log, progress: Progress) -> Iterator[Session[Log]]:
+def open_session(folder: Path, log: _Opened, progress: Progress) -> Iterator[Session[_Opened]]:
     """A session, whose processes have ended when it is left."""
     cancelled = threading.Event()
     locks = machine_locks(os.environ, cancelled)

@@ -20,28 +20,26 @@ from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.machine.gpus import is_gpu, pick_gpus, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.run_folder import make_folder
+from iree_gauntlet.records.sweep_record import MICRO, SweepAsked
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown, typed_command
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import check_device
-from iree_gauntlet.torch_models.compiler_options import choose_devices, choose_target
 from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, name_iree_device
-from iree_gauntlet.torch_models.point_measurement import DIALECT, Measuring, PointChain
+from iree_gauntlet.torch_models.model_session import perform_by_chain
+from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain
 from iree_gauntlet.torch_models.point_session import PointSession
 from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, find_roofline
+from iree_gauntlet.torch_models.torch_chain import choose_devices, choose_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan_modules import PlanContext
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.event_log import Journal
-    from iree_gauntlet.results import Result
-    from iree_gauntlet.steps import Step
-    from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.plugins import PluginRegistry
     from iree_gauntlet.torch_models.torch_chain import TorchPython
 
@@ -58,12 +56,7 @@ class Earlier:
 
     folder: Path
     record: JournalRecord
-
-    @property
-    def asked(self) -> Mapping[str, Any]:
-        """What it was asked for."""
-        found: dict[str, Any] = self.record.runs[-1]["micro"]
-        return found
+    asked: SweepAsked
 
     def continued(self, asked: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
         """What this run was asked for, in place of what is not given now.
@@ -71,18 +64,14 @@ class Earlier:
         Raises:
             UsageError: something else is asked for than before.
         """
-        before = {**self.asked, **self.asked["iree"]}
+        before = {**self.asked.as_dict(), **self.asked.iree}
         require_as_begun("run", self.folder.name, given((asked, toolchain)), before)
         asked = read(MicroRequest, {**asdict(asked), **before})
         return asked, read(ToolchainRequest, {**asdict(toolchain), **before})
 
     def require_same(self, config: MicroConfig) -> None:
-        """Refuses a configuration that has changed since.
-
-        Raises:
-            UsageError: it has.
-        """
-        if hash_file(config.file) != self.asked["digest"]:
+        """Refuses a configuration that has changed since."""
+        if hash_file(config.file) != self.asked.digest:
             raise UsageError(
                 f"{config.file} is not what {self.folder.name} was started with",
                 "Start a new run: what is done comes from the cache.",
@@ -118,14 +107,12 @@ def find_earlier_micro(run_dir: str) -> Earlier:
     if run_dir:
         named = Path(run_dir)
         folder = named if named.is_dir() else runs_folder() / named
-        found = _read(folder)
-        if found is None:
+        if (found := _read(folder)) is None:
             raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
         return found
     journals = runs_folder().glob(f"*/{JOURNAL}")
     for journal in sorted(journals, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        found = _read(journal.parent)
-        if found is not None:
+        if (found := _read(journal.parent)) is not None:
             return found
     raise UsageError(f"there is no run of `micro` in {runs_folder()}", "Start one with --config.")
 
@@ -136,7 +123,9 @@ def _read(folder: Path) -> Earlier | None:
     except GauntletError:
         # Another run's journal is nothing to resume, whatever is wrong with it.
         return None
-    return Earlier(folder, record) if record.runs and "micro" in record.runs[-1] else None
+    if not record.runs or MICRO not in record.runs[-1]:
+        return None
+    return Earlier(folder, record, SweepAsked.from_dict(record.runs[-1][MICRO]))
 
 
 @dataclass(slots=True)
@@ -155,36 +144,27 @@ class MicroRun:
     workbench: Workbench
     progress: Progress
     earlier: Earlier | None
-    run_dir: Path = field(init=False)
-    _session: PointSession | None = field(init=False, default=None)
     _refused: dict[str, str] = field(init=False, default_factory=dict)
 
-    @property
-    def _iree(self) -> Toolchain:
-        assert self.workbench.toolchain is not None, "asked for"
-        return self.workbench.toolchain
-
-    def measure(self) -> None:
-        """All points that have not been measured yet; everything goes into the journal."""
-        require_importer(self._iree)
+    def measure(self) -> Path:
+        """Measures all points that have not been measured yet; everything goes into the journal, in this folder."""
+        iree = self.workbench.iree
+        require_importer(iree)
         points = self._list_reachable(list_points(self.config))
         for device in dict.fromkeys(name_iree_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
             choose_target(device, self.asked.target)
-            choose_devices(device, 1, self._iree)
-        self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
-        done = {} if self.earlier is None else self.earlier.done(self._iree.compiler.identity)
-        context = plan_context(self.workbench, self.run_dir)
-        chains = {point.name: self._make_chain(point, context) for point in points}
-        todo = [point for point in points if chains[point.name].id not in done]
-        with model_session(self.run_dir, self.progress, self._describe_event(chains, done)) as session:
-            performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
-            engine = model_engine(session, self.workbench, performers)
+            choose_devices(device, 1, iree)
+        run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
+        done = {} if self.earlier is None else self.earlier.done(iree.compiler.identity)
+        context = plan_context(self.workbench, run_dir)
+        chains = [self._make_chain(point, context) for point in points]
+        with model_session(run_dir, self.progress, self._describe_event(run_dir, chains, done)) as session:
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for said in dict.fromkeys((*self._refused.values(), *recipes)):
                 self.progress.message(f"not measured: {said}")
-            with engine.recorded() as performed:
-                performed.verdicts = self._run_points(todo, len(points), chains, session, engine)
+            self._measure_points([chain for chain in chains if chain.id not in done], len(chains), session)
+        return run_dir
 
     def _list_reachable(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
         """The points whose devices are there; the others are refused, each with its reason, and the sweep continues."""
@@ -193,7 +173,7 @@ class MicroRun:
             return list(points)
         found = []
         for point in points:
-            available = check_device(self._iree, name_iree_device(point.model.device))
+            available = check_device(self.workbench.iree, name_iree_device(point.model.device))
             if available.ok:
                 found.append(point)
                 continue
@@ -204,45 +184,40 @@ class MicroRun:
             raise UsageError(next(iter(self._refused.values())), available.hint)
         return found
 
-    def _run_points(
-        self,
-        todo: Sequence[SweepPoint],
-        total: int,
-        chains: Mapping[str, PointChain],
-        session: Session[Journal],
-        engine: Engine,
-    ) -> dict[str, Verdict]:
-        began = time.monotonic()
-        verdicts: dict[str, Verdict] = {}
-        roofline = self._find_roofline(todo, session)
-        measuring = Measuring(self.asked.against, self.asked.disturbed == "replace", roofline)
-        for number, point in enumerate(todo):
-            self.progress.message(_make_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
-            chain = chains[point.name]
-            self._session = PointSession(chain, session, self.workbench, measuring, engine.results)
-            verdicts |= self._run_point(self._session, engine)
-        return verdicts
+    def _measure_points(self, todo: Sequence[PointChain], total: int, session: Session[Journal]) -> None:
+        sessions: dict[str, PointSession] = {}
+        engine = model_engine(session, self.workbench, perform_by_chain(sessions))
+        with engine.recorded() as performed:
+            began = time.monotonic()
+            roofline = self._find_roofline(todo, session)
+            for number, chain in enumerate(todo):
+                left = ""
+                if number:
+                    # By what a point has taken so far.
+                    each = (time.monotonic() - began) / number
+                    left = f"; about {duration(each * (len(todo) - number))} left"
+                place = f"point {total - len(todo) + number + 1} of {total}"
+                self.progress.message(f"{place}: {chain.point.name}{left}")
+                point = sessions[chain.id] = PointSession(
+                    chain=chain,
+                    session=session,
+                    workbench=self.workbench,
+                    results=engine.results,
+                    against=self.asked.against,
+                    replace_disturbed=self.asked.disturbed == "replace",
+                    roofline=roofline,
+                )
+                performed.verdicts = {**performed.verdicts, **point.run(engine, {})}
+                point.tidy()
 
-    def _run_point(self, session: PointSession, engine: Engine) -> dict[str, Verdict]:
-        verdicts: dict[str, Verdict] = {}
-        for phase in session.phases():
-            steps = phase()
-            engine.announce(steps)
-            # Compiles may run in parallel, since their programs lack the weights; else one model is held at a time.
-            light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
-            for group in ([light] if light else []) + [[step] for step in steps if step not in light]:
-                verdicts = engine.perform(group, verdicts)
-        session.tidy()
-        return verdicts
-
-    def _find_roofline(self, todo: Sequence[SweepPoint], session: Session[Journal]) -> Roofline | None:
+    def _find_roofline(self, todo: Sequence[PointChain], session: Session[Journal]) -> Roofline | None:
         """The machine's peaks; None where no point asks for them, or they cannot be had, which is reported."""
-        if all(explain_no_roofline(name_iree_device(point.model.device)) for point in todo):
+        if all(explain_no_roofline(chain.device) for chain in todo):
             return None
         try:
             with session.quiet():
                 folder = self.workbench.cache_dir / "machine"
-                return find_roofline(folder, self._iree.compiler.python, read_machine_facts())
+                return find_roofline(folder, self.workbench.iree.compiler.python, read_machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
@@ -261,49 +236,36 @@ class MicroRun:
             device=device,
             flags=target_flags(target),
             context=context,
-            toolchain=self._iree,
+            toolchain=self.workbench.iree,
             torch=self.torch,
         )
 
     def _describe_event(
-        self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]
+        self, run_dir: Path, chains: Sequence[PointChain], done: Mapping[str, Sequence[dict[str, Any]]]
     ) -> dict[str, Any]:
-        targets = list({chain.target.name: chain.target for chain in chains.values()}.values())
-        devices = dict.fromkeys(gpu for chain in chains.values() for gpu in chain.gpus)
+        targets = list({chain.target.name: chain.target for chain in chains}.values())
+        devices = dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)
         plan = Plan((), devices=tuple(devices))
-        event = run_event(plan, self.run_dir, self.workbench, DIALECT, targets, typed_command())
-        kept = {name: getattr(self.asked, name) for name in _KEPT}
+        event = run_event(plan, run_dir, self.workbench, DIALECT, targets, typed_command())
+        asked = SweepAsked(
+            config=str(self.config.file.absolute()),
+            digest=hash_file(self.config.file),
+            plugin=tuple(str(Path(name).expanduser().absolute()) for name in self.asked.plugin),
+            torch_python=self.torch.path,
+            versions=dict(self.torch.versions),
+            points=tuple(chain.id for chain in chains),
+            refused=self._refused,
+            output_dir=self.config.output_dir,
+            **{name: getattr(self.asked, name) for name in _KEPT},
+            iree=asdict(self.toolchain),
+        )
         # As far as their vendor's tool tells.
-        asked = dict.fromkeys(chain.device for chain in chains.values() if is_gpu(chain.device))
-        gpus = [gpu for device in asked for gpu in pick_gpus(read_gpus(device).gpus, device, os.environ)]
+        devices_asked = dict.fromkeys(chain.device for chain in chains if is_gpu(chain.device))
+        gpus = [gpu for device in devices_asked for gpu in pick_gpus(read_gpus(device).gpus, device, os.environ)]
         return event | {
             "resumed": self.earlier is not None,
             "remarks": list(dict.fromkeys(self._refused.values())),
             "gpus": [gpu.as_dict() for gpu in {gpu.index: gpu for gpu in gpus}.values()],
             "steps": [step for steps in done.values() for step in steps],
-            "micro": {
-                "config": str(self.config.file.absolute()),
-                "digest": hash_file(self.config.file),
-                "plugin": [str(Path(name).expanduser().absolute()) for name in self.asked.plugin],
-                "torch_python": self.torch.path,
-                "versions": dict(self.torch.versions),
-                "points": [chain.id for chain in chains.values()],
-                "refused": self._refused,
-                "output_dir": self.config.output_dir,
-                **kept,
-                "iree": asdict(self.toolchain),
-            },
+            MICRO: asked.as_dict(),
         }
-
-    def _perform(self, step: Step) -> Result:
-        assert self._session is not None, "a point is under way"
-        return self._session.performers()[step.stage](step)
-
-
-def _make_heading(point: SweepPoint, number: int, total: int, measured: int, began: float, todo: int) -> str:
-    """`point 12 of 56: linear/512-1024-2048; about 9 min left`, by what a point has taken so far."""
-    left = ""
-    if measured:
-        each = (time.monotonic() - began) / measured
-        left = f"; about {duration(each * (todo - measured))} left"
-    return f"point {number} of {total}: {point.name}{left}"

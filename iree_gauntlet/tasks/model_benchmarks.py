@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
+from iree_gauntlet.cases import MAIN
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
@@ -34,19 +35,20 @@ from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
 from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
 from iree_gauntlet.torch_models.build_plan import BuildPlan
-from iree_gauntlet.torch_models.compiler_options import (
+from iree_gauntlet.torch_models.configuration import override, read_micro_config
+from iree_gauntlet.torch_models.instantiate import check_options
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
+from iree_gauntlet.torch_models.model_session import perform_by_chain
+from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
+from iree_gauntlet.torch_models.recipe_registry import CUSTOM
+from iree_gauntlet.torch_models.torch_chain import (
     DEFAULT_DEVICE,
     choose_devices,
     choose_target,
     find_fidelity_flags,
     find_opt_level_flags,
+    find_torch_python,
 )
-from iree_gauntlet.torch_models.configuration import override, read_micro_config
-from iree_gauntlet.torch_models.instantiate import check_options
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
-from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
-from iree_gauntlet.torch_models.recipe_registry import CUSTOM
-from iree_gauntlet.torch_models.torch_chain import find_torch_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.reports.report_files import Reports
     from iree_gauntlet.requests import MicroRequest
     from iree_gauntlet.torch_models.bench_options import BenchOptions
+    from iree_gauntlet.torch_models.build_folder import BuildRecord
     from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 
@@ -87,20 +90,30 @@ def bench(options: BenchOptions) -> ExitCode:
     for problem in passed_over:
         messages.warn(str(problem))
     model = find_model(models, options.model)
-    plan = check_options(model, _plan(options, folders))
+    asked = BuildPlan(
+        models_dirs=tuple(map(str, folders)),
+        model=options.model,
+        config=options.config or None,
+        training=options.training,
+        layers=options.layers,
+        microbatch=options.microbatch,
+        dataformat=options.dataformat.value,
+        accumulate=options.training and options.microbatch_count > 1,
+    )
+    plan = check_options(model, asked)
     options = replace(options, config=plan.config or "")
     # What is wrong with a command line is said before anything is started.
     device = options.device or DEFAULT_DEVICE
     target = choose_target(device, options.target)
+    locks = cache_folder(options.cache_dir) / "locks"
     if options.output:
-        check_output(options.output, _find_locks(options))
+        check_output(options.output, locks)
     torch = find_torch_python(options.torch_python)
-    asked = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
+    named = ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
-        machine = open_workbench(asked, progress, need_toolchain=True)
-        toolchain, known = machine.iree, machine.known
-        assert known is not None, "of every toolchain"
+        machine = open_workbench(named, progress, need_toolchain=True)
+        toolchain, known = machine.iree, machine.flags_of(COMPILE)
         require_importer(toolchain)
         level = find_opt_level_flags(options.backend_opt_level, known)
         fidelity = find_fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
@@ -121,30 +134,38 @@ def bench(options: BenchOptions) -> ExitCode:
         )
         for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
             raise ToolchainError(unknown.message, unknown.hint)
-        notes, form = [*level.notes, *fidelity.notes], options.dataformat
-        if form.emulated:
-            grid = f"{form.label}: weights lie on the format's grid; memory and speed are those of {form.element_type}."
-            notes.insert(0, grid)
-        session = BenchSession(chain, devices, fidelity.contraction_type, tuple(notes))
-        code = _run(session, machine, run_dir, progress)
-    return _report(session, run_dir, machine, output, code)
+        build, code = _run(chain, devices, fidelity.contraction_type, machine, run_dir, progress)
+    reports = _write_reports(run_dir, machine, output)
+    record, notes = read_journal(run_dir / JOURNAL), (*level.notes, *fidelity.notes)
+    if (form := options.dataformat).emulated:
+        emulation = f"weights lie on the format's grid; memory and speed are those of {form.element_type}."
+        notes = (f"{form.label}: {emulation}", *notes)
+    lines = make_result_lines(record, chain, build)
+    if options.output and code is not ExitCode.INTERRUPTED:
+        appended = append_result(options.output, make_perf_entry(record, chain, build, notes), locks)
+        lines.append(appended.note or f"result {appended.entries} of {appended.path}")
+    for line in (*notes, *lines):
+        output.write(f"{line}\n")
+    reports.append_to_step_summary(os.environ)
+    return reports.exit_code
 
 
-def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Progress) -> ExitCode:
+def _run(
+    chain: Chain, devices: tuple[str, ...], contraction_type: str, machine: Workbench, run_dir: Path, progress: Progress
+) -> tuple[BuildRecord | None, ExitCode]:
     """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
-    chain = session.chain
-    export = chain.export()
-    plan = Plan((export,), devices=chain.gpus)
+    plan = Plan((chain.export(),), devices=chain.gpus)
     event = run_event(plan, run_dir, machine, DIALECT, [chain.target], typed_command())
     event |= {"bench": chain.options.as_args()}
     with model_session(run_dir, progress, event) as context:
-        engine = model_engine(context, machine, session.performers(context, machine))
+        session = BenchSession(
+            chain=chain, session=context, workbench=machine, devices=devices, contraction_type=contraction_type
+        )
+        engine = model_engine(context, machine, perform_by_chain({chain.id: session}))
         with engine.recorded() as performed:
-            performed.verdicts = engine.perform([export], {})
-            if more := session.steps_after_export():
-                engine.announce(more)
-                performed.verdicts = engine.perform(more, performed.verdicts)
-        return performed.code
+            performed.verdicts = engine.perform(plan.steps, {})
+            performed.verdicts = session.run(engine, performed.verdicts)
+        return session.builds.get(MAIN), performed.code
 
 
 def _write_reports(run_dir: Path, machine: Workbench, output: Output) -> Reports:
@@ -153,26 +174,6 @@ def _write_reports(run_dir: Path, machine: Workbench, output: Output) -> Reports
     reports = write_reports(run_dir)
     reports.print(shown(run_dir), output.stream, environ=os.environ)
     return reports
-
-
-def _report(session: BenchSession, run_dir: Path, machine: Workbench, output: Output, code: ExitCode) -> ExitCode:
-    """Reports, the entry of perf.json, and what was measured."""
-    reports = _write_reports(run_dir, machine, output)
-    chain = session.chain
-    record = read_journal(run_dir / JOURNAL)
-    lines = make_result_lines(record, chain, session.build)
-    if chain.options.output and code is not ExitCode.INTERRUPTED:
-        entry = make_perf_entry(record, chain, session.build, session.notes)
-        appended = append_result(chain.options.output, entry, _find_locks(chain.options))
-        lines.append(appended.note or f"result {appended.entries} of {appended.path}")
-    for line in (*session.notes, *lines):
-        output.write(f"{line}\n")
-    reports.append_to_step_summary(os.environ)
-    return reports.exit_code
-
-
-def _find_locks(options: BenchOptions) -> Path:
-    return cache_folder(options.cache_dir) / "locks"
 
 
 def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
@@ -184,20 +185,6 @@ def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
             "Name a folder with --models_dir.",
         )
     return named or (own,)
-
-
-def _plan(options: BenchOptions, folders: Sequence[Path]) -> BuildPlan:
-    """The builder's input."""
-    return BuildPlan(
-        models_dirs=tuple(map(str, folders)),
-        model=options.model,
-        config=options.config or None,
-        training=options.training,
-        layers=options.layers,
-        microbatch=options.microbatch,
-        dataformat=options.dataformat.value,
-        accumulate=options.training and options.microbatch_count > 1,
-    )
 
 
 def _require_work(options: BenchOptions, chips: int) -> None:
@@ -255,10 +242,9 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
         workbench = open_workbench(toolchain, progress, need_toolchain=True)
-        run = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier)
-        run.measure()
-    reports = _write_reports(run.run_dir, workbench, output)
-    write_micro_reports(read_journal(run.run_dir / JOURNAL), run.run_dir, output.stream)
+        run_dir = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier).measure()
+    reports = _write_reports(run_dir, workbench, output)
+    write_micro_reports(read_journal(run_dir / JOURNAL), run_dir, output.stream)
     reports.append_to_step_summary(os.environ)
     return reports.exit_code
 

@@ -16,6 +16,8 @@ import numpy as np
 from iree_gauntlet.measuring.numerics.arrays import is_float
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
+from iree_gauntlet.recorded import KnownRecord, Recorded
+from iree_gauntlet.torch_models.build_folder import Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, Tolerance
 
 if TYPE_CHECKING:
@@ -26,11 +28,12 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.results import OutputComparison
-    from iree_gauntlet.torch_models.build_folder import Array, Directions
+    from iree_gauntlet.torch_models.build_folder import Array
 
 
 _PIECE = 1 << 22
 _ERRORS = ("rounding", "sums", "products")
+_FILTERS = ("outputs", "places", "scales", "filters", "flips")
 # Times the errors that were tried.
 _SAFETY = 2.5
 # Times the rms of those that were tried, along a direction; and what all values of a result may have alike: constants
@@ -40,29 +43,53 @@ _CONSTANT = 0.5
 _APPROXIMATION = 8 * UNIT_ROUNDOFF["f32"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractionErrors(Recorded):
+    """By how much contractions look too large.
+
+    Attributes:
+        worst: the one that looks worst, in words; of its result, `error` is a share.
+        shown: how many would show an error of so much.
+    """
+
+    worst: str
+    error: float
+    limit: float
+    shown: dict[str, int]
+    of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputErrors(KnownRecord):
+    """How far outputs are from what was expected, as shares of that, and how far they may be.
+
+    Attributes:
+        peak: largest difference of an output, as a share of its largest expected magnitude; the worst output's.
+        flips: values whose fall to the other side of a kink was taken away; None where contractions were not looked at.
+        rms_without_flips: what is left then, which is what `rms_tolerance` is about.
+    """
+
+    rms: float
+    peak: float
+    rms_tolerance: float
+    peak_tolerance: float
+    flips: int | None = None
+    rms_without_flips: float | None = None
+    contractions: ContractionErrors | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """How outputs agree with what was expected.
 
     Attributes:
-        rms: root mean square of the differences of all float outputs, as a share of that of the expected values.
-        peak: largest difference of an output, as a share of its largest expected magnitude; the worst output's.
-        problem: what is wrong, in one line; empty where they agree.
         tells_nothing: the expected outputs are zero throughout, so that agreeing with them proves little.
-        limit: what was allowed, as `rms` and `peak` are given.
     """
 
     comparisons: tuple[OutputComparison, ...]
-    rms: float
-    peak: float
+    errors: OutputErrors
     problem: str
     tells_nothing: bool
-    limit: Tolerance
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the record."""
-        limit = {"rms_tolerance": self.limit.rms, "peak_tolerance": self.limit.peak}
-        return {name: make_recordable(value) for name, value in ({"rms": self.rms, "peak": self.peak} | limit).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,37 +97,25 @@ class Gains:
     """By how much contractions look too large, and the errors of all outputs together.
 
     Attributes:
-        worst: the one that looks worst, in words.
-        error: its error, as a share of its result.
         flips: values whose fall to the other side of a kink has been taken away, from both.
         rest: root mean square of the errors that are left, as a share of that of the expected values.
-        problem: what is wrong, in one line; empty where nothing is.
     """
 
-    worst: str
-    error: float
-    limit: float
-    shown: dict[str, int]
-    count: int
+    contractions: ContractionErrors
     flips: int
     rest: float
     rest_limit: float
     problem: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """For the record, next to what outputs agree by: of all of these, the limit here is the one that binds."""
-        found = {"worst": self.worst, "error": make_recordable(self.error), "limit": make_recordable(self.limit)}
-        return {
-            "rms_tolerance": make_recordable(self.rest_limit),
-            "flips": self.flips,
-            "rms_without_flips": make_recordable(self.rest),
-            "contractions": {**found, "shown": self.shown, "of": self.count},
-        }
-
-
-def make_recordable(value: float) -> float | str:
-    """A number as JSON has it; those that it lacks become "nan", "inf" and "-inf"."""
-    return value if math.isfinite(value) else str(value)
+    def complete(self, errors: OutputErrors) -> OutputErrors:
+        """What outputs agree by, with these; of all limits, the one here is the one that binds."""
+        return replace(
+            errors,
+            rms_tolerance=self.rest_limit,
+            flips=self.flips,
+            rms_without_flips=self.rest,
+            contractions=self.contractions,
+        )
 
 
 def find_limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
@@ -140,12 +155,11 @@ def find_gains(
     Raises:
         OSError, KeyError, ValueError: the file of directions cannot be read.
     """
-    with np.load(folder / directions.file, allow_pickle=False) as found:
-        outputs, places, scales, filters, flips = (
-            found[name] for name in ("outputs", "places", "scales", "filters", "flips")
-        )
-        allowed = _DIRECTION * _add_errors(dict(zip(_ERRORS, found["along"], strict=True)), narrowed) + _APPROXIMATION
-        rooms = _SAFETY * _add_errors(dict(zip(_ERRORS, found["rest"], strict=True)), narrowed)
+    with np.load(folder / directions.file, allow_pickle=False) as file:
+        outputs, places, scales, filters, flips = (file[name] for name in _FILTERS)
+        along, left = (dict(zip(_ERRORS, file[name], strict=True)) for name in ("along", "rest"))
+    allowed = _DIRECTION * _add_errors(along, narrowed) + _APPROXIMATION
+    rooms = _SAFETY * _add_errors(left, narrowed)
     allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
     # One that nothing depends on shows nothing.
     allowed = np.where(filters.any(axis=1), allowed, np.inf)
@@ -168,9 +182,8 @@ def find_gains(
     if abs(error) > limit:
         problem = f"as if {name} were {100 * error:+.2g} % off: {100 * limit:.2g} % may be rounding"
     shown = {text: int(np.sum(allowed < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
-    return Gains(
-        name, error, limit, shown, len(gains), len(flipped), _combine(rest, sizes), _combine(rooms, sizes), problem
-    )
+    found = ContractionErrors(worst=name, error=error, limit=limit, shown=shown, of=len(gains))
+    return Gains(found, len(flipped), _combine(rest, sizes), _combine(rooms, sizes), problem)
 
 
 def _combine(errors: NDArray[np.float64], scales: Sequence[_Scale]) -> float:
@@ -229,7 +242,8 @@ def compare_tensors(
         problem = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
     share, most = (math.sqrt(total / reference) if reference else 0.0 for total in (squares, room))
     tells_nothing = not any(scale.rms for scale in scales) and any(scale.count for scale in scales)
-    return Agreement(tuple(comparisons), share, peak, problem, tells_nothing, Tolerance(most, room_peak))
+    errors = OutputErrors(rms=share, peak=peak, rms_tolerance=most, peak_tolerance=room_peak)
+    return Agreement(tuple(comparisons), errors, problem, tells_nothing)
 
 
 def _widen_for_gradients(allowed: Sequence[Tolerance], scales: Sequence[_Scale]) -> list[Tolerance]:
@@ -290,23 +304,41 @@ def _sum_squares(actual: Tensor, expected: Tensor) -> float:
     return total
 
 
-def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedErrors:
+    """What was tried of a program, in some values of its outputs.
+
+    Attributes:
+        places: of the values, by output; `scales`: of their errors.
+        slopes: of each contraction in `names`, what changes as its result grows.
+        errors: of each run, by kind; `flips`: what each flip does.
+    """
+
+    places: Sequence[NDArray[np.int64]]
+    slopes: Sequence[NDArray[np.float64]]
+    errors: Mapping[str, Sequence[NDArray[np.float64]]]
+    flips: Sequence[NDArray[np.float64]]
+    scales: NDArray[np.float64]
+    names: Sequence[str]
+
+
+def write_directions(found: TriedErrors, path: Path) -> Directions | None:
     """Write, as `.npz`, filters whose product with the errors of chosen values is the error of a contraction.
 
     Returns:
         The file, and what each of them is of, in words; None for a model without contractions.
     """
-    if not found["names"]:
+    if not found.names:
         return None
-    scales, count = found["scales"], len(found["places"])
+    scales, count = found.scales, len(found.places)
     # Outputs of small errors say more: each counts in units of its own.
-    slopes = np.array(found["slopes"]) / scales
+    slopes = np.array(found.slopes) / scales
     power = np.sum(slopes**2, axis=1, keepdims=True)
     filters = np.divide(slopes, power, out=np.zeros_like(slopes), where=power > 0) / scales
-    outputs = np.repeat(np.arange(count), [len(places) for places in found["places"]])
-    flips = np.reshape(found["flips"], (-1, len(scales)))
+    outputs = np.repeat(np.arange(count), [len(places) for places in found.places])
+    flips = np.reshape(found.flips, (-1, len(scales)))
     along, rest = [], []
-    for runs in found["errors"].values():
+    for runs in found.errors.values():
         # No errors are errors of zero.
         left = [without_flips(errors, flips, scales)[0] for errors in runs or np.zeros((1, len(scales)))]
         along.append(np.sqrt(np.mean(np.square(left @ filters.T), axis=0)))
@@ -314,14 +346,14 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
     np.savez(
         path,
         outputs=outputs,
-        places=np.concatenate(found["places"]),
+        places=np.concatenate(found.places),
         scales=scales,
         filters=filters.astype(np.float32),
         flips=flips.astype(np.float32),
         along=along,
         rest=rest,
     )
-    return {"file": path.name, "names": found["names"]}
+    return Directions(path.name, tuple(found.names))
 
 
 def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:

@@ -200,11 +200,9 @@ class BenchOptions:
     def as_args(self) -> dict[str, Any]:
         """For `args` of a result: every option by its name, of JSON's types."""
         made: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        made["dataformat"] = self.dataformat.value
-        made["env"] = " ".join(shlex.quote(f"{name}={value}") for name, value in self.env)
-        for name in ("models_dir", "against"):
-            made[name] = [*made[name]]
-        return made
+        env = " ".join(shlex.quote(f"{name}={value}") for name, value in self.env)
+        lists = {"models_dir": [*self.models_dir], "against": [*self.against]}
+        return {**made, "dataformat": self.dataformat.value, "env": env, **lists}
 
 
 OPTIONS: tuple[BenchOption, ...] = tuple(

@@ -24,7 +24,7 @@ from iree_gauntlet.figures import byte_size, duration, error_figure, millisecond
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain
+from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain, CheckFigures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,6 +44,12 @@ _MEASURED = (
     *("latency_ms", "overhead_us", "load_ms", "peak_rss_bytes", "device_memory", "disturbed"),
     *("tokens_per_sec", "prefill_ms", "decode_ms", "host_ms"),
 )
+_COMPILED = {
+    "compile_seconds": "tool_seconds",
+    "compile_peak_rss_bytes": "peak_rss_bytes",
+    "module_bytes": "binary_size_bytes",
+    "dispatch_count": "dispatch_count",
+}
 _MOST_NAMES = 1000
 
 
@@ -103,21 +109,21 @@ def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | 
         first = milliseconds(figures.prefill_ms.p50)
         lines.append(f"{figures.tokens_per_sec:.1f} tokens/s; the first after {first} ms{later}")
     if checked:
-        error = checked.statistics["error"]
-        narrow = f", {error_figure(checked.statistics['to_f32'])} against f32" if build.reference else ""
+        found = CheckFigures.from_dict(checked.statistics)
+        error, tried = found.error, found.error.contractions
+        narrow = f", {error_figure(found.to_f32)} against f32" if build.reference else ""
         lines.append(
-            f"error against the model in {chain.options.dataformat.value}: {error_figure(error['rms'])} (rms, "
-            f"{error_figure(error['rms_tolerance'])} is allowed){narrow}; first call "
-            f"{milliseconds(checked.statistics['first_call_ms'])} ms"
+            f"error against the model in {chain.options.dataformat.value}: {error_figure(error.rms)} (rms, "
+            f"{error_figure(error.rms_tolerance)} is allowed){narrow}; first call "
+            f"{milliseconds(found.first_call_ms)} ms"
         )
-        if error.get("flips"):
-            without = error_figure(error["rms_without_flips"])
+        if error.flips and error.rms_without_flips is not None:
             lines.append(
-                f"{without} without flips, {error['flips']}: values that rounding moved across a kink, as of a ReLU"
+                f"{error_figure(error.rms_without_flips)} without flips, {error.flips}: values that rounding moved "
+                "across a kink, as of a ReLU"
             )
-        tried = error.get("contractions")
         if tried:
-            lines.append(f"an error of 1 % would show in {tried['shown']['1%']} of {tried['of']} contractions")
+            lines.append(f"an error of 1 % would show in {tried.shown['1%']} of {tried.of} contractions")
     compiled = _find_result(record, chain, Stage.COMPILE)
     if compiled:
         seconds = duration(compiled.statistics["tool_seconds"])
@@ -178,18 +184,14 @@ def _collect_more(
             "weight_error": build.weight_error,
             "built_with": dict(build.versions),
         }
-        found |= {"loss_definition": build.loss} if build.loss else {}
+        found |= {"loss_definition": build.training.loss} if build.training else {}
     checked, compiled = _find_result(record, chain, Stage.THRESHOLD), _find_result(record, chain, Stage.COMPILE)
     if checked:
-        figures = checked.statistics
-        found["numeric_error"] = {**figures["error"], "to_f32": figures["to_f32"]}
-        found["first_call_ms"] = figures["first_call_ms"]
+        figures = CheckFigures.from_dict(checked.statistics)
+        error = {**figures.error.as_dict(), "to_f32": figures.to_f32}
+        found |= {"numeric_error": error, "first_call_ms": figures.first_call_ms}
     if compiled:
-        figures = compiled.statistics
-        found["compile_seconds"] = figures["tool_seconds"]
-        found["compile_peak_rss_bytes"] = figures["peak_rss_bytes"]
-        found["module_bytes"] = figures["binary_size_bytes"]
-        found["dispatch_count"] = figures["dispatch_count"]
+        found |= {name: compiled.statistics[figure] for name, figure in _COMPILED.items()}
     for role in (AGAINST, TRACE):
         more = _find_result(record, chain, Stage.BENCHMARK, role)
         found |= {role: more.statistics[role]} if more else {}
@@ -232,22 +234,18 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
     """
     line = json.dumps(_make_json(result), ensure_ascii=False, allow_nan=False)
     asked = find_result_path(output)
-    with _translate_disk_errors(asked):
-        # Two names of one file must meet at one lock, and what a link points to is what is replaced.
-        target = Path(os.path.realpath(asked))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _hold_lock(target, locks):
-            _remove_leftovers(target)
-            entries, why = _add(target, line)
-            if not why:
-                return Appended(asked, entries)
-            for number in range(1, _MOST_NAMES):
-                other = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
-                with _hold_lock(other, locks):
-                    _remove_leftovers(other)
-                    entries, damage = _add(other, line)
-                if not damage:
-                    return Appended(other, entries, f"{asked} {why}: it is kept, and the result is in {other}")
+    with _lock_target(asked, locks) as target:
+        _remove_leftovers(target)
+        entries, why = _add(target, line)
+        if not why:
+            return Appended(asked, entries)
+        for number in range(1, _MOST_NAMES):
+            other = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
+            with _hold_lock(other, locks):
+                _remove_leftovers(other)
+                entries, damage = _add(other, line)
+            if not damage:
+                return Appended(other, entries, f"{asked} {why}: it is kept, and the result is in {other}")
     raise GauntletError(
         f"{asked} {why}, and so are {_MOST_NAMES - 1} files beside it", "Give another file with --output."
     )
@@ -263,18 +261,14 @@ def check_output(output: str | Path, locks: Path) -> None:
     Raises:
         GauntletError: it could not.
     """
-    asked = find_result_path(output)
-    with _translate_disk_errors(asked):
-        target = Path(os.path.realpath(asked))
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with _lock_target(find_result_path(output), locks) as target:
         if target.is_dir():
             raise IsADirectoryError(None, "Is a directory")
         probe = target.with_name(f".{target.name}.{os.getpid()}.probe")
-        with _hold_lock(target, locks):
-            try:
-                probe.touch()
-            finally:
-                probe.unlink(missing_ok=True)
+        try:
+            probe.touch()
+        finally:
+            probe.unlink(missing_ok=True)
 
 
 def _make_json(value: Any) -> Any:
@@ -355,9 +349,14 @@ def _hold_lock(target: Path, locks: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _translate_disk_errors(asked: Path) -> Iterator[None]:
+def _lock_target(asked: Path, locks: Path) -> Iterator[Path]:
+    """The file that a result goes to, with its lock held; what the disk refuses is said of the one asked for."""
     try:
-        yield
+        # Two names of one file must meet at one lock, and what a link points to is what is replaced.
+        target = Path(os.path.realpath(asked))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _hold_lock(target, locks):
+            yield target
     except OSError as error:
         raise GauntletError(
             f"{asked}: the result cannot be written ({error.strerror or error})",

@@ -74,21 +74,18 @@ def round_to_blocks(values: NDArray[Any], form: BlockFormat) -> NDArray[np.float
     blocks, shape = _split_blocks(values)
     finite = np.isfinite(blocks)
     numbers = np.where(finite, blocks, np.float32(0))
-    scale = np.ldexp(np.float32(1), _find_exponents(numbers, form) - (form.magnitude_bits - 1))[:, np.newaxis]
+    # frexp gives 0.5 ≤ fraction < 1, one more than the exponent of 1.f; 0 for 0, which any exponent fits.
+    _, exponents = np.frexp(np.abs(numbers).max(axis=1, initial=0.0))
+    exponents = np.clip(exponents - 1, form.least_exponent, form.greatest_exponent)
+    scale = np.ldexp(np.float32(1), exponents - (form.magnitude_bits - 1))[:, np.newaxis]
     last = np.float32(2**form.magnitude_bits - 1)
     # A division by a power of two is exact, but for quotients far below a half; `rint` takes ties to even.
     magnitudes = np.clip(np.rint(numbers / scale), -last, last)
     # Adding zero makes -0 to +0.
     rounded = magnitudes * scale + np.float32(0)
-    return _join_blocks(np.where(finite, rounded, blocks), shape)
-
-
-def _find_exponents(numbers: NDArray[np.float32], form: BlockFormat) -> NDArray[np.int32]:
-    """The exponent of each block (a row): of its largest magnitude, within the format's range."""
-    # frexp gives 0.5 ≤ fraction < 1, one more than the exponent of 1.f; 0 for 0, which any exponent fits.
-    _, exponents = np.frexp(np.abs(numbers).max(axis=1, initial=0.0))
-    clipped: NDArray[np.int32] = np.clip(exponents - 1, form.least_exponent, form.greatest_exponent)
-    return clipped
+    length = shape[-1] if shape else 1
+    joined = np.where(finite, rounded, blocks).reshape((-1, -(-length // BLOCK) * BLOCK) if length else (0, 0))
+    return joined[:, :length].reshape(shape)
 
 
 def _split_blocks(values: NDArray[Any]) -> tuple[NDArray[np.float32], tuple[int, ...]]:
@@ -100,9 +97,3 @@ def _split_blocks(values: NDArray[Any]) -> tuple[NDArray[np.float32], tuple[int,
     padded = np.zeros((len(rows), -(-length // BLOCK) * BLOCK), np.float32)
     padded[:, :length] = rows
     return padded.reshape((-1, BLOCK)), numbers.shape
-
-
-def _join_blocks(blocks: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    length = shape[-1] if shape else 1
-    rows = blocks.reshape((-1, -(-length // BLOCK) * BLOCK)) if length else blocks.reshape((0, 0))
-    return rows[:, :length].reshape(shape)

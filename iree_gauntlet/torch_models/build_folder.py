@@ -1,13 +1,12 @@
 """What the builder leaves in its folder: `build.json` and the files that it names.
 
-`build_steps.py` writes it in a Python that has torch; everything else reads it here.
+A Python that has torch writes it (`build_steps.py`), and reads it where torch is measured.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
@@ -15,7 +14,8 @@ from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
 BUILD_FILE = "build.json"
@@ -83,36 +83,50 @@ class TokenLoop(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStep(Recorded):
+    """A step of training as a program: the loss in words, and of which parameters it returns gradients, or sums."""
+
+    loss: str
+    gradients: tuple[str, ...]
+    accumulate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRecord(Recorded):
     """A built model.
 
     Attributes:
         kind: `pipeline`, `training` or `generative`.
+        host: whether there is a module on the host before the device (`pre`), and after it (`post`).
         contractions: matrix products on the longest way through a variant of `micro`; 0 where not counted.
         flops: of one call of such a variant before its recipes; 0 where not counted.
-        changed_bytes: of the weights that its recipes changed, as they were before; None where not counted.
+        changed_layers, changed_bytes: linear layers that its recipes changed, and what their weights took before; None
+            where not counted.
         reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the
             same.
         weight_error: rms of the rounding of weights, relative to their rms; None where they are not rounded.
     """
 
-    kind: str
-    samples: int
-    parameter_count: int
-    programs: tuple[BuiltProgram, ...]
-    host: dict[str, bool]
-    host_inputs: tuple[Array, ...]
-    host_outputs: tuple[Array, ...]
+    schema: int = _SCHEMA
+    kind: str = "pipeline"
+    model: str = ""
+    config: str | None = None
+    samples: int = 1
+    parameter_count: int = 0
+    programs: tuple[BuiltProgram, ...] = ()
+    host: dict[str, bool] = field(default_factory=lambda: {"pre": False, "post": False})
+    host_inputs: tuple[Array, ...] = ()
+    host_outputs: tuple[Array, ...] = ()
     generation: TokenLoop | None = None
-    gradients: tuple[str, ...] = ()
-    loss: str = ""
+    training: TrainingStep | None = None
+    reference: tuple[Array, ...] = ()
+    weight_error: float | None = None
     contractions: int = 0
     flops: int = 0
+    changed_layers: int | None = None
     changed_bytes: int | None = None
-    reference: tuple[Array, ...]
-    weight_error: float | None = None
-    versions: dict[str, str]
-    seconds: dict[str, float]
+    versions: dict[str, str | None] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def has_host_modules(self) -> bool:
@@ -131,7 +145,7 @@ def read_build(folder: Path) -> BuildRecord:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["schema"] != _SCHEMA:
             raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")  # noqa: TRY301 - said as all else that is
-        return BuildRecord.from_dict({**found, **(found["training"] or {})})
+        return BuildRecord.from_dict(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GauntletError(
             f"{path}: the built model cannot be read: {type(error).__name__}: {error}",
@@ -139,19 +153,10 @@ def read_build(folder: Path) -> BuildRecord:
         ) from error
 
 
-def read_outputs(items: Sequence[Mapping[str, str]], folder: Path = Path()) -> list[Tensor]:
-    """The arrays of a measuring program's answer, mapped; their files may be named from a folder.
-
-    Raises:
-        GauntletError: a file is missing or holds something else.
-    """
-    return [read_npy(folder / item["file"]).with_element_type(item["type"]) for item in items]
-
-
 def read_tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
-    """The arrays themselves, mapped.
+    """The arrays themselves, mapped; their files may be named from a folder.
 
     Raises:
         GauntletError: a file is missing or holds something else.
     """
-    return read_outputs([{"file": array.file, "type": array.type} for array in arrays], folder)
+    return [read_npy(folder / array.file).with_element_type(array.type) for array in arrays]

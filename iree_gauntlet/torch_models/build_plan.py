@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from pathlib import Path  # noqa: TC003 - a record's field is read by its type
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 
 _BASELINE = "baseline"
@@ -157,3 +158,44 @@ class VariantPlan(ModelPlan):
     def is_baseline(self) -> bool:
         """Whether the model stays as the architecture makes it."""
         return self.quantization == _BASELINE and self.sparsity is None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProgram(Recorded):
+    """What a peer measures: a built model, which it may make again.
+
+    Attributes:
+        build: the folder of the built model.
+        builder: its builder's plan.
+        mode: of torch: `eager` or `compile`.
+        compile_mode: of torch.compile; None for its own.
+        calls: of a generative model, generations.
+    """
+
+    name: str
+    build: Path
+    builder: dict[str, Any] = field(default_factory=dict)
+    mode: str = ""
+    compile_mode: str | None = None
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPlan(Recorded):
+    """What a peer is started with.
+
+    Attributes:
+        warm_up_calls: of each model, after its first call.
+        outputs: where outputs go, to be checked; empty for nowhere.
+        compile_threads: processes that torch.compile may use; None for torch's own choice.
+    """
+
+    models: tuple[PeerProgram, ...]
+    warm_up_calls: int
+    compile_threads: int | None = None
+    outputs: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> PeerPlan:
+        """From its file."""
+        return cls.from_dict(json.loads(path.read_bytes()))

@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,8 @@ from torch.utils.flop_counter import flop_registry
 
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.torch_models.agreement import write_directions
+from iree_gauntlet.torch_models.agreement import TriedErrors, write_directions
+from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Array, BuildRecord, BuiltProgram, Directions
 from iree_gauntlet.torch_models.decompositions import make_backward_decompositions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat
 from iree_gauntlet.torch_models.torch_tensors import cast, convert, find_type_name, write_arrays
@@ -76,9 +78,6 @@ _REDUCTIONS = {getattr(torch.ops.aten, name) for name in ("sum", "mean", "var", 
 _ROUNDOFFS = {getattr(torch, form.torch_type): UNIT_ROUNDOFF[form.element_type] for form in DataFormat}
 # Two runs of torch may add in another order.
 REPEATABLE = 1e-2
-# As `build_folder.py` reads it, which needs more than this Python may have.
-_BUILD_FILE = "build.json"
-_SCHEMA = 1
 _NO_TRANSLATION = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='(\w+)'\)>")
 _PACKAGES = ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy")
 
@@ -102,9 +101,10 @@ class Spread:
                 rms, peak = math.sqrt(float(difference.square().mean())), float(difference.max())
                 self._runs[kind][index].append((rms, peak))
 
-    def of(self, index: int) -> dict[str, list[float]]:
+    def of(self, index: int) -> dict[str, tuple[float, float]]:
         """For `build.json`: rms and peak of an output's errors in the worst run, by kind."""
-        return {kind: np.max([(0.0, 0.0), *runs[index]], axis=0).tolist() for kind, runs in self._runs.items()}
+        worst = {kind: np.max([(0.0, 0.0), *runs[index]], axis=0).tolist() for kind, runs in self._runs.items()}
+        return {kind: (rms, peak) for kind, (rms, peak) in worst.items()}
 
     def scale(self, index: int) -> float:
         """The rms of an output's errors in most runs, without what few of them have; of one rounding where none is."""
@@ -120,7 +120,7 @@ def _compute_in_format(
     inputs: Sequence[Tensor],
     form: DataFormat,
     post: Callable[[Sequence[Tensor]], list[Tensor]] | None = None,
-) -> tuple[list[Tensor], list[Spread], dict[str, Any]]:
+) -> tuple[list[Tensor], list[Spread], TriedErrors]:
     """What a module in a data format returns, and what may become of that."""
     # In narrower formats the sums' errors are nothing next to the rounding of their results.
     kinds = _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]
@@ -155,8 +155,8 @@ def _compute_in_format(
             run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places
         )
     scales = np.concatenate([np.full(len(at), spreads[0].scale(index)) for index, at in enumerate(places)])
-    found = {"places": places, "slopes": slopes, "errors": errors, "flips": flips, "scales": scales, "names": names}
-    return outputs, spreads, found
+    tried_errors = TriedErrors(places=places, slopes=slopes, errors=errors, flips=flips, scales=scales, names=names)
+    return outputs, spreads, tried_errors
 
 
 def _find_slopes(
@@ -315,9 +315,7 @@ class BuildSteps:
     """Steps of one build, and what they leave for `build.json`.
 
     Attributes:
-        programs: that were exported, as `build.json` has them.
-        reference: outputs of the first program in f32; empty where they are the same.
-        weight_error: of rounding; None where there is none.
+        record: as far as it is known.
 
     Raises:
         UsageError: the plan names no folder.
@@ -332,12 +330,10 @@ class BuildSteps:
         self.form = form
         self.folder = Path(plan.output)
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / _BUILD_FILE).unlink(missing_ok=True)
-        self.programs: list[dict[str, Any]] = []
-        self.reference: list[dict[str, Any]] = []
-        self.weight_error: float | None = None
+        (self.folder / BUILD_FILE).unlink(missing_ok=True)
+        self.record = BuildRecord()
         self._spreads: dict[str, list[Spread]] = {}
-        self._directions: dict[str, dict[str, Any] | None] = {}
+        self._directions: dict[str, Directions | None] = {}
         self.seconds = {"build": 0.0, "export": 0.0, "eager": 0.0}
 
     @property
@@ -399,13 +395,13 @@ class BuildSteps:
 
     def refer_to(self, outputs: Sequence[Tensor]) -> None:
         """Keep what the first program returns in f32."""
-        self.reference = write_arrays(outputs, self.folder, "reference")
+        self.record = replace(self.record, reference=write_arrays(outputs, self.folder, "reference"))
 
     def convert(self, modules: Sequence[Module]) -> None:
         """Bring modules to the data format, in place."""
         if not self.exact:
             with self.timed("build", f"rounding weights to {self.form.label}"):
-                self.weight_error = convert(modules, self.form)
+                self.record = replace(self.record, weight_error=convert(modules, self.form))
             gc.collect()
 
     def in_format(
@@ -422,13 +418,13 @@ class BuildSteps:
         self._directions[name] = write_directions(found, self.folder / f"{name}.directions.npz")
         return outputs
 
-    def written(self, name: str, outputs: Sequence[Tensor], stem: str, *, after: bool = False) -> list[dict[str, Any]]:
+    def written(self, name: str, outputs: Sequence[Tensor], stem: str, *, after: bool = False) -> tuple[Array, ...]:
         """Write what a program should return, or what the host makes of it after, with the errors that it may have."""
         arrays = write_arrays(outputs, self.folder, stem)
         if name not in self._spreads:
             return arrays
         spread = self._spreads[name][after]
-        return [{**array, "errors": spread.of(index)} for index, array in enumerate(arrays)]
+        return tuple(replace(array, errors=spread.of(index)) for index, array in enumerate(arrays))
 
     def export(
         self, name: str, module: Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, optimize: bool = True
@@ -441,38 +437,16 @@ class BuildSteps:
         with self.timed("export", f"exporting {name}"), torch.no_grad():
             path = self.folder / f"{name}.onnx"
             export_program(module, inputs, outputs, path, model=self.model.name, optimize=optimize)
-        self.programs.append(
-            {
-                "name": name,
-                "onnx": path.name,
-                "inputs": write_arrays(inputs, self.folder, f"{name}.input"),
-                "outputs": self.written(name, outputs, f"{name}.output"),
-                "directions": self._directions.get(name),
-            }
-        )
+        taken, given = write_arrays(inputs, self.folder, f"{name}.input"), self.written(name, outputs, f"{name}.output")
+        program = BuiltProgram(name, path.name, taken, given, self._directions.get(name))
+        self.record = replace(self.record, programs=(*self.record.programs, program))
 
-    def write_record(self, *, model: str, **fields: Any) -> None:
-        """Write `build.json`, the last of all files.
-
-        `fields`: of it, besides what the steps have left and in place of what a plain pipeline has.
-        """
-        record = {
-            "schema": _SCHEMA,
-            "kind": "pipeline",
-            "model": model,
-            "programs": self.programs,
-            "host": {"pre": False, "post": False},
-            "host_inputs": [],
-            "host_outputs": [],
-            "generation": None,
-            "training": None,
-            "reference": self.reference,
-            "weight_error": self.weight_error,
-            **fields,
-            "versions": {"python": platform.python_version(), **{name: _find_version(name) for name in _PACKAGES}},
-            "seconds": {part: round(seconds, 3) for part, seconds in self.seconds.items()},
-        }
-        write_atomic(self.folder / _BUILD_FILE, json.dumps(record, indent=1) + "\n")
+    def write_record(self, record: BuildRecord) -> None:
+        """Write `build.json`, the last of all files, with what made it."""
+        seconds = {part: round(seconds, 3) for part, seconds in self.seconds.items()}
+        versions = {"python": platform.python_version(), **{name: _find_version(name) for name in _PACKAGES}}
+        record = replace(record, versions=versions, seconds=seconds)
+        write_atomic(self.folder / BUILD_FILE, json.dumps(record.as_dict(), indent=1) + "\n")
 
 
 def _find_version(package: str) -> str | None:

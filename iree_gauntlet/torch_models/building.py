@@ -9,18 +9,20 @@ from __future__ import annotations
 import copy
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.torch_models.build_folder import TokenLoop, TrainingStep
 from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
 from iree_gauntlet.torch_models.build_steps import REPEATABLE, BuildSteps, ExportFailedError
 from iree_gauntlet.torch_models.decompositions import LOSS, draw_gradients, draw_targets, run_eager_step, trace_step
 from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
-from iree_gauntlet.torch_models.layers import Changed, find_changed_layers, linear_layers, take_fingerprints
+from iree_gauntlet.torch_models.layers import find_changed_layers, linear_layers, take_fingerprints
 from iree_gauntlet.torch_models.torch_tensors import cast, find_type_name, have_shared_weights, write_arrays
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from iree_gauntlet.torch_models.build_folder import Array, BuildRecord
     from iree_gauntlet.torch_models.build_plan import VariantPlan
     from iree_gauntlet.torch_models.model_registry import Generative
     from iree_gauntlet.torch_models.plugins import AskedRecipe, PluginRegistry
@@ -61,15 +64,17 @@ def run(path: Path) -> None:
     else:
         made = _build_pipeline(steps, content)
     steps.write_record(
-        model=instance.model.name,
-        config=instance.options.config,
-        samples=instance.samples,
-        parameter_count=instance.parameter_count,
-        **made,
+        replace(
+            made,
+            model=instance.model.name,
+            config=instance.options.config,
+            samples=instance.samples,
+            parameter_count=instance.parameter_count,
+        )
     )
 
 
-def _build_pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
+def _build_pipeline(steps: BuildSteps, content: Pipeline) -> BuildRecord:
     plain, host_inputs = _run_before(steps, content)
     device, post = content.device.to(torch.float32), content.post
     if not steps.exact:
@@ -91,13 +96,12 @@ def _build_pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
         "main", device, inputs, lambda module, given: steps.eager(module, given, what), after if post else None
     )
     steps.export("main", device, inputs, outputs)
-    host_outputs = steps.written("main", after(outputs), "host.output", after=True) if post else []
-    return {
-        "kind": "pipeline",
-        "host": {"pre": content.pre is not None, "post": post is not None},
-        "host_inputs": host_inputs,
-        "host_outputs": host_outputs,
-    }
+    return replace(
+        steps.record,
+        host={"pre": content.pre is not None, "post": post is not None},
+        host_inputs=host_inputs,
+        host_outputs=steps.written("main", after(outputs), "host.output", after=True) if post else (),
+    )
 
 
 def _require_no_chance(steps: BuildSteps, first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
@@ -110,16 +114,16 @@ def _require_no_chance(steps: BuildSteps, first: dict[str, Tensor], second: dict
         )
 
 
-def _run_before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Tensor, ...], list[dict[str, Any]]]:
+def _run_before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Tensor, ...], tuple[Array, ...]]:
     """The device's inputs in f32, and the host's where there is a module before the device."""
     inputs = steps.checked(content.inputs, "the inputs")
     if content.pre is None:
-        return cast(inputs, DataFormat.FP32), []
+        return cast(inputs, DataFormat.FP32), ()
     returned = steps.eager(content.pre, inputs, "the module before the device")
     return cast(returned, DataFormat.FP32), write_arrays(inputs, steps.folder, "host.input")
 
 
-def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict[str, Any]:
+def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> BuildRecord:
     inputs, host_inputs = _run_before(steps, content)
     module = content.device.to(torch.float32)
     targets = draw_targets(steps.eager(module, inputs, "the device's module"))
@@ -147,12 +151,13 @@ def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -
         except Exception as error:  # a tracer may raise anything, and is named for it
             raise ExportFailedError.of(steps.model.name, "main", error) from error
     steps.export("main", step, given, outputs, optimize=False)
-    return {
-        "kind": "training",
-        "host": {"pre": content.pre is not None, "post": False},
-        "host_inputs": host_inputs,
-        "training": {"loss": LOSS, "gradients": names, "accumulate": accumulate},
-    }
+    return replace(
+        steps.record,
+        kind="training",
+        host={"pre": content.pre is not None, "post": False},
+        host_inputs=host_inputs,
+        training=TrainingStep(loss=LOSS, gradients=tuple(names), accumulate=accumulate),
+    )
 
 
 def _run_step(
@@ -172,7 +177,7 @@ def _add_gradients(so_far: Sequence[Tensor], gradients: dict[str, Tensor]) -> li
     return [before + new for before, new in zip(so_far, gradients.values(), strict=True)]
 
 
-def _build_generative(steps: BuildSteps, content: Generative) -> dict[str, Any]:
+def _build_generative(steps: BuildSteps, content: Generative) -> BuildRecord:
     plain = cast(steps.checked(content.inputs, "the inputs"), DataFormat.FP32)
     prefill, decode = (module.to(torch.float32) for module in (content.prefill, content.decode))
     if not steps.exact:
@@ -191,24 +196,20 @@ def _build_generative(steps: BuildSteps, content: Generative) -> dict[str, Any]:
         chosen = _choose_tokens(steps, content, token, state)
     steps.export("prefill", prefill, inputs, first)
     steps.export("decode", decode, given, second)
-    generation = {
-        "position": content.position,
-        "tokens": content.tokens,
-        "state": len(state),
-        "carried": len(second) - 1,
-        "chosen": chosen,
-    }
-    return {"kind": "generative", "generation": generation}
+    generation = TokenLoop(content.position, content.tokens, len(state), len(second) - 1, chosen)
+    return replace(steps.record, kind="generative", generation=generation)
 
 
-def _choose_tokens(steps: BuildSteps, content: Generative, token: Tensor, state: Sequence[Tensor]) -> list[list[int]]:
+def _choose_tokens(
+    steps: BuildSteps, content: Generative, token: Tensor, state: Sequence[Tensor]
+) -> tuple[tuple[int, ...], ...]:
     """The tokens of each sample by greedy choice, as `Generative` has the loop."""
     tokens, state = [token], list(state)
     for position in range(content.position, content.position + content.tokens - 1):
         logits, *new = steps.eager(content.decode, (tokens[-1], torch.tensor([position]), *state), "decode")
         state[: len(new)] = new
         tokens.append(_choose_likeliest(steps, logits, "decode"))
-    return [[int(token) for token in sample] for sample in torch.cat(tokens, 1)]
+    return tuple(tuple(int(token) for token in sample) for sample in torch.cat(tokens, 1))
 
 
 def _choose_likeliest(steps: BuildSteps, logits: Tensor, what: str) -> Tensor:
@@ -265,7 +266,7 @@ def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module
     return module.eval().requires_grad_(requires_grad=False), inputs
 
 
-def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, Changed]:
+def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, list[int]]:
     """What the recipes of a plan make of a model: sparsity first, so that what is quantised has its zeros already.
 
     Args:
@@ -274,19 +275,19 @@ def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -
         module: of `base_model`; it is changed.
 
     Returns:
-        The module, and what was changed of it.
+        The module, and what the weights of the layers took that were changed, in bytes.
 
     Raises:
         UsageError: there is no such recipe, it lacks what it requires, or it changes no linear layer.
         PluginError: its function fails, or returns no module.
     """
     if plan.is_baseline:
-        return module, Changed(0, 0)
+        return module, []
     before = take_fingerprints(module)
     for text in filter(None, (plan.sparsity, plan.quantization)):
         module = _apply_recipe(registry.recipe(text), module)
     changed = find_changed_layers(before, module)
-    if not changed.layers:
+    if not changed:
         count = len(linear_layers(module))
         have = f"none of its {count} linear layers" if count else "nothing: it has no linear layer"
         raise UsageError(f"{plan.label} changes {have} in {plan.model_type}")

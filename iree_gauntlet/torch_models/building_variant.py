@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,10 +26,6 @@ def run(path: Path) -> None:
 
 def build(plan: VariantPlan) -> None:
     """Build what a plan asks for into its folder, `build.json` last.
-
-    That has three keys more than others: `flops`, floating-point operations of the unchanged model in one call,
-    `changed_layers`, how many linear layers the recipes changed, and `changed_bytes`, what the weights of those had
-    before.
 
     Raises:
         UsageError: for what the plan asks and there is not, or what does not fit together.
@@ -59,12 +56,15 @@ def build(plan: VariantPlan) -> None:
     # Not rewritten: the exporter's constant folding makes f32 of narrow weights of up to 8,192 values.
     steps.export(_PROGRAM, module, inputs, outputs, optimize=False)
     steps.write_record(
-        model=plan.model_type,
-        config=plan.config,
-        samples=int(inputs[0].shape[0]) if inputs[0].ndim else 1,
-        parameter_count=parameter_count,
-        contractions=max(1, read_contractions(steps.folder / f"{_PROGRAM}.onnx")),
-        flops=counter.get_total_flops(),
-        changed_layers=changed.layers,
-        changed_bytes=changed.bytes,
+        replace(
+            steps.record,
+            model=plan.model_type,
+            config=plan.config,
+            samples=int(inputs[0].shape[0]) if inputs[0].ndim else 1,
+            parameter_count=parameter_count,
+            contractions=max(1, read_contractions(steps.folder / f"{_PROGRAM}.onnx")),
+            flops=counter.get_total_flops(),
+            changed_layers=len(changed),
+            changed_bytes=sum(changed),
+        )
     )

@@ -191,7 +191,7 @@ def _check_model_config(text: str, folder: Path) -> str:
 def _find_takes_config(info: ValidationInfo) -> str:
     """Whether the model type of an entry takes a configuration; empty where there is no such type."""
     model_type = info.data.get("model_type")
-    return _get_context(info).registry.model_type(model_type).architecture.takes.config if model_type else ""
+    return _get_context(info).registry.model_type(model_type).architecture.takes_config if model_type else ""
 
 
 def _check_sizes(value: object, info: ValidationInfo) -> tuple[int, int, int]:

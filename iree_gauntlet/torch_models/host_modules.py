@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
 _FLOATS = {name: kind for kind, name in TYPES.items() if kind.is_floating_point}
 
 
-def build_host_modules(builder: object, inputs: Sequence[tuple[NDArray[Any], str]]) -> HostModules:
+def build_host_modules(
+    builder: object, inputs: Sequence[tuple[NDArray[Any], str]], given: Sequence[tuple[NDArray[Any], str]]
+) -> HostModules:
     """Build a model again, as it was built for the device, and keep what runs on the host.
 
     Args:
         builder: its builder's plan: a `BuildPlan` as JSON has it.
         inputs: of the device, with their element types.
+        given: the inputs of what runs before it.
 
     Raises:
         PlanError: where the model cannot be built, or has nothing on the host.
@@ -48,35 +52,28 @@ def build_host_modules(builder: object, inputs: Sequence[tuple[NDArray[Any], str
     post = None if asked.training or not isinstance(content, Pipeline) else content.post
     if not isinstance(content, Pipeline) or (content.pre is None and post is None):
         raise PlanError(f"{asked.model} has no modules on the host")
-    host = HostModules(model, content.pre, post, inputs)
+    host = HostModules(model, content.pre, post, inputs, [make_tensor(array, name) for array, name in given])
     # The weights of the device's module are with the device.
     del content, instance
     gc.collect()
     return host
 
 
+@dataclass(frozen=True, slots=True)
 class HostModules:
     """What runs in torch before and after the device.
 
-    Args:
-        model: that is run.
-        pre: None for nothing.
-        post: None for nothing.
+    Attributes:
+        pre, post: None for nothing.
         inputs: of the device, with their element types; what `pre` returns stands in for the first of them.
+        given: the inputs of `pre`.
     """
 
-    def __init__(
-        self, model: BenchmarkModel, pre: Module | None, post: Module | None, inputs: Sequence[tuple[NDArray[Any], str]]
-    ) -> None:
-        self._model = model
-        self._pre = pre
-        self._post = post
-        self._inputs = inputs
-        self._given: list[Tensor] = []
-
-    def give(self, arrays: Sequence[tuple[NDArray[Any], str]]) -> None:
-        """The inputs of `pre`."""
-        self._given = [make_tensor(array, name) for array, name in arrays]
+    model: BenchmarkModel
+    pre: Module | None
+    post: Module | None
+    inputs: Sequence[tuple[NDArray[Any], str]]
+    given: Sequence[Tensor]
 
     def before(self) -> Sequence[tuple[NDArray[Any], str]]:
         """Run `pre`; what the device is given, with the element types that it takes.
@@ -85,10 +82,10 @@ class HostModules:
             PlanError: where that is not what the device takes.
             StageError: where it fails.
         """
-        if self._pre is None:
-            return self._inputs
-        tensors = self._run("before", self._pre, self._given)
-        first, others = self._inputs[: len(tensors)], self._inputs[len(tensors) :]
+        if self.pre is None:
+            return self.inputs
+        tensors = self._run("before", self.pre, self.given)
+        first, others = self.inputs[: len(tensors)], self.inputs[len(tensors) :]
         shapes, expected = [list(item.shape) for item in tensors], [list(array.shape) for array, _ in first]
         if shapes != expected:
             raise PlanError(f"before the device: shapes {shapes} are returned, and the device takes {expected}")
@@ -108,7 +105,7 @@ class HostModules:
         """
         tensors = [make_tensor(array, name) for name, array in outputs]
         tensors = [tensor.to(torch.float32) if tensor.is_floating_point() else tensor for tensor in tensors]
-        return tensors if self._post is None else self._run("after", self._post, tensors)
+        return tensors if self.post is None else self._run("after", self.post, tensors)
 
     def arrays(self, tensors: Sequence[Tensor]) -> list[tuple[str, NDArray[Any] | None]]:
         """Tensors as arrays, with their element types.
@@ -126,7 +123,7 @@ class HostModules:
         return found
 
     def _run(self, where: str, module: Module, tensors: Sequence[Tensor]) -> list[Tensor]:
-        model = self._model
+        model = self.model
         try:
             # In the thread that runs it: torch keeps this by thread.
             with torch.no_grad():

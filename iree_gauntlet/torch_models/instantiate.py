@@ -83,12 +83,11 @@ def _refuse_option(model: BenchmarkModel, parameter: str, option: str, value: in
 def choose_arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, Any]:
     """What the function is called with by checked options: what it takes, less what is left to its defaults."""
     given: dict[str, Any] = {"training": options.training, "dataformat": options.dataformat}
-    if options.config is not None:
-        given["config"] = options.config
+    given |= {} if options.config is None else {"config": options.config}
     if options.layers is not None or "force_num_layers" in model.required:
-        given["force_num_layers"] = options.layers
+        given |= {"force_num_layers": options.layers}
     if options.microbatch is not None or "microbatch" in model.required:
-        given["microbatch"] = options.microbatch or 1
+        given |= {"microbatch": options.microbatch or 1}
     return {name: value for name, value in given.items() if name in model.accepts}
 
 

@@ -34,14 +34,6 @@ _FLOAT8_MAX = torch.finfo(_FLOAT8).max
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """What a recipe changed."""
-
-    layers: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What tells whether a linear layer is still the same."""
 
@@ -128,16 +120,15 @@ def take_fingerprints(model: Module) -> dict[str, Fingerprint]:
     }
 
 
-def find_changed_layers(before: Mapping[str, Fingerprint], model: Module) -> Changed:
-    """Compare a model with what it was."""
+def find_changed_layers(before: Mapping[str, Fingerprint], model: Module) -> list[int]:
+    """What the weight of each layer took that is not what it was, in bytes."""
     now = dict(model.named_modules())
     same = {
         name
         for name, was in before.items()
         if name in now and was.layer() is now[name] and _hash_and_size(now[name].weight)[0] == was.hash
     }
-    sizes = [was.bytes for name, was in before.items() if name not in same]
-    return Changed(len(sizes), sum(sizes))
+    return [was.bytes for name, was in before.items() if name not in same]
 
 
 def _hash_and_size(weight: Tensor) -> tuple[str, int]:

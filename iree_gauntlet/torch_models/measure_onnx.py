@@ -19,22 +19,25 @@ the host run in torch, before and after: this Python has to have it then.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iree_gauntlet.torch_models.build_folder import read_build
+from iree_gauntlet.torch_models.build_plan import PeerPlan
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, time_calls, write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
     from types import ModuleType
 
     from numpy.typing import NDArray
 
+    from iree_gauntlet.torch_models.build_folder import BuildRecord, BuiltProgram, TokenLoop
+    from iree_gauntlet.torch_models.build_plan import PeerProgram
     from iree_gauntlet.torch_models.host_modules import HostModules
 
 
@@ -47,13 +50,13 @@ _NS_PER_S = 1e9
 class _Program:
     """An ONNX program, loaded, with inputs to call it with."""
 
-    def __init__(self, folder: Path, program: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, program: BuiltProgram) -> None:
         onnxruntime = _import_onnxruntime()
         self._values = onnxruntime.OrtValue
-        self._session = onnxruntime.InferenceSession(str(folder / program["onnx"]), providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(str(folder / program.onnx), providers=["CPUExecutionProvider"])
         self._names = [item.name for item in self._session.get_inputs()]
-        self._types = [item["type"] for item in program["outputs"]]
-        self.inputs = read_arrays(program["inputs"], folder)
+        self._types = [item.type for item in program.outputs]
+        self.inputs = read_arrays([item.as_dict() for item in program.inputs], folder)
 
     def call(self, given: Sequence[tuple[NDArray[Any], str]]) -> list[tuple[str, NDArray[Any]]]:
         """One call, from arrays to arrays, with their element types."""
@@ -80,29 +83,28 @@ def _import_onnxruntime() -> ModuleType:
     return onnxruntime  # type: ignore[no-any-return]
 
 
-def _generate(programs: Sequence[_Program], plan: Mapping[str, Any]) -> list[list[int]]:
+def _generate(programs: Sequence[_Program], loop: TokenLoop) -> list[list[int]]:
     """One generation, greedy; the tokens by sample."""
     prefill, decode = programs
     logits, *state = prefill.run([prefill.value(*item) for item in prefill.inputs])
     chosen = [logits.numpy().argmax(axis=-1)]
-    for step in range(plan["tokens"] - 1):
+    for step in range(loop.tokens - 1):
         token = decode.value(chosen[-1].reshape(-1, 1).astype(np.int64), "i64")
-        position = decode.value(np.array([plan["position"] + step], np.int64), "i64")
+        position = decode.value(np.array([loop.position + step], np.int64), "i64")
         logits, *new = decode.run([token, position, *state])
         state[: len(new)] = new
         chosen.append(logits.numpy().argmax(axis=-1))
     return [[int(token) for token in sample] for sample in np.stack(chosen, axis=1)]
 
 
-def _build_host(asked: Mapping[str, Any], build: Mapping[str, Any], main: _Program) -> HostModules | None:
+def _build_host(asked: PeerProgram, build: BuildRecord, main: _Program) -> HostModules | None:
     """The model's modules on the host; None where it has none."""
-    if not any(build["host"].values()):
+    if not build.has_host_modules:
         return None
     from iree_gauntlet.torch_models.host_modules import build_host_modules  # noqa: PLC0415 - only with torch
 
-    host = build_host_modules(asked["builder"], main.inputs)
-    host.give(read_arrays(build["host_inputs"], Path(asked["build"])))
-    return host
+    given = read_arrays([item.as_dict() for item in build.host_inputs], asked.build)
+    return build_host_modules(asked.builder, main.inputs, given)
 
 
 def run(path: Path) -> dict[str, Any]:
@@ -111,19 +113,18 @@ def run(path: Path) -> dict[str, Any]:
     Raises:
         Exception: what onnxruntime raises, and torch where modules run on the host.
     """
-    plan = json.loads(path.read_bytes())
-    (asked,) = plan["models"]
-    folder = Path(asked["build"])
-    build = json.loads((folder / "build.json").read_text(encoding="utf-8"))
+    plan = PeerPlan.read(path)
+    (asked,) = plan.models
+    build = read_build(asked.build)
     begin = time.perf_counter_ns()
-    programs = [_Program(folder, program) for program in build["programs"]]
+    programs = [_Program(asked.build, program) for program in build.programs]
     loaded = time.perf_counter_ns()
     main, host = programs[0], _build_host(asked, build, programs[0])
     chosen: list[list[int]] = []
 
     def call() -> object:
-        if build["generation"] is not None:
-            chosen[:] = _generate(programs, build["generation"])
+        if build.generation is not None:
+            chosen[:] = _generate(programs, build.generation)
             return chosen
         if host is not None:
             return host.after(main.call(host.before()))
@@ -132,18 +133,18 @@ def run(path: Path) -> dict[str, Any]:
     began = time.perf_counter_ns()
     call()
     first = time.perf_counter_ns() - began
-    times = time_calls(call, {**plan, **asked})
+    times = time_calls(call, plan.warm_up_calls, asked.calls)
     outputs: Sequence[tuple[str, NDArray[Any] | None]]
     if host is None:
         outputs = [item for program in programs for item in program.call(program.inputs)]
     else:
         outputs = host.arrays(host.after(main.call(host.before())))
     figures = {
-        "name": asked["name"],
+        "name": asked.name,
         "call_ms": times,
         "first_call_ms": first / _NS_PER_MS,
         "compile_s": (loaded - begin) / _NS_PER_S,
-        "outputs": write_arrays(plan["outputs"], "output", outputs),
+        "outputs": write_arrays(plan.outputs, "output", outputs),
         "chosen": chosen,
     }
     return {"version": _import_onnxruntime().__version__, "models": [figures]}

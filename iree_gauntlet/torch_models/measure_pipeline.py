@@ -96,8 +96,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
             from iree_gauntlet.torch_models.host_modules import build_host_modules  # noqa: PLC0415 - it imports torch
         except ImportError as error:
             raise PlanError(f"torch cannot be imported: {error}") from error
-        host = build_host_modules(plan["builder"], inputs)
-        host.give(host_inputs)
+        host = build_host_modules(plan["builder"], inputs, host_inputs)
         begin = time.perf_counter_ns()
         contexts = read_contexts(plan, inputs)
         loaded = time.perf_counter_ns()

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -38,7 +37,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from iree_gauntlet.torch_models.build_plan import BuildPlan, VariantPlan, check_plan
+from iree_gauntlet.torch_models.build_folder import read_build
+from iree_gauntlet.torch_models.build_plan import BuildPlan, PeerPlan, VariantPlan, check_plan
 from iree_gauntlet.torch_models.building import apply_recipes, make_base_model
 from iree_gauntlet.torch_models.decompositions import run_eager_step
 from iree_gauntlet.torch_models.formats import DataFormat
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from iree_gauntlet.torch_models.build_folder import Array
+    from iree_gauntlet.torch_models.build_plan import PeerProgram
     from iree_gauntlet.torch_models.model_registry import Generative
 
 
@@ -109,10 +111,10 @@ class _Training(TorchModel):
         self._form = form
         self._pre = content.pre
         self.modules = (content.device,)
-        names = build.record["training"]["gradients"]
+        made = build.record.training
         weights = dict(content.device.named_parameters())
         given = build.inputs(0)
-        self._weights = [weights[name] for name in names] if build.record["training"]["accumulate"] else []
+        self._weights = [weights[name] for name in made.gradients] if made and made.accumulate else []
         self._sums = given[len(given) - len(self._weights) :]
         given = given[: len(given) - len(self._weights)]
         self._host_given = build.host_inputs()
@@ -165,17 +167,18 @@ class BuiltModel:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.record: dict[str, Any] = json.loads((folder / "build.json").read_text(encoding="utf-8"))
+        self.record = read_build(folder)
 
     def inputs(self, program: int) -> list[Tensor]:
         """Of a program."""
-        return self._tensors(self.record["programs"][program]["inputs"])
+        return self._read_tensors(self.record.programs[program].inputs)
 
     def host_inputs(self) -> list[Tensor]:
         """Of the module before the device; none where there is no such module."""
-        return self._tensors(self.record["host_inputs"])
+        return self._read_tensors(self.record.host_inputs)
 
-    def _tensors(self, items: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    def _read_tensors(self, arrays: Sequence[Array]) -> list[Tensor]:
+        items = [array.as_dict() for array in arrays]
         return [make_tensor(*item) for item in read_arrays(items, self._folder)]
 
 
@@ -204,41 +207,41 @@ def _make_model(builder: Mapping[str, Any], build: BuiltModel) -> TorchModel:
 
 def run(path: Path) -> dict[str, Any]:
     """Measure as a plan says; the answer."""
-    plan = json.loads(path.read_bytes())
+    plan = PeerPlan.read(path)
     found = []
-    for index, asked in enumerate(plan["models"]):
+    for index, asked in enumerate(plan.models):
         try:
             figures = _measure(plan, asked, f"{index}.output")
         except Exception as error:  # noqa: BLE001 - a model and what compiles it may raise anything, and it is said
             traceback.print_exc()
             said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
             figures = {"error": f"{type(error).__name__}: {said}"}
-        found.append({"name": asked["name"], **figures})
+        found.append({"name": asked.name, **figures})
         torch._dynamo.reset()  # noqa: SLF001 - torch has no other name for it
         gc.collect()
     return {"version": torch.__version__, "models": found}
 
 
-def _measure(plan: Mapping[str, Any], asked: Mapping[str, Any], stem: str) -> dict[str, Any]:
+def _measure(plan: PeerPlan, asked: PeerProgram, stem: str) -> dict[str, Any]:
     """What is found of a model."""
-    model = _make_model(asked["builder"], BuiltModel(Path(asked["build"])))
-    compiled = asked["mode"] == "compile"
+    model = _make_model(asked.builder, BuiltModel(asked.build))
+    compiled = asked.mode == "compile"
     if compiled:
-        if plan["compile_threads"] is not None:
-            torch._inductor.config.compile_threads = plan["compile_threads"]  # noqa: SLF001 - there is no other name
+        if plan.compile_threads is not None:
+            torch._inductor.config.compile_threads = plan.compile_threads  # noqa: SLF001 - there is no other name
         torch._dynamo.utils.counters.clear()  # noqa: SLF001 - as above
-        model.modules = tuple(torch.compile(module, mode=asked["compile_mode"]) for module in model.modules)
+        model.modules = tuple(torch.compile(module, mode=asked.compile_mode) for module in model.modules)
     begin = time.perf_counter_ns()
     given = model.call()
     first = time.perf_counter_ns() - begin
     if compiled and not torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001 - as above
         raise RuntimeError("torch.compile has compiled nothing")
     # At once: sums of gradients are changed in place by the next call.
-    outputs = write_arrays(model.outputs(given), Path(plan["outputs"]), stem) if plan["outputs"] else []
+    outputs = write_arrays(model.outputs(given), Path(plan.outputs), stem) if plan.outputs else ()
     return {
-        "call_ms": time_calls(model.call, {**plan, **asked}),
+        "call_ms": time_calls(model.call, plan.warm_up_calls, asked.calls),
         "first_call_ms": first / _NS_PER_MS,
         "compile_s": first / _NS_PER_S if compiled else None,
-        "outputs": outputs,
+        "outputs": [output.as_dict() for output in outputs],
         "chosen": torch.cat(model.chosen, 1).tolist() if model.chosen else [],
     }

@@ -18,40 +18,44 @@ import contextlib
 import importlib.util
 import json
 import math
+import random
 import shutil
 import statistics
 import sys
-from dataclasses import dataclass, replace
+import tempfile
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Pair, PairEvidence
+import numpy as np
+
+from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Pair, PairEvidence, PlannedBlock, RoundsEvidence, seed_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, TimeVerdict, compare
+from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, TimeVerdict, compare, compare_log_ratios
 from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.results import shorten
-from iree_gauntlet.steps import Command, Step
-from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
-from iree_gauntlet.torch_models.build_folder import BuildRecord, read_build, read_outputs, read_tensors
-from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words
+from iree_gauntlet.torch_models.build_folder import Array, BuildRecord, read_build, read_tensors
+from iree_gauntlet.torch_models.build_plan import PeerPlan, PeerProgram
+from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words, write_planned_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.measuring.statistics.rounds import Round
-    from iree_gauntlet.steps import Step
-    from iree_gauntlet.torch_models.build_folder import Array
+    from iree_gauntlet.records.event_log import EventLog
+    from iree_gauntlet.steps import Command, Step
     from iree_gauntlet.torch_models.formats import Tolerance
 
 
 BLOCKS = 6
 # At a level of 5 %.
-ONE_LOOK = SequentialPlan(0.05, (BLOCKS,), (1.0,))
+_ONE_LOOK = SequentialPlan(0.05, (BLOCKS,), (1.0,))
 # What IREE is where the peer is that.
 _WORDS = {
     TimeVerdict.SLOWER: "faster",
@@ -62,16 +66,25 @@ _WORDS = {
 # Of the lots that choose the order of rounds: the same for everybody, so that a run can be repeated.
 SEED = 1
 TRIAL_CALLS = 3
-WARM_UP_CALLS = 1
+_WARM_UP_CALLS = 1
 # Code that torch.compile makes, kept from round to round: a process's TMPDIR does not outlive it.
 CODE_FOLDER = "inductor"
 _LEAST_CALLS = 3
 # The calls of a round take so long in IREE, and at most so long in a peer that is much slower.
 _ROUND_MS = 500.0
 _SLOW_ROUND_MS = 5000.0
-_TRIAL = "trial."
+# The kind of blocks that go over all programs of a point and back, and how often a round of them is taken.
+_INTERLEAVED = "micro"
+_ATTEMPTS = 3
+# The start of torch in their middle has this name in the log; it is no label of a recipe.
+_TORCH_ROUND = "torch "
 _MS = 1000.0
-_TORCH = {"torch": {"torch eager": "eager", "torch.compile": "compile"}, "torch-eager": {"torch eager": "eager"}}
+# The peers by what asks for them, and how torch runs where a peer is that.
+_PEERS = {
+    "torch": {"torch eager": "eager", "torch.compile": "compile"},
+    "torch-eager": {"torch eager": "eager"},
+    "onnxruntime": {"onnxruntime": ""},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +125,25 @@ def judge_peer(peer: Peer, evidence: PairEvidence) -> Peer:
         return replace(peer, reason=evidence.failure)
     if not evidence.blocks:
         return replace(peer, reason=f"every block was disturbed; for example: {evidence.main_disturbance}")
-    found = compare(evidence.blocks, ONE_LOOK)
-    ratio = make_ratio_figures(found)
+    found = compare(evidence.blocks, _ONE_LOOK)
+    ratio = _make_ratio(found)
     few = f"{found.blocks} of {BLOCKS} blocks; the others were disturbed, for example: {evidence.main_disturbance}"
     return replace(
         peer,
         call_ms=_find_median([round_ for block in evidence.blocks for round_ in block.b]),
         iree_ms=_find_median([round_ for block in evidence.blocks for round_ in block.a]),
-        **ratio,
-        reason=few if ratio["low"] is None else found.reason,
+        ratio=ratio.ratio,
+        low=ratio.low,
+        high=ratio.high,
+        word=ratio.word,
+        reason=few if ratio.low is None else found.reason,
     )
 
 
-def make_ratio_figures(found: Comparison) -> dict[str, Any]:
-    """The result of a comparison of two programs, A being the one that is spoken of.
-
-    Returns:
-        `ratio` (time of B / its own), `low` and `high` (None where there are too few blocks for an interval) and `word`
-        (what A is: faster, slower, same, inconclusive).
-    """
+def _make_ratio(found: Comparison) -> Ratio:
+    """What a comparison of two programs says of the first one; there may be too few blocks for an interval."""
     low, high = (found.low, found.high) if math.isfinite(found.high) else (None, None)
-    return {"ratio": found.ratio, "low": low, "high": high, "word": _WORDS[found.verdict]}
+    return Ratio(found.ratio, low, high, _WORDS[found.verdict])
 
 
 def describe_peer(peer: Peer) -> str:
@@ -184,13 +195,13 @@ class Expected:
     allowed: Tolerance | Sequence[Tolerance]
     gradients: bool = False
 
-    def problem(self, outputs: Path, items: Sequence[dict[str, str]]) -> str:
+    def problem(self, outputs: Path, arrays: Sequence[Array]) -> str:
         """Where outputs are other ones; empty where they are not.
 
         Raises:
             GauntletError: they cannot be read.
         """
-        actual, expected = read_outputs(items, outputs), read_tensors(self.folder, self.arrays)
+        actual, expected = read_tensors(outputs, arrays), read_tensors(self.folder, self.arrays)
         problem = compare_tensors(actual, expected, self.allowed, gradients=self.gradients).problem
         return f"its outputs are not those of torch eager: {problem}" if problem else ""
 
@@ -213,38 +224,6 @@ class Tried:
     call_ms: float = 0.0
 
 
-def make_peer_rounds(step: Step, command: Command, tool: str) -> Measurement:
-    """Rounds of `measure_torch.py` or `measure_onnx.py`: the median call of each model of the plan, in its order."""
-    return Measurement(step, command, tool, _read_medians)
-
-
-def try_peer(
-    session: Session[Any], rounds: Measurement, name: str, outputs: Path, expected: Sequence[Expected]
-) -> list[Tried]:
-    """Starts a peer once; it is no evidence, so that others may run meanwhile.
-
-    Returns:
-        What became of each.
-
-    Raises:
-        GauntletError: the process cannot be started, or what it left cannot be read.
-    """
-    with session.quiet(exclusive=False):
-        taken = take_round(replace(rounds, read=lambda _text, _seconds: ()), session.processes, name)
-    if taken.failure:
-        return [Tried(taken.failure)] * len(expected)
-    answer = PeerAnswer.read(session.processes.stdout(rounds.step, name))
-    tried = []
-    for found, wanted in zip(answer.models, expected, strict=True):
-        if found.error:
-            tried.append(Tried(shorten(found.error), answer.version))
-            continue
-        problem = shorten(wanted.problem(outputs, found.outputs))
-        call_ms = statistics.median(found.call_ms)
-        tried.append(Tried(problem, answer.version, found.first_call_ms, found.compile_s, call_ms))
-    return tried
-
-
 @dataclass(frozen=True, slots=True)
 class PeerModel(Recorded):
     """What `measure_torch.py` and `measure_onnx.py` say of a model; `error`: where it cannot be measured."""
@@ -254,7 +233,7 @@ class PeerModel(Recorded):
     call_ms: tuple[float, ...] = ()
     first_call_ms: float | None = None
     compile_s: float | None = None
-    outputs: tuple[dict[str, str], ...] = ()
+    outputs: tuple[Array, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +258,71 @@ def _read_medians(text: str, _seconds: float) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerScript:
+    """`measure_torch.py` or `measure_onnx.py`, but for its plan.
+
+    Attributes:
+        step: gives the folder of plans and logs, and the time limit.
+        module: of this package, that the Python runs.
+        code: folder of code that torch.compile makes, which stays for later rounds.
+    """
+
+    step: Step
+    tool: str
+    python: str
+    module: str
+    code: Path
+    env: tuple[tuple[str, str], ...] = ()
+
+    def plan_rounds(
+        self, name: str, programs: Sequence[PeerProgram], *, outputs: str = "", compile_threads: int | None = 1
+    ) -> Measurement:
+        """Rounds by a plan of a name: the median call of each program, in their order.
+
+        What is measured was compiled before: torch.compile's processes would be work next to it.
+        """
+        plan = PeerPlan(tuple(programs), _WARM_UP_CALLS, compile_threads, outputs).as_dict()
+        words = make_torch_words(self.python, f"iree_gauntlet.torch_models.{self.module}")
+        env = (*self.env, ("TORCHINDUCTOR_CACHE_DIR", str(self.code)))
+        command = write_planned_command(self.step, words, plan, name, env)
+        return Measurement(self.step, command, self.tool, _read_medians)
+
+    def try_programs(
+        self,
+        session: Session[EventLog],
+        name: str,
+        log: str,
+        programs: Sequence[PeerProgram],
+        expected: Sequence[Expected],
+    ) -> list[Tried]:
+        """What becomes of each program in one start of a peer; it is no evidence, so that others may run meanwhile.
+
+        Args:
+            session: what it runs in.
+            name: of the plan.
+            log: what names of logs begin with.
+            programs: what is tried.
+            expected: what each should compute.
+        """
+        with tempfile.TemporaryDirectory(prefix="outputs", dir=self.step.folder) as outputs:
+            rounds = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
+            with session.quiet(exclusive=False):
+                taken = take_round(replace(rounds, read=lambda _text, _seconds: ()), session.processes, log)
+            if taken.failure:
+                return [Tried(taken.failure)] * len(expected)
+            answer = PeerAnswer.read(session.processes.stdout(self.step, log))
+            tried = []
+            for found, wanted in zip(answer.models, expected, strict=True):
+                if found.error:
+                    tried.append(Tried(shorten(found.error), answer.version))
+                    continue
+                problem = shorten(wanted.problem(Path(outputs), found.outputs))
+                call_ms = statistics.median(found.call_ms)
+                tried.append(Tried(problem, answer.version, found.first_call_ms, found.compile_s, call_ms))
+        return tried
+
+
+@dataclass(frozen=True, slots=True)
 class AgainstPlace:
     """Where peers run, and what they are given.
 
@@ -298,7 +342,7 @@ def make_iree_rounds(step: Step, command: Command) -> Measurement:
 
 
 def measure(
-    session: Session[Any], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace
+    session: Session[EventLog], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace
 ) -> list[Peer]:
     """Measures peers next to IREE; blocks go into the log as they are taken.
 
@@ -307,20 +351,17 @@ def measure(
     Args:
         session: what it runs in.
         names: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`.
-        iree: as `iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
+        iree: as `make_iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
         build: folder of the built model.
         place: where peers run.
-
-    Raises:
-        GauntletError: IREE cannot be measured, or the build folder cannot be read.
     """
     taker = BlockTaker(session, replace_disturbed=place.replace_disturbed)
     plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))
     peers = _Peers(session, iree, plan, build, read_build(build), place, taker)
     found: list[Peer] = []
     with contextlib.suppress(WaitCancelledError):
-        for peer in peers.peers(names):
-            measured = peers.against(peer)
+        for script, program in peers.list_peers(names):
+            measured = peers.measure(script, program)
             if session.cancelled.is_set():
                 break
             found.append(measured)
@@ -328,32 +369,11 @@ def measure(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Script:
-    """A peer's script, but for its plan."""
-
-    rounds: Measurement
-    model: Mapping[str, Any]
-
-    def with_plan(self, home: Path, name: str, calls: int, **changes: Any) -> Measurement:
-        """Its rounds with so many calls, by a plan in which some fields are other than they usually are."""
-        plan = {"warm_up_calls": WARM_UP_CALLS, "compile_threads": None, "outputs": "", **changes}
-        return _write_plan(self.rounds, home, name, {"models": [{**self.model, "calls": calls}], **plan})
-
-
-def _write_plan(rounds: Measurement, home: Path, name: str, plan: Mapping[str, Any]) -> Measurement:
-    """Rounds by a plan that is written into a folder, where their logs go too."""
-    path = home / f"{name}.json"
-    write_atomic(path, json.dumps(plan, indent=1))
-    command = replace(rounds.command, argv=(*rounds.command.argv[:-1], str(path)), cwd=str(home))
-    return replace(rounds, step=replace(rounds.step, folder=str(home)), command=command)
-
-
 @dataclass(slots=True)
 class _Peers:
     """What all peers of a model have in common."""
 
-    session: Session[Any]
+    session: Session[EventLog]
     iree: Measurement
     plan: Mapping[str, Any]
     folder: Path
@@ -362,74 +382,55 @@ class _Peers:
     taker: BlockTaker
     iree_ms: float = 0.0
 
-    def peers(self, names: Sequence[str]) -> Iterator[_Script]:
+    def list_peers(self, names: Sequence[str]) -> Iterator[tuple[PeerScript, PeerProgram]]:
         """The peers that are asked for."""
-        place = self.place
-        model = {"build": str(self.folder), "builder": dict(place.builder)}
         # Those of `torch` are all of torch's.
-        for name in (name for name in names if name != "torch-eager" or "torch" not in names):
-            if name in _TORCH:
-                for peer, mode in _TORCH[name].items():
-                    asked = {**model, "mode": mode, "compile_mode": None}
-                    yield self._script(peer, place.torch_python, "measure_torch", asked)
-            else:
+        for asked in (name for name in names if name != "torch-eager" or "torch" not in names):
+            for name, mode in _PEERS[asked].items():
                 # Host modules run in torch, and onnxruntime with them then.
-                own = importlib.util.find_spec(name) is not None and not self.build.has_host_modules
-                yield self._script(name, sys.executable if own else place.torch_python, "measure_onnx", model)
+                torch = bool(mode) or self.build.has_host_modules or importlib.util.find_spec(name) is None
+                python = self.place.torch_python if torch else sys.executable
+                home = Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
+                step, module = replace(self.iree.step, folder=str(home)), "measure_torch" if mode else "measure_onnx"
+                script = PeerScript(step, name, python, module, home / CODE_FOLDER, self.place.env)
+                yield script, PeerProgram(name, self.folder, dict(self.place.builder), mode, calls=TRIAL_CALLS)
 
-    def _script(self, name: str, python: str, module: str, model: Mapping[str, Any]) -> _Script:
-        env = (*self.place.env, ("TORCHINDUCTOR_CACHE_DIR", str(self._home(name) / CODE_FOLDER)))
-        # The plan takes the place of the last word.
-        command = Command((*make_torch_words(python, f"iree_gauntlet.torch_models.{module}"), ""), "", env)
-        return _Script(make_peer_rounds(self.iree.step, command, name), {"name": name, **model})
-
-    def against(self, script: _Script) -> Peer:
+    def measure(self, script: PeerScript, program: PeerProgram) -> Peer:
         """One peer: a trial, then its blocks."""
-        home = self._home(script.rounds.tool)
-        outputs = home / "outputs"
-        outputs.mkdir(parents=True, exist_ok=True)
-        try:
-            return self._compared(script, home, outputs)
-        finally:
-            # Gradients and code of a large model; nobody reads them any more.
-            shutil.rmtree(outputs)
-            shutil.rmtree(home / CODE_FOLDER, ignore_errors=True)
-
-    def _home(self, name: str) -> Path:
-        return Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
-
-    def _compared(self, script: _Script, home: Path, outputs: Path) -> Peer:
-        name, session = script.rounds.tool, self.session
+        home, name, session = Path(script.step.folder), script.tool, self.session
+        home.mkdir(parents=True, exist_ok=True)
         session.progress.status(f"{name}: first round")
-        trial = script.with_plan(home, "trial", TRIAL_CALLS, outputs=str(outputs))
-        arrays = [array for program in self.build.programs for array in program.outputs]
+        arrays = [array for each in self.build.programs for array in each.outputs]
         if self.build.host.get("post"):
             arrays = list(self.build.host_outputs)
         # What every peer should compute; its contractions are never narrowed.
         expected = Expected(self.folder, arrays, find_limits(arrays), gradients=self.build.kind == "training")
-        (tried,) = try_peer(session, trial, _TRIAL, outputs, [expected])
-        self._require_going_on()
-        found = Peer(name, version=tried.version, first_call_ms=tried.first_call_ms, compile_s=tried.compile_s)
-        if tried.problem:
-            return replace(found, reason=tried.problem)
-        calls = self._calls(home, tried.call_ms)
-        ours = _write_plan(self.iree, home, "iree", self._iree_plan(calls))
-        # Compiled before: torch.compile's processes would be work next to what is measured.
-        theirs = script.with_plan(home, "peer", calls, compile_threads=1)
-        pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (ours, theirs))
-        evidence = PairEvidence()
-        while evidence.count < BLOCKS and self.taker.goes_on(evidence):
-            session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
-            self.taker.take(pair.block(AB, evidence, SEED, ()), evidence)
-        return judge_peer(replace(found, calls=calls), evidence)
+        try:
+            (tried,) = script.try_programs(session, "trial", "trial.", [program], [expected])
+            self._require_going_on()
+            found = Peer(name, version=tried.version, first_call_ms=tried.first_call_ms, compile_s=tried.compile_s)
+            if tried.problem:
+                return replace(found, reason=tried.problem)
+            calls = self._count_calls(home, tried.call_ms)
+            ours = self._plan_iree(home, "iree", calls)
+            theirs = script.plan_rounds("peer", [replace(program, calls=calls)])
+            pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (ours, theirs))
+            evidence = PairEvidence()
+            while evidence.count < BLOCKS and self.taker.goes_on(evidence):
+                session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
+                self.taker.take(pair.block(AB, evidence, SEED, ()), evidence)
+            return judge_peer(replace(found, calls=calls), evidence)
+        finally:
+            # Code of a large model; nobody reads it any more.
+            shutil.rmtree(home / CODE_FOLDER, ignore_errors=True)
 
-    def _calls(self, home: Path, peer_ms: float) -> int:
+    def _count_calls(self, home: Path, peer_ms: float) -> int:
         """How many calls a round has, for both sides: decided before any of them is taken."""
         group = int(self.plan.get("in_flight", 1))
         if not self.iree_ms:
-            trial = _write_plan(self.iree, home, "iree-trial", self._iree_plan(TRIAL_CALLS * group))
+            trial = self._plan_iree(home, "iree-trial", TRIAL_CALLS * group)
             with self.session.quiet(trial.device, exclusive=False):
-                taken = take_round(trial, self.session.processes, _TRIAL)
+                taken = take_round(trial, self.session.processes, "trial.")
             self._require_going_on()
             if taken.failure:
                 raise GauntletError(f"{trial.step.chain}: {taken.failure}", f"Its log is in {home}.")
@@ -437,13 +438,16 @@ class _Peers:
         calls = min(math.ceil(_ROUND_MS / self.iree_ms), math.ceil(_SLOW_ROUND_MS / peer_ms))
         return math.ceil(max(_LEAST_CALLS, calls) / group) * group
 
-    def _iree_plan(self, calls: int) -> dict[str, Any]:
-        """As many calls in one context, since peers have one."""
+    def _plan_iree(self, home: Path, name: str, calls: int) -> Measurement:
+        """Rounds of IREE with as many calls in one context, since peers have one."""
         if "generations" in self.plan:
-            changes = {"generations": calls, "warm_up": WARM_UP_CALLS}
+            changes = {"generations": calls, "warm_up": _WARM_UP_CALLS}
         else:
-            changes = {"calls": calls, "warm_up_calls": WARM_UP_CALLS, "devices": self.plan["devices"][:1]}
-        return {**self.plan, **changes, "outputs": ""}
+            changes = {"calls": calls, "warm_up_calls": _WARM_UP_CALLS, "devices": self.plan["devices"][:1]}
+        step, command = replace(self.iree.step, folder=str(home)), self.iree.command
+        plan = {**self.plan, **changes, "outputs": ""}
+        planned = write_planned_command(step, command.argv[:-1], plan, name, command.env)
+        return replace(self.iree, step=step, command=planned)
 
     def _require_going_on(self) -> None:
         if self.session.cancelled.is_set():
@@ -455,3 +459,75 @@ def _read_iree_median(text: str, _seconds: float) -> tuple[float, ...]:
     answer = CallTimes.from_dict(json.loads(text))
     # Stages run in parallel: a call has no time of its own.
     return (statistics.median(answer.times_ms) if answer.host_ms is None else answer.total_s * _MS / answer.calls,)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchRound:
+    """The start of torch in the middle of a block.
+
+    Attributes:
+        start: how it is started, to run its programs in an order.
+    """
+
+    programs: Sequence[str]
+    start: Callable[[Sequence[str]], Measurement]
+
+
+@dataclass(slots=True)
+class PointEvidence(RoundsEvidence):
+    """What was measured of a point.
+
+    Attributes:
+        times: ms by name of a program, one item for each block: two rounds of IREE, one of torch.
+    """
+
+    times: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
+    marked: int = 0
+
+
+def take_interleaved(
+    taker: BlockTaker,
+    chain: str,
+    iree: Mapping[str, Measurement],
+    torch: TorchRound | None,
+    progress: Callable[[int], None],
+) -> PointEvidence:
+    """Takes all blocks of a point; fewer where a program fails, the machine is too busy, or it is cut short.
+
+    `progress` is called with the number of each block before it begins, from 1 on.
+    """
+    found = PointEvidence()
+    # It draws lots for orders, and nothing secret.
+    lots = random.Random(seed_of(SEED, chain, _INTERLEAVED))  # noqa: S311
+    while found.count < BLOCKS and taker.goes_on(found):
+        progress(found.count + 1)
+        order, torch_order = list(iree), list(torch.programs) if torch else []
+        lots.shuffle(order)
+        lots.shuffle(torch_order)
+        there = [(name, iree[name]) for name in order]
+        middle = [(_TORCH_ROUND, torch.start(torch_order))] if torch else []
+        block = PlannedBlock(chain, _INTERLEAVED, order, [*there, *middle, *there[::-1]], _ATTEMPTS)
+        times: dict[str, tuple[float, ...]] = {}
+        for name, taken in taker.take(block, found):
+            found.marked += bool(taken.disturbed)
+            names = torch_order if name == _TORCH_ROUND else (name,)
+            for each, spent in zip(names, taken.times, strict=True):
+                times[each] = (*times.get(each, ()), spent)
+        for name, values in times.items():
+            found.times.setdefault(name, []).append(values)
+    return found
+
+
+def speedup(blocks: PointEvidence, name: str, over: str) -> Ratio | None:
+    """How many times as fast a program is as another one; None without times."""
+    own, other = blocks.times.get(name), blocks.times.get(over)
+    if not own or not other:
+        return None
+    theirs, mine = (np.array([statistics.fmean(map(math.log, block)) for block in each]) for each in (other, own))
+    return _make_ratio(compare_log_ratios(theirs - mine, _ONE_LOOK))
+
+
+def median_ms(blocks: PointEvidence, name: str) -> float | None:
+    """Median over all rounds of a program; None without any."""
+    times = [time for block in blocks.times.get(name, ()) for time in block]
+    return statistics.median(times) if times else None

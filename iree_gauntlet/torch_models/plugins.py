@@ -221,9 +221,9 @@ class PluginRegistry:
             UsageError: there is none, or it takes an activation and has none that there is.
         """
         whole = self.architectures.get(text)
-        if whole is not None and whole.takes.activation != "must":
+        if whole is not None and whole.takes_activation != "must":
             return AskedArchitecture(text, whole)
-        with_activation = [item for item in self.architectures.values() if item.takes.activation != "no"]
+        with_activation = [item for item in self.architectures.values() if item.takes_activation != "no"]
         for item in sorted(with_activation, key=lambda item: len(item.name), reverse=True):
             ending = text.removeprefix(f"{item.name}_")
             if ending != text and ending in self.activations:
@@ -234,8 +234,8 @@ class PluginRegistry:
         """Every text that `model_type` knows, sorted."""
         names = []
         for name, item in self.architectures.items():
-            names += [name] if item.takes.activation != "must" else []
-            names += [f"{name}_{ending}" for ending in self.activations] if item.takes.activation != "no" else []
+            names += [name] if item.takes_activation != "must" else []
+            names += [f"{name}_{ending}" for ending in self.activations] if item.takes_activation != "no" else []
         return tuple(sorted(set(names)))
 
     def shapes(self, name: str) -> ShapeSet:

@@ -1,4 +1,18 @@
-"""A point while it runs: its models are made and exported, compiled and checked, and measured together."""
+"""A point while it runs: its models are made and exported, compiled and checked, and measured together.
+
+The record is what the journal keeps of a point, and every report is made of. In each block two programs give a log
+ratio, of the mean logs of their rounds. The interval of a speed-up is the exact one of `paired.py` at 95 %, looked at
+once, after all blocks; words are those of `compare`: faster or slower from 1 % on, the same within 3 %. Each interval
+is one by itself: of a hundred of them, five may miss.
+
+A block is one go over all programs in random order, and back in the opposite order: whatever grows linearly
+over it (a clock that heats up) falls on all of them alike. Each round of IREE is a process start of its own. Between
+the two halves stands one start of torch, which runs its own programs one after the other, each once, in an order drawn
+by lot too: a start of torch takes seconds. Before the first block, torch's programs are tried (`peers.py`).
+
+A round that other work disturbed is taken again, a few times; a block in which one stays disturbed is no evidence, and
+another one takes its place. Rounds are never left out for their times.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +21,15 @@ import math
 import shutil
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from iree_gauntlet.cases import MAIN, FailureKind, Stage, Verdict
+from iree_gauntlet.engine.rounds.blocks import BlockTaker
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.arrays import is_float
 from iree_gauntlet.measuring.profiles.memory_profile import (
@@ -24,33 +40,54 @@ from iree_gauntlet.measuring.profiles.memory_profile import (
     read_memory_profile,
     write_memory_profile,
 )
-from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.steps import Step, step_id
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
-from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.agreement import compare_tensors, make_recordable, split_pieces
-from iree_gauntlet.torch_models.build_folder import BuildRecord, read_outputs, read_tensors
-from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, prove, read_module_facts
-from iree_gauntlet.torch_models.point_measurement import (
+from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.records.sweep_record import (
     MEASURED,
+    MICRO,
     SAME,
-    TRACE,
-    Doubt,
-    Measuring,
-    PointChain,
-    PointMeasurement,
-    VariantFigures,
+    IreeTimes,
+    NumberErrors,
+    PeakShare,
+    PointFacts,
+    PointRecord,
+    TorchTimes,
+    VariantRecord,
 )
+from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.steps import step_id
+from iree_gauntlet.torch_models import tracing
+from iree_gauntlet.torch_models.agreement import OutputErrors, compare_tensors, split_pieces
+from iree_gauntlet.torch_models.build_folder import read_tensors
+from iree_gauntlet.torch_models.build_plan import PeerProgram
+from iree_gauntlet.torch_models.model_session import ModelSession
+from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, prove, read_module_facts
+from iree_gauntlet.torch_models.peers import (
+    BLOCKS,
+    CODE_FOLDER,
+    TRIAL_CALLS,
+    Expected,
+    PeerScript,
+    PointEvidence,
+    TorchRound,
+    make_iree_rounds,
+    median_ms,
+    speedup,
+    take_interleaved,
+)
+from iree_gauntlet.torch_models.point_chain import TRACE
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER
-from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, Exporter, ask_worker
+from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline
+from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, MeasuredCalls, make_worker_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.measuring.numerics.arrays import Tensor
+    from iree_gauntlet.steps import Step
+    from iree_gauntlet.torch_models.build_plan import VariantPlan
     from iree_gauntlet.torch_models.configuration import Variant
+    from iree_gauntlet.torch_models.point_chain import PointChain
 
 
 # After the first one, whose outputs are looked at: they say how many calls a round has.
@@ -58,33 +95,89 @@ _CALLS = 3
 _ALL_ZERO = "torch's outputs are all zero, and so agreeing with them proves nothing"
 
 
+# How long the calls of a round take, of a program that is fast enough for three of them in that time.
+_ROUND_MS = 100.0
+_EAGER = "eager"
+_COMPILED = "compile"
+_MODES = {"torch": (_EAGER, _COMPILED), "torch-eager": (_EAGER,), "none": ()}
+
+
+class Doubt(StrEnum):
+    """Why nothing shows that a module is what its recipe promises; a reason begins with it."""
+
+    UNREAD = "what its module shows cannot be read"
+    UNPROVEN = "the module is not what the recipe promises"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantCheck(Recorded):
+    """What the result of a variant's check has as its statistics; None is what is not known.
+
+    Attributes:
+        agreement: with torch eager for the same recipe.
+        error: of the recipe.
+    """
+
+    agreement: OutputErrors | None = None
+    error: NumberErrors | None = None
+    call_ms: float = 0.0
+    first_call_ms: float | None = None
+    peak_rss_bytes: int | None = None
+    device_memory: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
-class PointSession:
-    """Performs the steps of a point."""
+class VariantFigures:
+    """What is known of a variant before it is measured, and besides that.
+
+    Attributes:
+        status: `measured`, `same module`, `skipped`, `failed` or `error`.
+        reason: why it is not measured; empty where it is.
+        checked: what its check says; nothing where it did not pass, or get so far.
+        module_bytes, parameter_bytes: of its files; None where there are none.
+        compile_s: seconds of its compiler, when the module was made.
+    """
+
+    status: str = MEASURED
+    reason: str = ""
+    doubt: Doubt | None = None
+    checked: VariantCheck = VariantCheck()
+    module_bytes: int | None = None
+    parameter_bytes: int | None = None
+    compile_s: float | None = None
+    shows: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class PointSession(ModelSession):
+    """Performs the steps of a point.
+
+    Attributes:
+        results: of all steps so far, by id.
+        against: `torch` (eager and compiled), `torch-eager` or `none`.
+        roofline: what the machine does at its best; None where that is not known.
+    """
 
     chain: PointChain
-    session: Session[Any]
-    workbench: Workbench
-    measuring: Measuring
     results: Mapping[str, Result]
-    _exporter: Exporter = field(init=False)
+    against: str
+    replace_disturbed: bool
+    roofline: Roofline | None
     _found: dict[str, VariantFigures] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
+    # Of torch's programs: why they are not measured, or how long their first call took.
+    _problems: dict[str, str] = field(default_factory=dict)
+    _first_call_ms: dict[str, float] = field(default_factory=dict)
+    _blocks: PointEvidence = field(default_factory=PointEvidence)
 
-    def __post_init__(self) -> None:
-        self._exporter = Exporter(self.session, self.workbench)
-
-    def performers(self) -> Mapping[Stage, Callable[[Step], Result]]:
-        """What executes each stage; import and compile are the engine's own."""
-        return {
-            Stage.EXPORT: lambda step: self._exporter.perform(step, self.chain.plan(step.role)),
-            Stage.THRESHOLD: self._check,
-            Stage.BENCHMARK: self._benchmark,
-        }
+    def plan(self, role: str) -> VariantPlan:
+        """The builder's plan of what torch makes."""
+        return self.chain.plan(role)
 
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
-        """What there is to do, one after the other: each is planned when the one before has finished."""
-        return (self.chain.exports, self._modules, self._measured, self._profiles)
+        """What there is to do, one after the other."""
+        return (self.chain.exports, lambda: self.chain.modules(self.hashes), self._judge, self._list_profiles)
 
     def tidy(self) -> None:
         """Removes what only the point itself needed: weights, tensors and modules; logs, plans and traces stay."""
@@ -96,58 +189,51 @@ class PointSession:
         if code.is_dir():
             shutil.rmtree(code)
 
-    def _modules(self) -> Sequence[Step]:
-        steps = self.chain.modules(self._exporter.hashes)
-        self._exporter.unshare(steps)
-        return steps
-
-    def _check(self, step: Step) -> Result:
+    def check(self, step: Step) -> Result:
         """Runs a variant and compares its outputs."""
-        variant = self._variant(step.role)
-        build = self._build(variant)
-        folder = Path(step.folder) / "outputs"
-        folder.mkdir(parents=True, exist_ok=True)
+        variant = self._find_variant(step.role)
+        build = self.builds[variant.side]
         compiled = self.chain.made(variant, build)
-        plan = compiled.plan([self.chain.device], _CALLS, warm_up_calls=0, outputs=str(folder))
-        answer = ask_worker(self.chain, step, self.session.processes, MODULE_WORKER, plan)
+        answer = self.run_once(step, compiled, self.chain.device, calls=_CALLS)
         if answer.figures is None:
             return answer.failure
-        actual = read_outputs(answer.figures["outputs"])
+        calls = MeasuredCalls.from_dict(answer.figures)
+        actual = read_tensors(Path(), calls.outputs)
         expected = read_tensors(compiled.exported, build.programs[0].outputs)
         found = compare_tensors(actual, expected, self.chain.allowed(variant, build))
         reference = read_tensors(compiled.exported, build.reference) if build.reference else expected
+        figures = VariantCheck(
+            agreement=found.errors,
+            error=_measure_distance(actual, reference),
+            call_ms=statistics.median(calls.call_ms[0]),
+            first_call_ms=calls.first_call_ms,
+            peak_rss_bytes=calls.peak_rss_bytes,
+            device_memory=calls.device_memory,
+        )
         result = Result(
             Verdict.FAILED if found.problem else Verdict.PASSED,
             shorten(found.problem),
             outputs=found.comparisons,
             failure=FailureKind.WRONG_NUMBERS if found.problem else None,
-            statistics={
-                "agreement": found.as_dict(),
-                "error": _measure_distance(actual, reference),
-                "call_ms": statistics.median(answer.figures["call_ms"][0]),
-                **{name: answer.figures[name] for name in ("first_call_ms", "peak_rss_bytes", "device_memory")},
-            },
+            statistics=figures.as_dict(),
             notes=(*step.notes, *([_ALL_ZERO] if found.tells_nothing else [])),
         )
         return answer.complete(result)
 
-    def _measured(self) -> Sequence[Step]:
+    def _judge(self) -> Sequence[Step]:
         """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
-        self._found = {variant.label: self._standing(variant) for variant in self.chain.point.variants}
-        facts = {
-            variant.label: found
-            for variant in self.chain.point.variants
-            if self._stands(variant) and (found := self._facts(variant)) is not None
-        }
+        self._found = {variant.label: self._find_standing(variant) for variant in self.chain.point.variants}
+        facts = {variant.label: self._read_facts(variant) for variant in self._list_measured()}
         for variant in self.chain.point.variants:
-            if variant.label in facts:
-                self._look(variant, facts[variant.label], facts.get(BASELINE))
-        return (self.chain.benchmark([variant for variant in self.chain.point.variants if self._stands(variant)]),)
+            if (own := facts.get(variant.label)) is not None:
+                self._look_at(variant, own, facts.get(BASELINE))
+        return (self.chain.benchmark(self._list_measured()),)
 
-    def _stands(self, variant: Variant) -> bool:
-        return self._found[variant.label].status == MEASURED
+    def _list_measured(self) -> list[Variant]:
+        """The variants that can be measured, as far as is known."""
+        return [variant for variant in self.chain.point.variants if self._found[variant.label].status == MEASURED]
 
-    def _standing(self, variant: Variant) -> VariantFigures:
+    def _find_standing(self, variant: Variant) -> VariantFigures:
         """The result of the steps before: the first that did not pass says why there is nothing to measure."""
         if variant.refusal:
             return VariantFigures(status="skipped", reason=variant.refusal)
@@ -162,10 +248,11 @@ class PointSession:
                 return found
             if stage is Stage.COMPILE:
                 found.compile_s = float(result.statistics.get("tool_seconds", result.tool_seconds))
-            found.figures = result.statistics
+            if stage is Stage.THRESHOLD:
+                found.checked = VariantCheck.from_dict(result.statistics)
         return found
 
-    def _facts(self, variant: Variant) -> ModuleFacts | None:
+    def _read_facts(self, variant: Variant) -> ModuleFacts | None:
         """What its module shows; None where it cannot be read: then nothing is proven, and nothing measured."""
         try:
             program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
@@ -176,7 +263,7 @@ class PointSession:
             known.reason = shorten(f"{Doubt.UNREAD}: {error.what}")
             return None
 
-    def _look(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
+    def _look_at(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
         """Holds a module against what its recipe promises."""
         known = self._found[variant.label]
         known.module_bytes, known.parameter_bytes = facts.module_bytes, facts.stored_bytes
@@ -194,35 +281,29 @@ class PointSession:
         problems = [
             problem
             for asked in filter(None, (variant.quantization, variant.sparsity))
-            for problem in prove(asked.recipe.proof, facts, baseline, self._build(variant).changed_bytes)
+            for problem in prove(asked.recipe.proof, facts, baseline, self.builds[variant.side].changed_bytes)
         ]
         if problems:
             known.status, known.doubt = "failed", Doubt.UNPROVEN
             known.reason = shorten(f"{Doubt.UNPROVEN}: {'; '.join(problems)}")
 
-    def _benchmark(self, step: Step) -> Result:
+    def benchmark(self, step: Step) -> Result:
+        """Measures all variants, or looks at what one of them takes."""
         if step.role == MAIN:
-            # Of the unchanged model, as every build of it says.
-            flops = next((build.flops for build in self._exporter.builds.values()), 0)
-            return PointMeasurement(
-                self.chain, self.session, self.measuring, self._exporter.builds, self._found, flops, self._began
-            ).run(step)
+            return self._measure(step)
         return self._trace(step) if step.role.startswith(TRACE) else self._profile_memory(step)
 
     def _trace(self, step: Step) -> Result:
-        variant = self._variant(step.role.removeprefix(TRACE))
-        call_ms = float(self._found[variant.label].figures["call_ms"])
-        flags = self.workbench.flags_of(BENCHMARK_MODULE)
-        path, processes = Path(step.folder) / variant.label, self.session.processes
-        traced = tracing.make_traced_step(step, self.chain, self.chain.made(variant, self._build(variant)))
-        made = tracing.trace(traced, tracing.VERBOSE, path, self.chain.toolchain, processes, flags, call_ms=call_ms)
+        variant = self._find_variant(step.role.removeprefix(TRACE))
+        program, path = self.chain.made(variant, self.builds[variant.side]), Path(step.folder) / variant.label
+        made = self.trace(step, program, path, tracing.VERBOSE, self._found[variant.label].checked.call_ms)
         return tracing.make_result([made], {TRACE.rstrip("."): made.as_dict()})
 
     def _profile_memory(self, step: Step) -> Result:
         """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
-        variant = self._variant(step.role.removeprefix(MEMORY_ROLE))
-        plan = make_memory_plan(self.chain.made(variant, self._build(variant)).plan([self.chain.device], 1))
-        answer = ask_worker(self.chain, step, self.session.processes, MEMORY_WORKER, plan)
+        variant = self._find_variant(step.role.removeprefix(MEMORY_ROLE))
+        plan = make_memory_plan(self.chain.made(variant, self.builds[variant.side]).plan([self.chain.device], 1))
+        answer = self.ask(step, MEMORY_WORKER, plan)
         if answer.figures is None:
             return answer.failure
         try:
@@ -236,24 +317,198 @@ class PointSession:
         figures = {name: value for name, value in profile.as_dict().items() if name != "series"}
         return answer.complete(Result(Verdict.PASSED, statistics={"memory": figures}, notes=tuple(notes)))
 
-    def _build(self, variant: Variant) -> BuildRecord:
-        return self._exporter.builds[variant.side]
-
-    def _variant(self, label: str) -> Variant:
+    def _find_variant(self, label: str) -> Variant:
         return next(variant for variant in self.chain.point.variants if variant.label == label)
 
-    def _profiles(self) -> Sequence[Step]:
+    def _list_profiles(self) -> Sequence[Step]:
         model = self.chain.point.model
         kinds = [kind for kind, wanted in ((TRACE, model.profiler), (MEMORY_ROLE, model.memory_profiler)) if wanted]
-        return tuple(
-            self.chain.profile(variant, kind)
-            for variant in self.chain.point.variants
-            if self._stands(variant)
-            for kind in kinds
+        return tuple(self.chain.profile(variant, kind) for variant in self._list_measured() for kind in kinds)
+
+    @property
+    def _flops(self) -> int:
+        """Of the unchanged model, as every build of it says."""
+        return next((build.flops for build in self.builds.values()), 0)
+
+    def _measure(self, step: Step) -> Result:
+        """The statistics of the result have the point's record."""
+        Path(step.folder).mkdir(parents=True, exist_ok=True)
+        if self._list_measured():
+            compiles = self.chain.point.model.torch_compile
+            modes = [mode for mode in _MODES[self.against] if compiles or mode == _EAGER]
+            # Torch runs on the CPU here: next to another device that says nothing.
+            torch = self._try_torch(step, modes) if modes and self.chain.device.startswith("local-") else None
+            self._take_rounds(step, torch)
+        if self.session.cancelled.is_set():
+            return Result(Verdict.ERROR, "interrupted")
+        verdict, reason = self._find_verdict()
+        record = self._make_record()
+        return Result(verdict, reason, statistics={MICRO: record.as_dict()}, notes=record.notes)
+
+    def _try_torch(self, step: Step, modes: Sequence[str]) -> TorchRound | None:
+        """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has.
+
+        What can be measured; None where nothing can.
+        """
+        programs: dict[str, PeerProgram] = {}
+        expected = []
+        for mode in modes:
+            for side, variant in {variant.side: variant for variant in reversed(self._list_measured())}.items():
+                name, folder, build = _name_torch_program(mode, side), self.chain.exported(side), self.builds[side]
+                compile_mode = self.chain.point.model.torch_compile_mode
+                builder = asdict(self.chain.plan(side))
+                programs[name] = PeerProgram(name, folder, builder, mode, compile_mode, TRIAL_CALLS)
+                expected.append(Expected(folder, build.programs[0].outputs, self.chain.allowed(variant, build)))
+        code = Path(step.folder) / "torch" / CODE_FOLDER
+        script = PeerScript(step, "torch", self.chain.torch.path, "measure_torch", code)
+        tried = script.try_programs(self.session, "torch.trial.plan", "torch.trial.", list(programs.values()), expected)
+        for name, found in zip(list(programs), tried, strict=True):
+            if found.problem or found.first_call_ms is None:
+                self._problems[name] = found.problem
+                del programs[name]
+                continue
+            self._first_call_ms[name] = found.first_call_ms
+            programs[name] = replace(programs[name], calls=_count_calls(found.call_ms))
+        if not programs:
+            return None
+        return TorchRound(
+            tuple(programs), lambda order: script.plan_rounds("torch.plan", [programs[name] for name in order])
         )
 
+    def _take_rounds(self, step: Step, torch: TorchRound | None) -> None:
+        programs: dict[str, Measurement] = {}
+        for variant in self._list_measured():
+            compiled = self.chain.made(variant, self.builds[variant.side])
+            calls = _count_calls(self._found[variant.label].checked.call_ms)
+            plan = compiled.plan([self.chain.device], calls)
+            command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
+            programs[variant.label] = make_iree_rounds(step, command)
+        taker = BlockTaker(self.session, replace_disturbed=self.replace_disturbed)
+        status = self.session.progress.status
+        self._blocks = take_interleaved(taker, self.chain.id, programs, torch, lambda number: status(f"block {number}"))
 
-def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float | str]:
+    def _make_record(self) -> PointRecord:
+        model, shape, blocks = self.chain.point.model, self.chain.point.shape, self._blocks
+        facts = PointFacts(
+            name=model.name,
+            model_type=model.model_type.text,
+            shape=shape.name,
+            m=shape.m,
+            k=shape.k,
+            n=shape.n,
+            label=shape.label,
+            dtype=model.dtype,
+            device=self.chain.device,
+            flops=self._flops,
+            torch_compile_mode=model.torch_compile_mode,
+        )
+        return PointRecord(
+            point=facts,
+            variants=tuple(map(self._make_variant, self.chain.point.variants)),
+            blocks=blocks.count,
+            # One that failed ends them: no other took its place.
+            replaced=blocks.replaced - bool(blocks.failure),
+            seconds=round(time.monotonic() - self._began, 3),
+            notes=tuple(self._list_notes()),
+        )
+
+    def _make_variant(self, variant: Variant) -> VariantRecord:
+        known, blocks = self._found[variant.label], self._blocks
+        # One that is the baseline's module has the baseline's times.
+        name = BASELINE if known.status == SAME else variant.label
+        ratio = None if variant.is_baseline or known.status != MEASURED else speedup(blocks, name, BASELINE)
+        own, checked = median_ms(blocks, name), known.checked
+        return VariantRecord(
+            label=variant.label,
+            quantization=variant.quantization.text,
+            sparsity=variant.sparsity.text if variant.sparsity else None,
+            kind="sparsity" if variant.sparsity else variant.quantization.recipe.kind,
+            status=known.status,
+            reason=known.reason,
+            iree=None if own is None else IreeTimes(own, ratio),
+            torch_eager=self._compare_torch(_EAGER, variant.side, name),
+            torch_compile=self._compare_torch(_COMPILED, variant.side, name),
+            error=checked.error,
+            agreement=checked.agreement.as_dict() if checked.agreement else None,
+            first_call_ms=checked.first_call_ms,
+            module_bytes=known.module_bytes,
+            parameter_bytes=known.parameter_bytes,
+            peak_rss_bytes=blocks.peak_bytes.get(name) or checked.peak_rss_bytes,
+            device_peak_bytes=checked.device_memory.get("device_bytes_peak"),
+            compile_s=known.compile_s,
+            roofline=self._find_share(variant),
+            shows=tuple(known.shows),
+            notes=tuple(known.notes),
+        )
+
+    def _compare_torch(self, mode: str, side: str, own: str) -> TorchTimes | None:
+        """Torch's time of what torch makes for a variant, next to torch's baseline and to IREE's variant."""
+        blocks, name = self._blocks, _name_torch_program(mode, side)
+        time = median_ms(blocks, name)
+        if time is None:
+            return None
+        return TorchTimes(
+            time,
+            self._first_call_ms.get(name),
+            None if side == BASELINE else speedup(blocks, name, _name_torch_program(mode, BASELINE)),
+            speedup(blocks, own, name),
+        )
+
+    def _list_notes(self) -> list[str]:
+        blocks = self._blocks
+        notes = [f"{name}: not measured: {problem}" for name, problem in self._problems.items()]
+        if blocks.too_disturbed:
+            notes.append(
+                f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, for example: {blocks.main_disturbance}"
+            )
+        if blocks.marked:
+            rounds = "1 round was" if blocks.marked == 1 else f"{blocks.marked} rounds were"
+            notes.append(f"{rounds} disturbed, for example: {blocks.main_disturbance}")
+        return notes
+
+    def _find_share(self, variant: Variant) -> PeakShare | None:
+        """How much of what the machine can do at best a variant reaches."""
+        time_ms = median_ms(self._blocks, variant.label)
+        roofline = None if explain_no_roofline(self.chain.device) else self.roofline
+        known = self._found[variant.label]
+        if roofline is None or time_ms is None or known.parameter_bytes is None:
+            return None
+        build = self.builds[variant.side].programs[0]
+        folder = self.chain.exported(variant.side)
+        tensors = sum((folder / item.file).stat().st_size for item in (*build.inputs, *build.outputs))
+        return PeakShare(*roofline.share(self._flops, known.parameter_bytes + tensors, time_ms))
+
+    def _find_verdict(self) -> tuple[Verdict, str]:
+        blocks = self._blocks
+        if unread := self._join_reasons(Doubt.UNREAD):
+            return Verdict.ERROR, unread
+        if blocks.failure:
+            return Verdict.ERROR, shorten(blocks.failure)
+        if unproven := self._join_reasons(Doubt.UNPROVEN):
+            return Verdict.FAILED, unproven
+        if not self._list_measured():
+            return Verdict.SKIPPED, "no variant came as far as to be measured"
+        if blocks.count < BLOCKS:
+            return Verdict.INCONCLUSIVE, shorten(f"{blocks.count} of {BLOCKS} blocks: {blocks.main_disturbance}")
+        return Verdict.PASSED, ""
+
+    def _join_reasons(self, doubt: Doubt) -> str:
+        """Of all variants of which it is doubted for that."""
+        doubted = (f"{label}: {known.reason}" for label, known in self._found.items() if known.doubt is doubt)
+        return shorten("; ".join(doubted))
+
+
+def _name_torch_program(mode: str, label: str) -> str:
+    """Of a program of torch: `torch eager int8wo`."""
+    return f"torch {mode} {label}"
+
+
+def _count_calls(call_ms: float) -> int:
+    """How many calls a round has."""
+    return max(TRIAL_CALLS, math.ceil(_ROUND_MS / call_ms))
+
+
+def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> NumberErrors:
     """How far float outputs are from what they should be, all of them together."""
     noise = power = peak = 0.0
     if len(actual) != len(expected):
@@ -271,4 +526,4 @@ def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> d
             peak = float(np.maximum(peak, np.abs(difference).max()))
     relative = math.sqrt(noise / power) if power else (math.inf if noise else 0.0)
     decibel = math.inf if relative == 0 else -20.0 * math.log10(relative)
-    return {"max": make_recordable(peak), "relative": make_recordable(relative), "sqnr_db": make_recordable(decibel)}
+    return NumberErrors(peak, relative, decibel)

@@ -42,6 +42,7 @@ CUSTOM = "custom"
 HIGHEST_POWER = 24
 
 Kind: TypeAlias = Literal["quantization", "sparsity", "compiler"]
+Given: TypeAlias = Literal["no", "may", "must"]
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:]*(?:-[A-Za-z0-9_.:]+)*")
@@ -132,11 +133,12 @@ class Architecture(_InPlugin):
     Attributes:
         function: takes m, k, n and dtype by position, `activation` (a torch module) and `config` (a path) by name,
             where it has those; returns a torch module and a tuple of its inputs.
-        takes: whether it has `activation` and `config`.
+        takes_activation, takes_config: whether it has these: they must be given, may be, or are nothing to it (`no`).
     """
 
     function: Callable[..., Any] = field(repr=False)
-    takes: ArchitectureParameters
+    takes_activation: Given
+    takes_config: Given
 
     what: ClassVar[str] = "an architecture"
 
@@ -238,10 +240,8 @@ def compiler_recipe(
     Raises:
         PluginError: where something is not what it should be.
     """
-    frame = inspect.currentframe()
-    caller = frame.f_back if frame else None
-    assert caller is not None, "a call has a caller"
-    file, line = Path(caller.f_code.co_filename).absolute(), caller.f_lineno
+    caller = inspect.stack(0)[1]
+    file, line = Path(caller.filename).absolute(), caller.lineno
     messages: list[str] = []
     ModelRecipe.check_name(name, messages)
     _check_proof(proof, tolerance, messages)
@@ -265,11 +265,7 @@ def architecture(name: str, *, about: str = "") -> Callable[[Function], Function
     Raises:
         PluginError: where the function does not take m, k, n and dtype, or takes what nothing gives.
     """
-
-    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
-        return {"takes": _read_architecture_parameters(function, messages)}
-
-    return make_decorator(Architecture, fields, name, about)
+    return make_decorator(Architecture, _read_architecture_parameters, name, about)
 
 
 def activation(name: str, *, about: str = "") -> Callable[[Function], Function]:
@@ -388,14 +384,6 @@ class RecipeArgument:
         return word or None
 
 
-@dataclass(frozen=True, slots=True)
-class ArchitectureParameters:
-    """What an architecture takes besides m, k, n and dtype: `no`, `may` or `must` be given."""
-
-    activation: Literal["no", "may", "must"]
-    config: Literal["no", "may", "must"]
-
-
 def _read_recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple[RecipeArgument, ...]:
     """The arguments of a recipe: its parameters but for the first, which is the model."""
     parameters = list(inspect.signature(function).parameters.values())
@@ -418,7 +406,10 @@ def read_arguments(
 ) -> tuple[tuple[int | str, ...], None] | tuple[None, str]:
     """The values of a recipe's arguments, with its defaults for what is left out; or what is wrong with them."""
     if len(words) > len(arguments):
-        return None, f"it takes {len(arguments) or 'no'} argument{'s'[: len(arguments) != 1]}, found {len(words)}"
+        return (
+            None,
+            f"it takes {len(arguments) or 'no'} argument{'' if len(arguments) == 1 else 's'}, found {len(words)}",
+        )
     values = []
     for number, argument in enumerate(arguments):
         value = argument.read(words[number]) if number < len(words) else argument.default
@@ -429,15 +420,15 @@ def read_arguments(
     return tuple(values), None
 
 
-def _read_architecture_parameters(function: Callable[..., Any], messages: list[str]) -> ArchitectureParameters:
+def _read_architecture_parameters(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
     """Whether an architecture takes an activation and a configuration."""
     parameters = inspect.signature(function).parameters
     if tuple(parameters)[: len(_DIMENSIONS)] != _DIMENSIONS:
         messages.append("its first parameters are not m, k, n, dtype")
     given = "there are m, k, n, dtype, activation and config"
     found = find_given_by_name(function, ("activation", "config"), given, messages, _DIMENSIONS)
-    words: dict[bool | None, Literal["no", "may", "must"]] = {None: "no", False: "may", True: "must"}
-    return ArchitectureParameters(words[found.get("activation")], words[found.get("config")])
+    words: dict[bool | None, Given] = {None: "no", False: "may", True: "must"}
+    return {"takes_activation": words[found.get("activation")], "takes_config": words[found.get("config")]}
 
 
 def _check_sizes(function: Callable[..., Any], powers: bool, messages: list[str]) -> None:

@@ -1,4 +1,7 @@
-"""Chains whose programs torch makes: their steps, the Python that exports them, and the programs that measure them."""
+"""Chains whose programs torch makes: their steps, the Python that exports them, and the programs that measure them.
+
+And what options are to the IREE compiler: a target, an optimisation level, math fidelity.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +12,35 @@ import shutil
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program, Stage, Verdict
+from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.engine.commands import Places
-from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError
-from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, PlanContext, compile_step
-from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.errors import GauntletError, ToolchainError, UsageError
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
-from iree_gauntlet.toolchains.devices import find_device
-from iree_gauntlet.torch_models.build_folder import BUILD_FILE, BuildRecord, read_build
+from iree_gauntlet.targets import CHIP_FLAGS, Target, target_of
+from iree_gauntlet.toolchains.devices import check_device, devices, find_device
+from iree_gauntlet.torch_models.build_folder import Array  # noqa: TC001 - a record's field is read by its type
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import find_reached_files
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.processes.supervisor import Outcome
-    from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.devices import Device
+    from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models import build_folder
-    from iree_gauntlet.torch_models.build_folder import Array
     from iree_gauntlet.torch_models.build_plan import ModelPlan
+    from iree_gauntlet.torch_models.formats import DataFormat
 
 
 _PROCESS = Path(__file__).with_name("torch_process.py")
@@ -61,9 +56,7 @@ for name in ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy"):
 places = dict.fromkeys(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
 print(json.dumps({"python": list(sys.version_info[:3]), "versions": found, "paths": list(places)}))
 """
-_PLAN_FILE = "plan.json"
-_EXIT_USAGE = 2
-_LOGS = ("stdout.txt", "stderr.txt", _PLAN_FILE)
+PLAN_FILE = "plan.json"
 # What torch.onnx.export calls its graph, and so the importer the function.
 FUNCTION = "main_graph"
 _MODULE = "module.vmfb"
@@ -74,7 +67,19 @@ _PATHS = ("output", "models_dirs", "plugins")
 MODULE_WORKER = "measure_module.py"
 GENERATIVE_WORKER = "measure_generative.py"
 PIPELINE_WORKER = "measure_pipeline.py"
-_TOOL = "the measuring program"
+DEFAULT_DEVICE = "local-task"
+_LEVEL = "iree-opt-level"
+_GREATEST_LEVEL = 3
+# From this level on the compiler rewrites matrix products as generic operations, before it looks for products whose
+# inputs are to be narrowed, and finds none.
+_GENERALIZING_LEVEL = 2
+_GENERALIZE = "iree-opt-generalize-matmul"
+_TYPE = "iree-global-opt-demote-contraction-inputs-type"
+_OPERATIONS = "iree-global-opt-demote-contraction-inputs-operations"
+# Up to 3.11 the compiler narrows to bf16 only.
+_TO_BF16 = "iree-global-opt-enable-demote-contraction-inputs-to-bf16"
+# The widest first. The compiler offers two narrower types, so that the lowest two fidelities are one.
+_LADDER = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,126 @@ def find_torch_python(named: str) -> TorchPython:
     if missing:
         raise GauntletError(f"{path} lacks {', '.join(missing)}, which models are built with", f"{INSTALL_HINT}.")
     return result
+
+
+def choose_target(device: str, chip: str) -> Target:
+    """What is compiled for.
+
+    Args:
+        device: IREE's URI of a device, or a driver.
+        chip: `--target`; empty where it is not given.
+
+    Raises:
+        UsageError: the device is of no known driver, or the chip is none of its.
+    """
+    driver = device.partition("://")[0]
+    family = target_of(driver)
+    if family is None:
+        raise UsageError(f"--device {device}: no driver is called {driver}", "Such as local-task, hip://0, cuda://1.")
+    if not chip:
+        if family.family == "rocm":
+            raise UsageError(f"--device {device}: which chip is it?", "Name it with --target, such as gfx942.")
+        return family
+    target = target_of(chip) or target_of(f"{family.family}-{chip}")
+    if target is None or target.family != family.family or family.family not in CHIP_FLAGS:
+        raise UsageError(
+            f"--target {chip}: {device} is no device of that", "Such as gfx942 with hip://0, sm_89 with cuda://0."
+        )
+    return target
+
+
+def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
+    """The devices that a benchmark runs on, one for each context, and the same one several times where there are fewer.
+
+    Args:
+        device: as in `chosen_target`; one of several where it names an ordinal.
+        chips: how many; 0 for all that there are.
+        toolchain: whose runtime.
+
+    Raises:
+        ToolchainError: there is no such device.
+    """
+    available = check_device(toolchain, device)
+    if not available.ok:
+        raise UsageError(f"--device {device}: {available.reason}", available.hint)
+    driver, separator, path = device.partition("://")
+    if chips == 1 or driver.startswith("local-"):
+        return (device,) * max(1, chips)
+    found = (device,) if separator and path else devices(toolchain, driver)
+    count = chips or len(found)
+    return tuple(found[index % len(found)] for index in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerOptions:
+    """The result of an option.
+
+    Attributes:
+        flags: for `iree-compile`.
+        contraction_type: type that inputs of f32 matrix products are narrowed to; empty where they are not.
+    """
+
+    flags: tuple[str, ...] = ()
+    contraction_type: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def find_opt_level_flags(level: int | None, known: FlagSet) -> CompilerOptions:
+    """The optimisation level: 0 to 3 are O0 to O3, and 4 is O3 as well; None is the compiler's own default.
+
+    Raises:
+        ToolchainError: a level for a compiler that has none.
+    """
+    if level is None:
+        return CompilerOptions()
+    if _LEVEL not in known.names:
+        raise ToolchainError(
+            f"--backend_opt_level {level}: this compiler has no --{_LEVEL}",
+            "Leave the option out, or choose a newer compiler with --iree; releases from 3.5 on have the flag.",
+        )
+    notes = (f"backend_opt_level {level} is O{_GREATEST_LEVEL}: IREE has no level above it.",)
+    return CompilerOptions(
+        (f"--{_LEVEL}=O{min(level, _GREATEST_LEVEL)}",), notes=notes if level > _GREATEST_LEVEL else ()
+    )
+
+
+def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, known: FlagSet) -> CompilerOptions:
+    """Math fidelity: the type that inputs of f32 matrix products are narrowed to; sums stay f32.
+
+    HiFi4 narrows nothing, HiFi3 to f16, HiFi2 and LoFi to bf16. A compiler that knows bf16 only leaves HiFi3 at
+    f32: a fidelity is never less than it says. f16 and bf16 products are as they are, whatever the fidelity.
+
+    Raises:
+        ToolchainError: a fidelity below HiFi4 for a compiler that cannot narrow anything.
+    """
+    wanted = _LADDER[fidelity]
+    if wanted == "f32":
+        return CompilerOptions()
+    if form.element_type != "f32":
+        note = (
+            f"{fidelity} changes nothing here: the compiler narrows f32 only, and {form.value} is {form.element_type}."
+        )
+        return CompilerOptions(notes=(note,))
+    names = known.names
+    flags: tuple[str, ...]
+    if {_TYPE, _OPERATIONS} <= names:
+        flags = (f"--{_TYPE}={wanted}", f"--{_OPERATIONS}=all")
+    elif _TO_BF16 not in names:
+        raise ToolchainError(
+            f"--math_fidelity {fidelity}: this compiler has no flag that narrows the inputs of contractions",
+            "Use HiFi4, or choose another compiler with --iree; releases from 3.5 on have one.",
+        )
+    elif wanted == "bf16":
+        flags = (f"--{_TO_BF16}=all",)
+    else:
+        return CompilerOptions(notes=(f"{fidelity} is HiFi4 here: up to 3.11 the compiler narrows to bf16 only.",))
+    notes = ["Inputs of matrix products are narrowed; those of convolutions only by compilers before 3.7."]
+    if fidelity == "LoFi":
+        notes.append("LoFi is HiFi2 on IREE: bf16 is the narrowest type that the compiler offers.")
+    if level is not None and level >= _GENERALIZING_LEVEL:
+        flags = (*flags, f"--{_GENERALIZE}=false")
+        notes.append(f"--{_GENERALIZE}=false is set, without which level {level} would narrow nothing.")
+    return CompilerOptions(flags, wanted, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +378,8 @@ class TorchChain(ABC):
         step = self.step(Stage.EXPORT, role)
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
         made_by = {"builder": _hash_builder(self.builder, self.loaded), "torch": self.torch.identity}
-        environment = {"environment": _join_environment(self.env)} if self.env else {}
-        step = self._looked_up(step, {**asked, **ingredients, **made_by, **environment})
-        words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{_PLAN_FILE}")
+        step = self._looked_up(step, {**asked, **ingredients, **made_by, **self._environment})
+        words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
         return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
 
@@ -282,21 +406,31 @@ class TorchChain(ABC):
         module = Module(name=name, role=role, target=self.target, program=program, flags=flags, origin=step.origin)
         context = replace(self.context, artifact_path=Path, artifact_hash=lambda _: content)
         done = compile_step(step, module, imported.output("program"), step.folder, context, self.context.translate)
-        assert done.command is not None, "a compile step has one"
-        done = replace(done, needs=(imported.id,), command=replace(done.command, env=self.env))
-        if not self.env:
-            return done
-        return self._looked_up(done, {**dict(done.cache.ingredients), "environment": _join_environment(self.env)})
+        done = replace(done, needs=(imported.id,), command=done.command and replace(done.command, env=self.env))
+        return self._looked_up(done, {**dict(done.cache.ingredients), **self._environment}) if self.env else done
 
-    def ran(self, step: Step, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), **resources: Any) -> Step:
+    def ran(
+        self,
+        step: Step,
+        inputs: Sequence[StepInput],
+        needs: tuple[str, ...] = (),
+        *,
+        cores: int = 1,
+        exclusive: bool = False,
+    ) -> Step:
         """A step that runs modules on the device, every time."""
         device, software = self.device, False
         for gpu in self.gpus:
             # By its own name, as `run` has it: two names of one device are one.
             device, software = gpu.uri, gpu.software
-        taken = Resources(**{"cores": 1, "device": device, "software": software, **resources})
+        taken = Resources(cores=cores, device=device, software=software, exclusive=exclusive)
         every_time = CacheLookup(reason="runs every time")
         return replace(step, needs=needs, inputs=tuple(inputs), cache=every_time, resources=taken)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """As an ingredient of what is made in it."""
+        return {"environment": " ".join(f"{name}={value}" for name, value in self.env)} if self.env else {}
 
     def _looked_up(self, step: Step, ingredients: Mapping[str, str]) -> Step:
         found = self.context.lookup(step.id, dict(ingredients))
@@ -332,110 +466,6 @@ def hash_of_files(paths: Sequence[Path], root: Path) -> str:
         name = path.relative_to(root) if path.is_relative_to(root) else path.name
         digest.update(f"{name}\0{hash_file(path)}\n".encode())
     return digest.hexdigest()
-
-
-def _join_environment(env: Sequence[tuple[str, str]]) -> str:
-    return " ".join(f"{name}={value}" for name, value in env)
-
-
-class Exporter:
-    """Performs export steps."""
-
-    def __init__(self, session: Session[Any], workbench: Workbench) -> None:
-        self._cache = workbench.modules
-        self._processes = session.processes
-        self.builds: dict[str, BuildRecord] = {}
-        self.hashes: dict[str, Mapping[str, str]] = {}
-        self._folders: dict[str, Path] = {}
-        self._cancelled = session.cancelled
-
-    def perform(self, step: Step, plan: ModelPlan) -> Result:
-        """Fills the step's folder, and keeps what it finds there.
-
-        Raises:
-            GauntletError: what was made cannot be read.
-        """
-        Path(step.folder).mkdir(parents=True, exist_ok=True)
-        key = make_key(dict(step.cache.ingredients))
-        result = self._looked_up(step, key)
-        if result is None:
-            with self._cache.making(key, self._cancelled) as waited:
-                result = self._looked_up(step, key) or self._made(step, plan, key)
-            result = replace(result, waited_seconds=waited)
-        if result.verdict is Verdict.PASSED:
-            self.builds[step.role] = read_build(Path(step.folder))
-            self.hashes[step.role] = result.statistics["hashes"]
-            self._folders[step.id] = Path(step.folder)
-        return result
-
-    def unshare(self, steps: Iterable[Step]) -> None:
-        """Gives weights that are about to be imported a copy of their own in place of a hard link into the cache.
-
-        The onnx package refuses to read weights that have a second name: it takes that for an attack.
-        """
-        exports = {need for step in steps if step.stage is Stage.IMPORT and not step.cache.hit for need in step.needs}
-        for folder in (self._folders[export] for export in exports):
-            for path in folder.glob("*.onnx.data"):
-                if path.stat().st_nlink > 1:
-                    copy = path.with_name(f"{path.name}.copy")
-                    shutil.copyfile(path, copy)
-                    copy.replace(path)
-
-    def _looked_up(self, step: Step, key: str) -> Result | None:
-        entry = self._cache.lookup(key).entry
-        if entry is None:
-            return None
-        try:
-            for role in entry.files:
-                entry.materialise(role, Path(step.folder) / role)
-        except EntryGoneError:
-            return None
-        return Result(
-            Verdict.PASSED,
-            command=self._processes.typed(step),
-            cache=CacheUse(True, key, "in the cache"),
-            statistics={**entry.metadata["statistics"], "hashes": entry.metadata["hashes"]},
-            notes=step.notes,
-        )
-
-    def _made(self, step: Step, plan: ModelPlan, key: str) -> Result:
-        folder = Path(step.folder)
-        ingredients = dict(step.cache.ingredients)
-        write_atomic(folder / _PLAN_FILE, replace(plan, output=step.folder).to_json())
-        cache = CacheUse(False, key, self._cache.explain_miss(step.id, ingredients))
-        outcome = self._processes.run(step)
-        if outcome.exit_code != 0 or not (folder / BUILD_FILE).is_file():
-            return self._processes.complete(step, outcome, replace(self._failed(step, outcome), cache=cache))
-        # What cannot be read is not kept.
-        build = read_build(folder)
-        files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _LOGS}
-        statistics = {
-            "tool_seconds": outcome.seconds,
-            "peak_rss_bytes": outcome.peak_rss_bytes,
-            "parameter_count": build.parameter_count,
-        }
-        hashes = {name: hash_file(path) for name, path in files.items() if ".onnx" in name}
-        published = self._cache.publish(
-            files,
-            name=step.id,
-            ingredients=ingredients,
-            metadata={"statistics": statistics, "hashes": hashes, "command": self._processes.typed(step)},
-            created=datetime.now(UTC),
-        )
-        notes = (*step.notes, published.note) if published.note else step.notes
-        result = Result(Verdict.PASSED, cache=cache, statistics={**statistics, "hashes": hashes}, notes=notes)
-        return self._processes.complete(step, outcome, result)
-
-    def _failed(self, step: Step, outcome: Any) -> Result:
-        """A model that is written wrong, or cannot be exported: torch's side, so an error and no failure of IREE's."""
-        if outcome.exit_code == 0:
-            what = "the builder ended without a result, and with exit code 0: does the model end the process?"
-            return Result(Verdict.ERROR, what, tail=tuple(outcome.tail))
-        lines = [line for line in self._processes.error_lines(step) if line.strip()]
-        if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
-            reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
-            return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
-        return replace(after_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,63 +508,24 @@ class MeasuredCalls(CallTimes):
     generations: int = 0
     chosen: tuple[tuple[int, ...], ...] = ()
     pushed: str = ""
-    host_outputs: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
-    """The result of a measuring program.
-
-    Attributes:
-        figures: its answer; None where it failed.
-    """
-
-    step: Step
-    processes: Processes
-    outcome: Outcome
-    figures: Mapping[str, Any] | None
-    failure: Result
-
-    def complete(self, result: Result) -> Result:
-        """A result of the step with what is known of the process."""
-        return self.processes.complete(self.step, self.outcome, result)
+    first_call_ms: float = 0.0
+    outputs: tuple[Array, ...] = ()
+    host_outputs: tuple[Array, ...] = ()
 
 
 def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
-    """The command of a measuring program in the toolchain's own Python."""
+    """The command of a measuring program in the toolchain's own Python; `name`: what its plan's begins with."""
     home = Path(__file__).parent if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
-    return write_planned_command(
-        step, (chain.toolchain.compiler.python, "-B", str(home / script)), plan, name, chain.env
-    )
+    words = (chain.toolchain.compiler.python, "-B", str(home / script))
+    return write_planned_command(step, words, plan, f"{name}plan", chain.env)
 
 
 def write_planned_command(
-    step: Step, words: Sequence[str], plan: Mapping[str, Any], name: str = "", env: tuple[tuple[str, str], ...] = ()
+    step: Step, words: Sequence[str], plan: Mapping[str, Any], name: str, env: tuple[tuple[str, str], ...]
 ) -> Command:
-    """A command whose plan is written into the step's folder and named by its last word."""
+    """A command whose plan is written into the step's folder, under a name, and named by its last word."""
     folder = Path(step.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}plan.json"
+    path = folder / f"{name}.json"
     write_atomic(path, json.dumps(dict(plan), indent=1))
     return Command((*words, str(path)), step.folder, env)
-
-
-def ask_worker(
-    chain: TorchChain, step: Step, processes: Processes, script: str, plan: Mapping[str, Any], name: str = ""
-) -> WorkerAnswer:
-    """Runs a measuring program to its end; arguments as for `make_worker_command`."""
-    command = make_worker_command(chain, step, script, plan, name)
-    outcome = processes.run(step, command, name=name)
-    step = replace(step, command=step.command or command)
-    figures, failure = None, Result(Verdict.PASSED)
-    if outcome.exit_code == 0:
-        try:
-            figures = json.loads(processes.stdout(step, name))
-        except ValueError:
-            failure = Result(Verdict.ERROR, f"{_TOOL} gave no answer", tail=tuple(outcome.tail))
-    else:
-        lines = [line for line in processes.error_lines(step, name) if line.strip()]
-        # Its last line says why; what other libraries say is before it.
-        reason = shorten(lines[-1]) if lines and not outcome.signal else ""
-        failure = after_process(step, outcome, lines, tool=_TOOL, reason=reason)
-    return WorkerAnswer(step, processes, outcome, figures, processes.complete(step, outcome, failure))

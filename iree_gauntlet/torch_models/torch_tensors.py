@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from iree_gauntlet.torch_models.build_folder import Array
 from iree_gauntlet.torch_models.formats import DataFormat, round_weights
 
 if TYPE_CHECKING:
@@ -55,18 +56,14 @@ def make_tensor(array: NDArray[Any], name: str) -> Tensor:
     return torch.from_numpy(array)
 
 
-def write_arrays(tensors: Sequence[Tensor], folder: Path, stem: str) -> list[dict[str, Any]]:
-    """Write tensors to `STEM_0.npy` and so on.
-
-    Returns:
-        The file, the type and the shape of each.
-    """
+def write_arrays(tensors: Sequence[Tensor], folder: Path, stem: str) -> tuple[Array, ...]:
+    """Write tensors to `STEM_0.npy` and so on."""
     found = []
     for index, tensor in enumerate(tensors):
         name = f"{stem}_{index}.npy"
         np.save(folder / name, make_array(tensor), allow_pickle=False)
-        found.append({"file": name, "type": find_type_name(tensor), "shape": list(tensor.shape)})
-    return found
+        found.append(Array(name, find_type_name(tensor), tuple(tensor.shape)))
+    return tuple(found)
 
 
 def convert(modules: Sequence[Module], form: DataFormat) -> float:

@@ -26,7 +26,7 @@ from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.torch_models.torch_chain import FUNCTION, CompiledProgram, TorchChain
+from iree_gauntlet.torch_models.torch_chain import FUNCTION, CompiledProgram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,18 +247,6 @@ def make_benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, d
         *(f"--input={_write_input(compiled.exported / item.file, item, folder)}" for item in inputs),
     )
     return Command(words, str(folder))
-
-
-def make_traced_step(step: Step, chain: TorchChain, compiled: CompiledProgram) -> Step:
-    """A step that runs a program in its folder as `trace` takes it.
-
-    Raises:
-        GauntletError: an input cannot be read, or not be written.
-    """
-    command = make_benchmark_command(
-        chain.toolchain.runtime.benchmark_module, Path(step.folder), compiled, chain.device
-    )
-    return replace(step, command=replace(command, env=chain.env))
 
 
 def trace(

@@ -17,19 +17,12 @@ from iree_gauntlet.engine.rounds.blocks import BlockTaker
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.steps import Command, Resources, Step
-from iree_gauntlet.torch_models.peers import BLOCKS
-from iree_gauntlet.torch_models.point_measurement import (
-    InterleavedRounds,
-    PointEvidence,
-    TorchRound,
-    median_ms,
-    speedup,
-)
+from iree_gauntlet.torch_models.peers import BLOCKS, PointEvidence, TorchRound, median_ms, speedup, take_interleaved
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _CHAIN = "linear/1-2-3@cpu"
@@ -75,8 +68,8 @@ class _Bench:
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
             session_in(self.folder, log, cancelled=self.cancelled) as session,
         ):
-            rounds = InterleavedRounds(BlockTaker(session, replace_disturbed=replace), _CHAIN, iree, torch)
-            return rounds.take(self.progress.append)
+            taker = BlockTaker(session, replace_disturbed=replace)
+            return take_interleaved(taker, _CHAIN, iree, torch, self.progress.append)
 
     def blocks(self) -> list[dict[str, Any]]:
         lines = (self.folder / "journal.jsonl").read_text().splitlines()
@@ -114,8 +107,12 @@ def test_torch_starts_once_a_block_in_its_middle(bench: _Bench) -> None:
     # Torch answers with the times of the programs in the order of its plan.
     script = """sed -n 's/.*"label": "a".*/3.0/p; s/.*"label": "b".*/5.0/p' "$0" """
     plan = bench.folder / "torch.json"
-    programs = {"torch a": {"label": "a"}, "torch b": {"label": "b"}}
-    torch = TorchRound(bench.program("/bin/sh", "-c", script, str(plan)), {}, programs)
+
+    def start(order: Sequence[str]) -> Measurement:
+        plan.write_text("".join(f'{{"label": "{name.removeprefix("torch ")}"}}\n' for name in order))
+        return bench.program("/bin/sh", "-c", script, str(plan))
+
+    torch = TorchRound(("torch a", "torch b"), start)
     found = bench.take({"baseline": constant(bench, 2.0), "int8wo": constant(bench, 1.0)}, torch)
     assert found.times["torch a"] == [(3.0,)] * BLOCKS
     assert found.times["torch b"] == [(5.0,)] * BLOCKS
@@ -123,8 +120,8 @@ def test_torch_starts_once_a_block_in_its_middle(bench: _Bench) -> None:
     assert all(order[2] == "torch" and len(order) == 5 for order in sides)
     against_torch = speedup(found, "int8wo", "torch a")
     assert against_torch is not None
-    assert against_torch["ratio"] == pytest.approx(3.0)
-    assert against_torch["word"] == "faster"
+    assert against_torch.ratio == pytest.approx(3.0)
+    assert against_torch.word == "faster"
 
 
 def test_a_program_that_fails_ends_the_blocks_and_is_named(bench: _Bench) -> None:
@@ -186,14 +183,14 @@ def test_a_ratio_that_is_always_the_same_is_found_whatever_the_machine_does(fact
     found = blocks_of(a=[(d, d) for d in drift], b=[(factor * d, factor * d) for d in drift])
     ratio = speedup(found, "a", "b")
     assert ratio is not None
-    assert ratio["ratio"] == pytest.approx(factor)
-    assert ratio["low"] == pytest.approx(factor)
-    assert ratio["high"] == pytest.approx(factor)
+    assert ratio.ratio == pytest.approx(factor)
+    assert ratio.low == pytest.approx(factor)
+    assert ratio.high == pytest.approx(factor)
     margin = abs(math.log(factor)) - math.log1p(0.01)
     if margin > 1e-9:
-        assert ratio["word"] == ("faster" if factor > 1 else "slower")
+        assert ratio.word == ("faster" if factor > 1 else "slower")
     elif margin < -1e-9:
-        assert ratio["word"] == "same"
+        assert ratio.word == "same"
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 2.0), st.floats(0.5, 2.0)), min_size=BLOCKS, max_size=BLOCKS))
@@ -202,15 +199,20 @@ def test_the_other_way_round_is_the_inverse(pairs: list[tuple[float, float]]) ->
     there, back = speedup(found, "a", "b"), speedup(found, "b", "a")
     assert there is not None
     assert back is not None
-    assert there["ratio"] * back["ratio"] == pytest.approx(1.0)
-    assert there["low"] * back["high"] == pytest.approx(1.0)
-    assert there["low"] <= there["ratio"] <= there["high"]
+    assert there.ratio * back.ratio == pytest.approx(1.0)
+    assert there.low is not None
+    assert there.high is not None
+    assert back.high is not None
+    assert there.low * back.high == pytest.approx(1.0)
+    assert there.low <= there.ratio <= there.high
 
 
 def test_too_few_blocks_have_no_interval() -> None:
     found = blocks_of(a=[(1.0, 1.0)] * 3, b=[(2.0, 2.0)] * 3)
     ratio = speedup(found, "a", "b")
-    assert ratio == {"ratio": pytest.approx(2.0), "low": None, "high": None, "word": "inconclusive"}
+    assert ratio is not None
+    assert ratio.ratio == pytest.approx(2.0)
+    assert (ratio.low, ratio.high, ratio.word) == (None, None, "inconclusive")
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:

@@ -213,6 +213,8 @@ def test_wrong_numbers_have_no_speed_and_the_others_go_on(
     int8wo = micro.variant("int8wo")
     assert (int8wo["status"], int8wo["iree"]) == ("failed", None)
     assert int8wo["reason"].startswith("threshold: output 0: ")
+    # Nor the compiler's memory for its own.
+    assert (int8wo["peak_rss_bytes"], int8wo["first_call_ms"]) == (None, None)
     assert micro.variant("O3")["status"] in ("measured", "same module")
     assert micro.variant("O3")["iree"]["ms"] == CALL_MS
 

@@ -61,11 +61,10 @@ def test_torchaos_columns_come_first_and_mean_the_same() -> None:
 def test_a_baseline_is_that_of_the_same_point_and_entry() -> None:
     rows = read_rows([*squares([10, 11]), *squares([10], name="other")])
     for row in read(write_results_csv(rows)):
-        own = next(
-            found for found in rows if found.is_baseline and (found.name, str(found.m)) == (row["name"], row["m"])
-        )
-        assert own.iree is not None
-        assert same(row["iree_baseline_ms"], own.iree.ms)
+        baselines = (found for found in rows if found.is_baseline)
+        own = next(found for found in baselines if (found.point.name, str(found.point.m)) == (row["name"], row["m"]))
+        assert own.variant.iree is not None
+        assert same(row["iree_baseline_ms"], own.variant.iree.ms)
 
 
 def test_text_of_any_kind_stays_in_its_cell() -> None:
@@ -81,10 +80,16 @@ def test_reading_back_gives_the_records_numbers(found: list[dict[str, Any]]) -> 
     lines = read(write_results_csv(rows))
     assert len(lines) == len(rows)
     for row, line in zip(rows, lines, strict=True):
-        assert same(line["iree_ms"], row.iree.ms if row.iree else None)
-        for name in ("max_error", "relative_error", "sqnr_db", "module_bytes", "compile_s", "flops", "roofline_share"):
-            assert same(line[name], getattr(row, name))
-        for name, side in (("iree", row.iree), ("torch_eager", row.torch_eager), ("torch_compile", row.torch_compile)):
+        assert same(line["iree_ms"], row.variant.iree.ms if row.variant.iree else None)
+        of, errors = row.variant, row.errors
+        assert same(line["max_error"], errors.max)
+        assert same(line["relative_error"], errors.relative)
+        assert same(line["sqnr_db"], errors.sqnr_db)
+        assert same(line["flops"], row.point.flops)
+        assert same(line["roofline_share"], row.peak_share.share)
+        assert same(line["module_bytes"], of.module_bytes)
+        assert same(line["compile_s"], of.compile_s)
+        for name, side in (("iree", of.iree), ("torch_eager", of.torch_eager), ("torch_compile", of.torch_compile)):
             ratio = side.speedup if side else None
             assert same(line[f"{name}_speedup"], ratio.ratio if ratio else None)
             assert same(line[f"{name}_speedup_low"], ratio.low if ratio else None)

@@ -1,25 +1,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.reports.sweeps.sweep_reports import (
-    SPEEDUP,
-    OssRecord,
-    check_oss_records,
-    is_float32,
-    make_oss_json,
-    make_oss_records,
-)
-from iree_gauntlet.reports.sweeps.sweep_rows import read_rows
+from iree_gauntlet.reports.sweeps.sweep_reports import SPEEDUP, OssRecord, is_float32, make_oss_json, make_oss_records
+from iree_gauntlet.reports.sweeps.sweep_rows import SweepHeader, read_rows
 from tests.support.budgets import part_of_the_examples
-from tests.support.micro_records import HEADER, point, ratio, record, records, squares, variant
+from tests.support.micro_records import HEADER, SWEEP_HEADER, point, ratio, record, records, squares, variant
 from tests.support.places import ROOT
 
 # Columns of `benchmark.oss_ci_benchmark_v3` that a record fills, and the fields of their tuples.
@@ -32,11 +26,13 @@ RUNNER = {
     *("name", "type", "cpu_info", "cpu_count", "mem_info", "avail_mem_in_gb"),
     *("gpu_info", "gpu_count", "gpu_mem_info", "avail_gpu_mem_in_gb", "extra_info"),
 }
+RECORDS = TypeAdapter(list[OssRecord])
 DEPENDENCY = {"repo", "branch", "sha", "version", "extra_info"}
 
 
 def made(*found: dict[str, Any], header: dict[str, Any] | None = None, **options: Any) -> list[dict[str, Any]]:
-    return make_oss_records(read_rows(found), HEADER if header is None else header, **options)
+    about = SweepHeader.from_dict(HEADER if header is None else header)
+    return [record.model_dump() for record in make_oss_records(read_rows(found), about, **options)]
 
 
 def pair(**changes: Any) -> dict[str, Any]:
@@ -243,7 +239,6 @@ def test_a_gpu_is_the_architecture_of_what_ran_on_it() -> None:
 
 def test_a_header_may_lack_everything() -> None:
     found = made(pair(), header={})
-    check_oss_records(found)
     assert found[0]["runners"][0]["type"] == "unknown"
     assert found[0]["dependencies"] == {}
 
@@ -252,8 +247,8 @@ def test_a_header_may_lack_everything() -> None:
 @given(records())
 def test_every_record_fits_the_table_and_has_the_records_numbers(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)
-    documents = json.loads(make_oss_json(rows, HEADER), parse_constant=pytest.fail)
-    check_oss_records(documents)
+    documents = json.loads(make_oss_json(rows, SWEEP_HEADER), parse_constant=pytest.fail)
+    RECORDS.validate_python(documents)
     for document in documents:
         assert set(document) == {*TABLE, "runners", "dependencies", "inputs"}
         for column, fields in TABLE.items():
@@ -285,14 +280,21 @@ def test_every_record_fits_the_table_and_has_the_records_numbers(found: list[dic
 )
 def test_what_the_table_cannot_hold_is_an_error(change: dict[str, Any], where: str) -> None:
     valid = made(pair())[0]
-    check_oss_records([valid])
-    with pytest.raises(GauntletError, match=rf"record {where} "):
-        check_oss_records([valid | change])
+    RECORDS.validate_python([valid])
+    with pytest.raises(ValidationError) as raised:
+        RECORDS.validate_python([valid | change])
+    assert ".".join(map(str, raised.value.errors()[0]["loc"])) == where
+
+
+def test_a_header_that_the_table_cannot_hold_is_an_error() -> None:
+    header = replace(SWEEP_HEADER, machine=replace(SWEEP_HEADER.machine, cores=-1))
+    with pytest.raises(GauntletError, match="record cpu_count of the benchmark database: "):
+        make_oss_json(read_rows([pair()]), header)
 
 
 def test_the_guides_own_record_fits() -> None:
     benchmark = {"name": "micro-benchmark api", "mode": "inference", "dtype": "int8wo"}
-    check_oss_records(
+    RECORDS.validate_python(
         [
             {
                 "benchmark": {**benchmark, "extra_info": {"device": "cuda", "arch": "NVIDIA A100-SXM4-80GB"}},
@@ -306,7 +308,7 @@ def test_the_guides_own_record_fits() -> None:
 
 
 def test_the_schema_can_be_had_as_json_schema() -> None:
-    schema = TypeAdapter(list[OssRecord]).json_schema()
+    schema = RECORDS.json_schema()
     assert schema["type"] == "array"
     assert set(schema["$defs"]["OssRunner"]["properties"]) == RUNNER
     assert set(schema["$defs"]["OssDependency"]["properties"]) == DEPENDENCY

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, find_mean_ratio, group_entries, read_rows
+from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, Ratio
+from iree_gauntlet.reports.sweeps.sweep_rows import find_mean_ratio, group_entries, read_rows
 from tests.support.micro_records import grid, point, ratio, record, records, squares, variant
 
 
@@ -24,20 +25,20 @@ def test_a_row_has_what_the_record_has() -> None:
     )
     assert baseline.is_baseline
     assert baseline.speedup is None
-    assert baseline.sqnr_db == math.inf
+    assert baseline.errors.sqnr_db == math.inf
     assert not row.is_baseline
-    assert (row.m, row.k, row.n, row.label) == (128, 256, 512, "128-256-512")
+    assert (row.point.m, row.point.k, row.point.n, row.label) == (128, 256, 512, "128-256-512")
     assert row.speedup == Ratio(2.0, 2.0 / 1.05, 2.0 * 1.05, "faster")
-    assert row.iree is not None
-    assert row.iree.first_call_ms == 3.0
-    assert row.torch_eager is not None
-    assert row.torch_eager.first_call_ms == 8.0
-    assert row.torch_compile is not None
-    assert row.torch_compile.beside_iree is not None
-    assert row.torch_compile.beside_iree.ratio == 0.9
-    assert (row.point_notes, row.notes) == (("of the point",), ("own note",))
-    assert (row.roofline_share, row.roofline_bound) == (0.41, "compute")
-    assert (row.blocks, row.replaced, row.flops) == (6, 1, 2.0 * 128 * 256 * 512)
+    assert row.variant.iree is not None
+    assert row.variant.first_call_ms == 3.0
+    assert row.variant.torch_eager is not None
+    assert row.variant.torch_eager.first_call_ms == 8.0
+    assert row.variant.torch_compile is not None
+    assert row.variant.torch_compile.beside_iree is not None
+    assert row.variant.torch_compile.beside_iree.ratio == 0.9
+    assert (row.record.notes, row.variant.notes) == (("of the point",), ("own note",))
+    assert (row.peak_share.share, row.peak_share.bound) == (0.41, "compute")
+    assert (row.record.blocks, row.record.replaced, row.point.flops) == (6, 1, 2.0 * 128 * 256 * 512)
 
 
 def test_what_was_not_measured_is_none() -> None:
@@ -45,18 +46,18 @@ def test_what_was_not_measured_is_none() -> None:
     (row,) = read_rows(
         [record(point(1, 1, 1), [variant("int8dq", 1.0, None, **nothing, status="failed", reason="no")])]
     )
-    assert (row.iree, row.torch_eager, row.torch_compile, row.speedup) == (None,) * 4
-    assert (row.max_error, row.relative_error, row.sqnr_db, row.module_bytes, row.roofline_share) == (None,) * 5
-    assert (row.status, row.reason, row.roofline_bound) == ("failed", "no", "")
+    assert (row.variant.iree, row.variant.torch_eager, row.variant.torch_compile, row.speedup) == (None,) * 4
+    assert (row.errors, row.peak_share, row.variant.module_bytes) == (NumberErrors(), PeakShare(), None)
+    assert (row.variant.status, row.variant.reason) == ("failed", "no")
 
 
 def test_numbers_that_json_lacks_are_numbers_again() -> None:
     error = {"max": "inf", "relative": "nan", "sqnr_db": "-inf"}
     (row,) = read_rows([record(point(1, 1, 1), [variant("int8wo", 1.0, ratio(1.0), error=error)])])
-    assert row.max_error == math.inf
-    assert row.relative_error is not None
-    assert math.isnan(row.relative_error)
-    assert row.sqnr_db == -math.inf
+    assert row.errors.max == math.inf
+    assert row.errors.relative is not None
+    assert math.isnan(row.errors.relative)
+    assert row.errors.sqnr_db == -math.inf
 
 
 def test_entries_keep_apart_what_the_configuration_keeps_apart() -> None:
@@ -72,7 +73,7 @@ def test_entries_keep_apart_what_the_configuration_keeps_apart() -> None:
     assert "baseline" not in first.recipes
     baseline = first.baseline("2048-2048-2048")
     assert baseline is not None
-    assert baseline.m == 2048
+    assert baseline.point.m == 2048
     assert first.row("int8wo", "1-1-1") is None
     assert [row.label for row in first.of_recipe("int8dq")] == list(first.shapes)
 

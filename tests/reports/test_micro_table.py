@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from iree_gauntlet.document import ColouredCell, Table
+from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.sweeps.sweep_document import (
@@ -23,13 +24,15 @@ from iree_gauntlet.reports.sweeps.sweep_document import (
     make_sweep_document,
     summarise,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, group_entries, read_rows, times
-from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
+from iree_gauntlet.reports.sweeps.sweep_rows import Row, SweepHeader, group_entries, read_rows, times
+from tests.support.micro_records import SWEEP_HEADER, grid, point, ratio, record, records, squares, variant
 
 
 def printed(rows: tuple[Row, ...], width: int = 120) -> list[str]:
     stream = io.StringIO()
-    print_document(make_sweep_document(rows, HEADER), stream, "runs/x/results: results.md", environ={}, width=width)
+    print_document(
+        make_sweep_document(rows, SWEEP_HEADER), stream, "runs/x/results: results.md", environ={}, width=width
+    )
     return stream.getvalue().splitlines()
 
 
@@ -148,7 +151,7 @@ def test_what_went_wrong_is_told_once_with_its_shapes() -> None:
 
 def test_the_heading_says_what_it_knows() -> None:
     rows = read_rows(squares([10, 11]))
-    assert collect_heading_facts(HEADER, rows) == (
+    assert collect_heading_facts(SWEEP_HEADER, rows) == (
         "run 20261121-220000-micro",
         "configuration specs/recipes/dashboard.yml",
         "IREE 3.13.0rc20261016",
@@ -156,13 +159,15 @@ def test_the_heading_says_what_it_knows() -> None:
         "AMD EPYC 7763, 2 cores",
         "2 points, 14 variants",
     )
-    assert collect_heading_facts(None, rows[:1]) == ("1 point, 1 variants",)
+    assert collect_heading_facts(SweepHeader(), rows[:1]) == ("1 point, 1 variants",)
 
 
 def test_markdown_has_a_table_for_each_entry() -> None:
     rows = read_rows([*squares([10, 11]), *grid([10, 11], name="sweep")])
     parsed = (
-        MarkdownIt("gfm-like", {"linkify": False}).enable("table").parse(markdown(make_sweep_document(rows, HEADER)))
+        MarkdownIt("gfm-like", {"linkify": False})
+        .enable("table")
+        .parse(markdown(make_sweep_document(rows, SWEEP_HEADER)))
     )
     assert sum(token.type == "table_open" for token in parsed) == 4
     titles = [parsed[index + 1].content for index, token in enumerate(parsed) if token.type == "heading_open"]
@@ -179,7 +184,7 @@ def test_markdown_has_a_table_for_each_entry() -> None:
 @given(records())
 def test_any_records_make_a_table(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)
-    text = markdown(make_sweep_document(rows, HEADER))
+    text = markdown(make_sweep_document(rows, SWEEP_HEADER))
     assert text.endswith("\n")
     for entry in group_entries(rows):
         assert len(set(map(len, lines_of(make_speedup_table(entry))))) == 1
@@ -187,7 +192,7 @@ def test_any_records_make_a_table(found: list[dict[str, Any]]) -> None:
 
 
 def test_nothing_measured_is_no_error() -> None:
-    document = make_sweep_document((), HEADER)
+    document = make_sweep_document((), SWEEP_HEADER)
     assert (document.answer, document.blocks) == ("0 points, 0 variants", ())
     assert "0 points" in markdown(document)
     assert len(printed(())) == 5

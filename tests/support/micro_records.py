@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypothesis import strategies as st
 
+from iree_gauntlet.reports.sweeps.sweep_rows import SweepHeader
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["HEADER", "RECIPES", "grid", "point", "ratio", "record", "records", "squares", "variant"]
+__all__ = ["HEADER", "RECIPES", "SWEEP_HEADER", "grid", "point", "ratio", "record", "records", "squares", "variant"]
 
 _Value = TypeVar("_Value")
 # Share of the fields that a record may lack.
@@ -39,6 +41,7 @@ HEADER: dict[str, Any] = {
     },
     "versions": {"torch": "2.13.0+cpu", "torchao": "0.18.0"},
 }
+SWEEP_HEADER = SweepHeader.from_dict(HEADER)
 RECIPES = (
     ("int8wo", "quantization"),
     ("int8dq", "quantization"),

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from iree_gauntlet.measuring.numerics.arrays import Tensor
-from iree_gauntlet.torch_models.agreement import write_directions
+from iree_gauntlet.torch_models.agreement import TriedErrors, write_directions
 from iree_gauntlet.torch_models.build_folder import Array, Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat, round_weights
 
@@ -151,21 +151,21 @@ class Network:
             }
             for at in range(len(expected))
         ]
-        found = {
-            "places": [np.arange(np.size(values)) for values in expected],
-            "slopes": slopes,
-            "errors": astray,
-            "flips": flips,
-            "scales": np.repeat(
+        found = TriedErrors(
+            places=[np.arange(np.size(values)) for values in expected],
+            slopes=slopes,
+            errors=astray,
+            flips=flips,
+            scales=np.repeat(
                 [np.hypot(errors["rounding"][0], errors["sums"][0]) for errors in worst],
                 [np.size(values) for values in expected],
             ),
-            "names": [f"contraction {at + 1} of {count} (mm)" for at in range(count)],
-        }
+            names=[f"contraction {at + 1} of {count} (mm)" for at in range(count)],
+        )
         made = write_directions(found, folder / "directions.npz")
         assert made is not None
         arrays = [
             Array(f"{index}.npy", self.form.element_type, np.shape(values), errors)
             for index, (values, errors) in enumerate(zip(expected, worst, strict=True))
         ]
-        return arrays, Directions(made["file"], tuple(made["names"]))
+        return arrays, made

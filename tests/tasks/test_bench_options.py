@@ -20,7 +20,7 @@ from invoke.parser.parser import Parser
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.tasks.experiment_commands import bench_task
 from iree_gauntlet.tasks.task_options import TOOLCHAIN
-from iree_gauntlet.toolchains.flags import FlagSet, KnownFlags, parse_compiler_help
+from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help
 from iree_gauntlet.torch_models.bench_options import (
     OPTIONS,
     BenchOptions,
@@ -30,8 +30,8 @@ from iree_gauntlet.torch_models.bench_options import (
     read_options,
     spell_out,
 )
-from iree_gauntlet.torch_models.compiler_options import find_fidelity_flags, find_opt_level_flags
 from iree_gauntlet.torch_models.formats import DataFormat
+from iree_gauntlet.torch_models.torch_chain import find_fidelity_flags, find_opt_level_flags
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -270,8 +270,8 @@ def test_reading_options_is_light() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def compiler(*names: str) -> KnownFlags:
-    return KnownFlags(FlagSet(frozenset(names)), FlagSet(frozenset()), FlagSet(frozenset()))
+def compiler(*names: str) -> FlagSet:
+    return FlagSet(frozenset(names))
 
 
 BOTH = ("iree-global-opt-demote-contraction-inputs-type", "iree-global-opt-demote-contraction-inputs-operations")
@@ -333,17 +333,17 @@ func.func @main(%a: tensor<32x256xf32>, %b: tensor<256x48xf32>) -> tensor<32x48x
 
 
 @pytest.fixture(scope="module")
-def installed() -> tuple[str, KnownFlags]:
+def installed() -> tuple[str, FlagSet]:
     binaries = pytest.importorskip("iree.compiler.tools.binaries")
     tool = str(binaries.find_tool("iree-compile"))
     listed = subprocess.run([tool, "--help-list-hidden"], capture_output=True, text=True, check=True)
-    return tool, KnownFlags(parse_compiler_help(listed.stdout), FlagSet(frozenset()), FlagSet(frozenset()))
+    return tool, parse_compiler_help(listed.stdout)
 
 
 @pytest.mark.iree
 @pytest.mark.parametrize("level", [None, 0, 2, 4])
 def test_errors_of_a_real_product_grow_as_fidelity_falls(
-    level: int | None, installed: tuple[str, KnownFlags], tmp_path: Path
+    level: int | None, installed: tuple[str, FlagSet], tmp_path: Path
 ) -> None:
     runtime = pytest.importorskip("iree.runtime")
     tool, known = installed
@@ -372,7 +372,7 @@ def test_errors_of_a_real_product_grow_as_fidelity_falls(
 
 
 @pytest.mark.iree
-def test_the_installed_compiler_takes_all_these_flags(installed: tuple[str, KnownFlags]) -> None:
+def test_the_installed_compiler_takes_all_these_flags(installed: tuple[str, FlagSet]) -> None:
     tool, known = installed
     flags = {
         flag

@@ -19,7 +19,7 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.results import Result, Samples
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.torch_models.bench_result import make_result_lines
-from iree_gauntlet.torch_models.bench_session import BenchSession, _make_figures
+from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_figures
 from iree_gauntlet.torch_models.build_folder import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
 from tests.support.bench_project import Bench, Benchmarks, first_benchmarks
@@ -332,11 +332,11 @@ def test_a_generation_of_one_token_has_no_later_one() -> None:
     answer = {"total_s": 0.002, "generations": 1, "prefill_ms": [2.0], "decode_ms": [[]], "chosen": [[7]]}
     common = {"load_ms": 1.0, "overhead_us": 0.5, "peak_rss_bytes": 1000, "device_memory": {}}
     made = TokenLoop(position=1, tokens=1, state=1, carried=1, chosen=((7,),))
-    workers = Mock(build=Mock(generation=made, samples=1))
-    figures = _make_figures(workers, MeasuredCalls.from_dict(answer | common)).as_dict()
+    build = Mock(generation=made, samples=1)
+    figures = make_bench_figures(build, MeasuredCalls.from_dict(answer | common)).as_dict()
     assert "decode_ms" not in figures
     step = step_id("counter@cpu", Stage.BENCHMARK)
     result = Result(Verdict.PASSED, statistics=figures, samples=Samples("bench", (2.0,), (), (1,)))
     record = Mock(steps=[], results={step: result})
-    lines = make_result_lines(record, Mock(id="counter@cpu", options=Mock(microbatch_count=1)), workers.build)
+    lines = make_result_lines(record, Mock(id="counter@cpu", options=Mock(microbatch_count=1)), build)
     assert "500.0 tokens/s; the first after 2.00 ms" in lines

@@ -37,7 +37,7 @@ case $plan in
 */torch.compile/*) call=0.5 first=4000.0 compile=4.0 ;;
 esac
 echo "a model says something"
-echo '{{"version": "2.13.0", "models": [{{"outputs": [{{"file": "{output}", "type": "f32"}}],' \\
+echo '{{"version": "2.13.0", "models": [{{"outputs": [{{"file": "{output}", "type": "f32", "shape": []}}],' \\
   "\\"first_call_ms\\": $first, \\"compile_s\\": $compile, \\"call_ms\\": [9.0, $call, $call]}}]}}"
 """
 

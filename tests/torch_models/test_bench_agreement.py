@@ -48,7 +48,7 @@ def test_the_rms_of_the_differences_is_what_counts(scale: float, share: float, c
     # Spread evenly, so that the worst value is the rms and no peak.
     error = share * math.sqrt(float(np.mean(expected**2))) * sign
     found = compare_tensors([tensor(expected + error)], [tensor(expected)], _ALLOWED)
-    assert found.rms == pytest.approx(share, rel=1e-3, abs=1e-6)
+    assert found.errors.rms == pytest.approx(share, rel=1e-3, abs=1e-6)
     if share < 0.0099:
         assert not found.problem
     if share > 0.0101:
@@ -60,7 +60,7 @@ def test_scale_does_not_matter(factor: float, seed: int) -> None:
     expected, error = noise(50, seed), 0.02 * noise(50, seed + 1)
     plain = compare_tensors([tensor(expected + error)], [tensor(expected)], _ALLOWED)
     scaled = compare_tensors([tensor(factor * (expected + error))], [tensor(factor * expected)], _ALLOWED)
-    assert scaled.rms == pytest.approx(plain.rms, rel=1e-4)
+    assert scaled.errors.rms == pytest.approx(plain.errors.rms, rel=1e-4)
     assert bool(scaled.problem) == bool(plain.problem)
 
 
@@ -72,7 +72,7 @@ def test_one_bad_value_among_many_is_a_mismatch() -> None:
     assert "output 0: 1 of 10000" in found.problem.replace(",", "")
     assert found.comparisons[0].worst_index == (77,)
     # By rms alone it would have passed.
-    assert found.rms < _ALLOWED.rms
+    assert found.errors.rms < _ALLOWED.rms
 
 
 def test_each_output_has_its_own_scale() -> None:
@@ -107,7 +107,7 @@ def test_correct_programs_are_within_the_limits_which_are_near(form: DataFormat,
     network = Network(form)
     found = [judged(network, tmp_path, network.compiled(seed)) for seed in range(5)]
     assert not any(agreed.problem or gains.problem for agreed, gains in found)
-    largest = max(agreed.rms / agreed.limit.rms for agreed, _ in found)
+    largest = max(agreed.errors.rms / agreed.errors.rms_tolerance for agreed, _ in found)
     assert 1 / 4 < largest < 1
 
 
@@ -117,7 +117,7 @@ def test_a_layer_that_is_one_percent_off_is_found(form: DataFormat, layer: int, 
     network = Network(form)
     _, gains = judged(network, tmp_path, network.compiled(0, layer, 1.01))
     assert gains.problem.startswith("as if contraction ")
-    assert gains.shown["1%"] == gains.count
+    assert gains.contractions.shown["1%"] == gains.contractions.of
 
 
 @pytest.mark.parametrize("layer", range(3))
@@ -133,10 +133,10 @@ def test_a_layer_that_is_a_thousandth_off_is_found_where_the_format_has_it(
         assert (wrong[0] == network.compiled(0)[0]).all()
         assert not agreed.problem
         assert not gains.problem
-        assert gains.shown["0.1%"] == 0
+        assert gains.contractions.shown["0.1%"] == 0
     else:
         assert gains.problem
-        assert gains.shown["0.1%"] == gains.count
+        assert gains.contractions.shown["0.1%"] == gains.contractions.of
 
 
 def test_narrowed_contractions_may_be_further_off(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_what_nothing_depends_on_shows_nothing(tmp_path: Path) -> None:
     values = [tensor_of(network.reference()[0], network.form)]
     gains = find_gains(values, values, tmp_path, directions, 1.0)
     assert not gains.problem
-    assert gains.shown == {"1%": 0, "0.1%": 0}
-    assert gains.as_dict()["contractions"]["limit"] == "inf"
+    assert gains.contractions.shown == {"1%": 0, "0.1%": 0}
+    assert gains.contractions.as_dict()["limit"] == "inf"
 
 
 def test_integers_are_equal_or_wrong() -> None:
@@ -217,7 +217,7 @@ def test_a_contraction_that_is_a_little_off_is_found_in_training(contraction: in
         network = Network(form, training=True)
         _, gains = judged(network, tmp_path, network.compiled(0, contraction=contraction, share=share))
         assert gains.problem.startswith("as if contraction "), form
-        assert gains.shown["1%"] == gains.count == 8
+        assert gains.contractions.shown["1%"] == gains.contractions.of == 8
 
 
 def test_a_value_near_zero_may_fall_to_the_other_side(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_value_near_zero_may_fall_to_the_other_side(tmp_path: Path) -> None:
     assert not agreed.problem
     assert not gains.problem
     # Of the errors it is nearly all, and the limit is not wider for it.
-    assert (gains.flips, agreed.rms > 50 * gains.rest_limit) == (1, True)
+    assert (gains.flips, agreed.errors.rms > 50 * gains.rest_limit) == (1, True)
     _, gains = judged(network, tmp_path, network.compiled(1, contraction=7, share=1.001, flip=True))
     assert gains.problem
     # Half a flip is none.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.torch_models.bench_session import Chain
 from iree_gauntlet.torch_models.model_registry import find_reached_files
-from iree_gauntlet.torch_models.point_measurement import PointChain
+from iree_gauntlet.torch_models.point_chain import PointChain
 from iree_gauntlet.torch_models.torch_chain import find_builder_files
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ _RECIPES = {"building_variant", "plugins", "recipe_registry", "layers", "torch_a
     f"builtin_{name}" for name in ("architectures", "recipes", "shapes")
 }
 # Options, plans and reports of what was made.
-_OTHERS = {"bench_options", "bench_result", "bench_session", "compiler_options", "configuration", "peers", "roofline"}
-_OTHERS |= {"point_measurement", "point_session", "torch_chain", "tracing", "measure_torch", "module_facts"}
+_OTHERS = {"bench_options", "bench_result", "bench_session", "configuration", "peers", "roofline"}
+_OTHERS |= {"point_chain", "point_session", "torch_chain", "tracing", "measure_torch", "module_facts"}
 
 
 def files_of(chain: type[TorchChain]) -> set[str]:

@@ -248,7 +248,7 @@ def test_model_types() -> None:
         asked = REGISTRY.model_type(text)
         ending = f"_{asked.activation.name}" if asked.activation else ""
         assert asked.text == text == f"{asked.architecture.name}{ending}"
-    takes = {name: (item.takes.activation, item.takes.config) for name, item in REGISTRY.architectures.items()}
+    takes = {name: (item.takes_activation, item.takes_config) for name, item in REGISTRY.architectures.items()}
     assert takes == {
         "linear": ("no", "no"),
         "ln_linear": ("must", "no"),

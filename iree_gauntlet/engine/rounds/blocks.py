@@ -2,7 +2,7 @@
 
 Programs that are compared are measured in blocks, whose rounds are taken one right after the other, in an order drawn
 by lot. Which rounds a block has is its design: A B B A of two programs here, there and back over all programs of a
-point in `torch_models/point_measurement.py`. How they are taken is the same for all.
+point in `torch_models/point_session.py`. How they are taken is the same for all.
 
 On all CPUs, as its spec has it, a program of many threads varies with every wake-up and migration; pinned to one CPU
 it varies least on most machines, and does not run as users run it. Which is steadier is a matter of the program and

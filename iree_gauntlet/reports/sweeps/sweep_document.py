@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import (
     Block,
@@ -20,21 +20,15 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
+from iree_gauntlet.records.sweep_record import MEASURED, SAME
 from iree_gauntlet.reports.provenance import provenance
-from iree_gauntlet.reports.sweeps.sweep_rows import (
-    Ratio,
-    Row,
-    SideFigures,
-    SweepEntry,
-    find_mean_ratio,
-    group_entries,
-    times,
-)
+from iree_gauntlet.reports.sweeps.sweep_rows import Row, SweepEntry, find_mean_ratio, group_entries, times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.reports.sweeps.sweep_rows import Plot
+    from iree_gauntlet.records.sweep_record import IreeTimes, Ratio, TorchTimes
+    from iree_gauntlet.reports.sweeps.sweep_rows import Plot, SweepHeader
 
 
 # What a ratio says, where it is not plain from its size.
@@ -71,12 +65,12 @@ def format_ratio(ratio: Ratio | None) -> str:
 def make_speedup_cell(row: Row | None) -> ColouredCell | str:
     """The speed-up of a variant, with a sign where it is one; in its place the result of the variant, if anything."""
     if row is None or row.speedup is None:
-        return NOTHING if row is None or row.status == "measured" else row.status
+        return NOTHING if row is None or row.variant.status == MEASURED else row.variant.status
     word = row.speedup.word
     return ColouredCell(f"{_SIGNS.get(word, '')}{format_ratio(row.speedup)}", word)
 
 
-def _time_text(side: SideFigures | None) -> str:
+def _time_text(side: IreeTimes | TorchTimes | None) -> str:
     """A time in ms, without its unit."""
     return milliseconds(side.ms) if side else NOTHING
 
@@ -97,51 +91,47 @@ def find_doubts(rows: Iterable[Row]) -> tuple[str, ...]:
     """What was not measured and why, and the notes, each once."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        reason = f": {row.reason}" if row.reason else ""
-        status = [] if row.status == "measured" else [f"{row.status}{reason}"]
-        for text in (*row.point_notes, *(f"{row.recipe}: {said}" for said in (*status, *row.notes))):
+        reason = f": {row.variant.reason}" if row.variant.reason else ""
+        status = [] if row.variant.status == MEASURED else [f"{row.variant.status}{reason}"]
+        for text in (*row.record.notes, *(f"{row.recipe}: {said}" for said in (*status, *row.variant.notes))):
             found.setdefault(text, []).append(row.label)
     return tuple(f"{text} ({_name_some(labels)})" for text, labels in found.items())
 
 
-def collect_heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
+def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
     """What a heading says below its title: the run, IREE, the machine, how much was measured."""
-    header = header or {}
-    toolchain, machine = header.get("toolchain") or {}, header.get("machine") or {}
-    points = len({row.point for row in rows})
-    versions = [f"{name} {version}" for name, version in (header.get("versions") or {}).items()]
-    cores = machine.get("cores")
+    toolchain, machine = header.toolchain, header.machine
+    points = len({row.place for row in rows})
     facts = (
-        f"run {header['run']}" if header.get("run") else "",
-        f"configuration {header['config']}" if header.get("config") else "",
-        f"IREE {toolchain['compiler']}" if toolchain.get("compiler") else "",
-        f"runtime {toolchain['runtime']}" if toolchain.get("runtime") != toolchain.get("compiler") else "",
-        ", ".join(versions),
-        f"{machine.get('cpu', '')}, {cores} cores" if cores else "",
-        f"locks in {header['lock_folder']}" if header.get("lock_folder") else "",
+        f"run {header.run}" if header.run else "",
+        f"configuration {header.config}" if header.config else "",
+        f"IREE {toolchain.compiler}" if toolchain.compiler else "",
+        f"runtime {toolchain.runtime}" if toolchain.runtime != toolchain.compiler else "",
+        ", ".join(f"{name} {version}" for name, version in header.versions.items()),
+        f"{machine.cpu}, {machine.cores} cores" if machine.cores else "",
+        f"locks in {header.lock_folder}" if header.lock_folder else "",
         f"{points} point{'s' if points != 1 else ''}, {len(rows)} variants",
     )
     return tuple(fact for fact in facts if fact)
 
 
-def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
+def remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
     """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
 
     Args:
-        header: of the run, with its `state` and the points that are `missing`.
+        header: of the run.
         rows: of all points that finished.
     """
-    header = header or {}
     points: dict[tuple[str, str], list[str]] = {}
-    for item in header.get("missing") or ():
-        points.setdefault((item["status"], item["reason"]), []).append(item["point"])
+    for item in header.missing:
+        points.setdefault((item.status, item.reason), []).append(item.point)
     said = [f"{status}: {reason} ({_name_some(names)})" for (status, reason), names in points.items()]
-    state = header.get("state", "complete")
-    if state == "complete":
+    if header.state == "complete":
         return tuple(said)
-    measured = len({(row.name, row.label) for row in rows})
-    total = measured + sum(map(len, points.values()))
-    return (f"{UNREACHED[state]}: {measured} of {total} points measured; micro --resume continues it", *said)
+    measured = len({(row.point.name, row.label) for row in rows})
+    total = measured + len(header.missing)
+    left = f"{measured} of {total} points measured; micro --resume continues it"
+    return (f"{UNREACHED[header.state]}: {left}", *said)
 
 
 def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
@@ -153,16 +143,16 @@ def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
     found = [row.speedup for row in rows if row.speedup]
     ratios = [ratio.ratio for ratio in found]
     words = [ratio.word for ratio in found]
-    noises = [row.sqnr_db for row in rows if row.sqnr_db is not None]
+    noises = [row.errors.sqnr_db for row in rows if row.errors.sqnr_db is not None]
     shares = []
     for row in rows:
         baseline = entry.baseline(row.label)
-        if baseline and baseline.parameter_bytes and row.parameter_bytes is not None:
-            shares.append(row.parameter_bytes / baseline.parameter_bytes)
+        if baseline and baseline.variant.parameter_bytes and row.variant.parameter_bytes is not None:
+            shares.append(row.variant.parameter_bytes / baseline.variant.parameter_bytes)
     share = find_mean_ratio(shares)
-    same = sum(row.status == "same module" for row in rows)
+    same = sum(row.variant.status == SAME for row in rows)
     faster, slower = words.count("faster"), words.count("slower")
-    missing = sum(row.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
+    missing = sum(row.variant.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
     return (
         recipe,
         _format_mean(ratios),
@@ -170,11 +160,14 @@ def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
         *(str(count) if count else NOTHING for count in (faster, slower, len(words) - faster - slower + same, missing)),
         format_decibels(min(noises, default=None)),
         NOTHING if share is None else f"{100 * share:.0f} %",
-        *(_format_beside(row.torch_eager for row in rows), _format_beside(row.torch_compile for row in rows)),
+        *(
+            _format_beside(row.variant.torch_eager for row in rows),
+            _format_beside(row.variant.torch_compile for row in rows),
+        ),
     )
 
 
-def _format_beside(sides: Iterable[SideFigures | None]) -> str:
+def _format_beside(sides: Iterable[TorchTimes | None]) -> str:
     return _format_mean([side.beside_iree.ratio for side in sides if side and side.beside_iree])
 
 
@@ -213,9 +206,7 @@ _FIGURES = (
 )
 
 
-def make_sweep_document(
-    rows: Sequence[Row], header: Mapping[str, Any] | None = None, plots: Sequence[Plot] = ()
-) -> Document:
+def make_sweep_document(rows: Sequence[Row], header: SweepHeader, plots: Sequence[Plot] = ()) -> Document:
     """What people read of it.
 
     `plots`: of `draw_plots`; none where matplotlib is missing.
@@ -232,8 +223,8 @@ def make_sweep_document(
         tuple(blocks),
         remarks=remarks(header, rows),
         provenance=provenance(
-            str((header or {}).get("toolchain", {}).get("compiler") or ""),
-            {"time": (header or {}).get("started"), **(header or {})},
+            header.toolchain.compiler,
+            {**header.as_dict(), "time": header.started},
             ("results.md", "results.csv", "results.json"),
         ),
     )
@@ -243,7 +234,7 @@ def make_speedup_table(entry: SweepEntry) -> Table:
     """Shapes and recipes, the longer axis down; next to the shapes the baseline's time in ms."""
     shapes, recipes = entry.shapes, entry.recipes
     baselines = {shape: entry.baseline(shape) for shape in shapes}
-    times = {shape: _time_text(row.iree if row else None) for shape, row in baselines.items()}
+    times = {shape: _time_text(row.variant.iree if row else None) for shape, row in baselines.items()}
     cells = {(recipe, shape): make_speedup_cell(entry.row(recipe, shape)) for recipe in recipes for shape in shapes}
     if len(shapes) < len(recipes):
         lines = [(recipe, *(cells[recipe, shape] for shape in shapes)) for recipe in recipes]
@@ -277,17 +268,29 @@ def _make_table(columns: Sequence[Column], lines: Sequence[tuple[str, ...]]) -> 
 
 def _collect_figures(row: Row) -> tuple[str, ...]:
     """In the order of `_FIGURES`."""
-    eager, compiled = row.torch_eager, row.torch_compile
-    first = row.iree.first_call_ms if row.iree else None
-    share = NOTHING if row.roofline_share is None else f"{100 * row.roofline_share:.0f} % {row.roofline_bound}"
-    error = [NOTHING if value is None else error_figure(value) for value in (row.max_error, row.relative_error)]
+    eager, compiled = row.variant.torch_eager, row.variant.torch_compile
+    first = row.variant.first_call_ms if row.variant.iree else None
+    share = NOTHING if row.peak_share.share is None else f"{100 * row.peak_share.share:.0f} % {row.peak_share.bound}"
+    error = [NOTHING if value is None else error_figure(value) for value in (row.errors.max, row.errors.relative)]
     return (
-        *(row.label, row.shape, row.recipe, row.status, _time_text(row.iree), format_ratio(row.speedup)),
+        *(
+            row.label,
+            row.point.shape,
+            row.recipe,
+            row.variant.status,
+            _time_text(row.variant.iree),
+            format_ratio(row.speedup),
+        ),
         *(_time_text(eager), format_ratio(eager.beside_iree if eager else None)),
         *(_time_text(compiled), format_ratio(compiled.beside_iree if compiled else None)),
-        *(*error, format_decibels(row.sqnr_db), _format_size(row.module_bytes), _format_size(row.parameter_bytes)),
-        *(_format_size(row.peak_rss_bytes), _format_size(row.device_peak_bytes)),
-        NOTHING if row.compile_s is None else duration(row.compile_s),
+        *(
+            *error,
+            format_decibels(row.errors.sqnr_db),
+            _format_size(row.variant.module_bytes),
+            _format_size(row.variant.parameter_bytes),
+        ),
+        *(_format_size(row.variant.peak_rss_bytes), _format_size(row.variant.device_peak_bytes)),
+        NOTHING if row.variant.compile_s is None else duration(row.variant.compile_s),
         NOTHING if first is None else milliseconds(first),
-        *(share, "; ".join(row.shows)),
+        *(share, "; ".join(row.variant.shows)),
     )

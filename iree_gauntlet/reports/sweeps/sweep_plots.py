@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import INK, PAPER
-from iree_gauntlet.reports.sweeps.sweep_rows import Plot, Ratio, Row, SweepEntry, find_mean_ratio, group_entries, times
+from iree_gauntlet.reports.sweeps.sweep_rows import Plot, Row, SweepEntry, find_mean_ratio, group_entries, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from iree_gauntlet.measuring.profiles.memory_profile import MemoryPhase, MemoryProfile
+    from iree_gauntlet.records.sweep_record import Ratio
 
 
 # Of Okabe and Ito, "Color Universal Design" (2008): blue and vermilion stay apart in every kind of colour blindness.
@@ -163,7 +164,7 @@ def draw_speedup_bars(entry: SweepEntry) -> Figure:
     shapes, recipes = entry.shapes, entry.recipes
     place = min(_WIDEST, max(_NARROWEST, _ALL / len(shapes)))
     inner = max(place * len(shapes), 4.0)
-    marks = [STATUS_MARKS.get(row.status, "") for row in entry.rows if row.speedup is None]
+    marks = [STATUS_MARKS.get(row.variant.status, "") for row in entry.rows if row.speedup is None]
     height = 0.8 + len(recipes) * _PANEL + _estimate_width(shapes)
     figure = _make_figure(f"{entry.title}: speed-up, with 95 % intervals", inner + 0.5, height, marks)
     ends = _find_ends(entry)
@@ -192,7 +193,9 @@ def _draw_panel(axes: Axes, entry: SweepEntry, recipe: str, ends: tuple[float, f
     _draw_intervals(axes, ratios, ends)
     for index, row in found:
         if row is not None and row.speedup is None:
-            axes.text(index, 0.04, STATUS_MARKS.get(row.status, ""), ha="center", va="bottom", fontsize=8, color=INK)
+            axes.text(
+                index, 0.04, STATUS_MARKS.get(row.variant.status, ""), ha="center", va="bottom", fontsize=8, color=INK
+            )
     ticks = [tick for tick in scale_ticks(max(-ends[0], ends[1])) if ends[0] <= math.log2(tick) <= ends[1]]
     axes.set_yticks([math.log2(tick) for tick in ticks], map(format_tick, ticks))
     axes.set_ylim(*ends)
@@ -311,7 +314,7 @@ class _Cell:
 
 def is_grid(entry: SweepEntry) -> bool:
     """Whether the shapes of an entry are a sweep of k and n, which needs a map of its own for each m."""
-    shapes = {(row.m, row.k, row.n) for row in entry.rows}
+    shapes = {(row.point.m, row.point.k, row.point.n) for row in entry.rows}
     panels = {m for m, _, _ in shapes}
     places = sum(
         len({k for own, k, _ in shapes if own == m}) * len({n for own, _, n in shapes if own == m}) for m in panels
@@ -346,9 +349,9 @@ def draw_grid_map(entry: SweepEntry, recipe: str) -> Figure:
     """One recipe over a sweep: for each m a map with n to the right and k upwards."""
     cells = [(row, _make_cell(row)) for row in entry.of_recipe(recipe)]
     limit = _find_limit(entry)
-    sizes_k = sorted({row.k for row in entry.rows}, reverse=True)
-    sizes_n = sorted({row.n for row in entry.rows})
-    panels = sorted({row.m for row in entry.rows})
+    sizes_k = sorted({row.point.k for row in entry.rows}, reverse=True)
+    sizes_n = sorted({row.point.n for row in entry.rows})
+    panels = sorted({row.point.m for row in entry.rows})
     across = min(_PANELS_ACROSS, len(panels))
     down = -(-len(panels) // across)
     labels_k, labels_n = [str(size) for size in sizes_k], [str(size) for size in sizes_n]
@@ -363,8 +366,8 @@ def draw_grid_map(entry: SweepEntry, recipe: str) -> Figure:
         axes.set_xlabel("n", labelpad=1)
         axes.set_ylabel("k", labelpad=1)
         for row, cell in cells:
-            if row.m == m:
-                _draw(axes, sizes_n.index(row.n), sizes_k.index(row.k), cell, limit)
+            if row.point.m == m:
+                _draw(axes, sizes_n.index(row.point.n), sizes_k.index(row.point.k), cell, limit)
     for axes in every[len(panels) :]:
         axes.set_axis_off()
     _scale(figure, limit, across * len(sizes_n))
@@ -380,7 +383,7 @@ def _make_cell(row: Row | None) -> _Cell:
     if row is None:
         return _Cell("")
     if row.speedup is None:
-        mark = STATUS_MARKS.get(row.status, "")
+        mark = STATUS_MARKS.get(row.variant.status, "")
         return _Cell(mark, mark=mark)
     mark = _MARKS.get(row.speedup.word, "")
     return _Cell(times(row.speedup.ratio) + mark, row.speedup.ratio, mark)

@@ -6,9 +6,10 @@ import importlib.util
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -16,21 +17,23 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, read_written_memory_profile
 from iree_gauntlet.records.outcome import state_of
+from iree_gauntlet.records.sweep_record import MICRO, SweepAsked
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
 from iree_gauntlet.reports.sweeps.sweep_plots import draw_memory_plot, draw_plots
-from iree_gauntlet.reports.sweeps.sweep_rows import read_rows, write_results_csv
+from iree_gauntlet.reports.sweeps.sweep_rows import MissingPoint, SweepHeader, read_rows, write_results_csv
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, SideFigures
+    from iree_gauntlet.records.sweep_record import IreeTimes, Ratio, TorchTimes
+    from iree_gauntlet.reports.sweeps.sweep_rows import Row
 
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -55,6 +58,7 @@ _DEVICES = {"local-task": "cpu", "local-sync": "cpu", "hip": "rocm", "amdgpu": "
 _MEGABYTE = 1e6
 _GIB = 1 << 30
 _TARGETS = TypeAdapter(dict[str, dict[str, float]])
+_Targets: TypeAlias = Mapping[str, Mapping[str, float]]
 _NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
 
 
@@ -148,23 +152,6 @@ class OssRecord(_OssPart):
     inputs: dict[str, OssInput] = {}
 
 
-_RECORDS = TypeAdapter(list[OssRecord])
-
-
-def check_oss_records(records: Sequence[dict[str, Any]]) -> None:
-    """Makes sure that the database can take records.
-
-    Raises:
-        GauntletError: it could not; the first field that does not fit is named.
-    """
-    try:
-        _RECORDS.validate_python(list(records))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise GauntletError(f"record {where} of the benchmark database: {first['msg']}") from error
-
-
 @dataclass(frozen=True, slots=True)
 class _Metric:
     name: str
@@ -173,186 +160,178 @@ class _Metric:
     ratio: Ratio | None = None
 
 
-def make_oss_json(
-    rows: Sequence[Row], header: Mapping[str, Any], *, targets: Mapping[str, Mapping[str, float]] | None = None
-) -> str:
+def make_oss_json(rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None) -> str:
     """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`.
 
     Raises:
-        GauntletError: a record is none that the database can take.
+        GauntletError: a record is none that the database can take; the first field that does not fit is named.
     """
-    records = make_oss_records(rows, header, targets=targets)
-    check_oss_records(records)
+    try:
+        records = [record.model_dump() for record in make_oss_records(rows, header, targets=targets)]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise GauntletError(f"record {where} of the benchmark database: {first['msg']}") from error
     return json.dumps(records, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
 def make_oss_records(
-    rows: Sequence[Row], header: Mapping[str, Any], *, targets: Mapping[str, Mapping[str, float]] | None = None
-) -> list[dict[str, Any]]:
+    rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None
+) -> Iterator[OssRecord]:
     """The records of all figures that are finite.
 
     Args:
         rows: of all points.
-        header: of the run: `run`, `toolchain`, `machine`, `versions`, and `gpus` where it ran on some, each with
-            `name` and `memory_bytes`; `state`, which is in every record where it is not `complete`.
+        header: of the run; its state is in every record where it is not `complete`.
         targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
             for those that are not named, which dashboards read as none.
+
+    Raises:
+        ValidationError: one does not fit.
     """
-    baselines = {row.point: row for row in rows if row.is_baseline}
+    baselines = {row.place: row for row in rows if row.is_baseline}
     shapes: dict[str, set[tuple[str, ...]]] = {}
     for row in rows:
-        shapes.setdefault(row.label, set()).add(row.point)
+        shapes.setdefault(row.label, set()).add(row.place)
     dependencies = _find_dependencies(header)
-    state = str(header.get("state") or "complete")
-    records = []
     for row in rows:
-        model = row.label if len(shapes[row.label]) == 1 else f"{row.name} {row.label}"
+        name = row.label if len(shapes[row.label]) == 1 else f"{row.point.name} {row.label}"
         runner = _describe_runner(row, header)
-        named = {name: getattr(row, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
-        about = _keep_known({**named, "flops": None if row.flops is None else f"{row.flops:.0f}"})
-        for backend, metrics in _find_backends(row, baselines.get(row.point)):
+        named = {name: getattr(row.point, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
+        flops = None if row.point.flops is None else f"{row.point.flops:.0f}"
+        for backend, metrics in _find_backends(row, baselines.get(row.place)):
+            model = OssModel(
+                name=name,
+                type="micro-benchmark custom layer",
+                backend=backend,
+                origins=["iree"],
+                extra_info=_keep_known({**named, "flops": flops}),
+            )
+            benchmark = _describe_benchmark(row, backend, runner.type, header.state)
             for metric in metrics:
-                if metric.value is None or not is_float32(metric.value):
-                    continue
-                wanted = (targets or {}).get(metric.name, {})
-                records.append(
-                    {
-                        "benchmark": _describe_benchmark(row, backend, runner["type"], state),
-                        "model": {
-                            "name": model,
-                            "type": "micro-benchmark custom layer",
-                            "backend": backend,
-                            "origins": ["iree"],
-                            "extra_info": about,
-                        },
-                        "metric": {
-                            "name": metric.name,
-                            "benchmark_values": [metric.value],
-                            "target_value": float(wanted.get(f"{row.recipe}@{model}", wanted.get(row.recipe, 0.0))),
-                            "extra_info": _describe_metric(metric),
-                        },
-                        "runners": [runner],
-                        "dependencies": dependencies,
-                        "inputs": {},
-                    }
-                )
-    return records
+                if metric.value is not None and is_float32(metric.value):
+                    wanted = (targets or {}).get(metric.name, {})
+                    target = float(wanted.get(f"{row.recipe}@{name}", wanted.get(row.recipe, 0.0)))
+                    yield OssRecord(
+                        benchmark=benchmark,
+                        model=model,
+                        metric=_describe_metric(metric, metric.value, target),
+                        runners=[runner],
+                        dependencies=dependencies,
+                    )
 
 
 def _find_backends(row: Row, baseline: Row | None) -> Iterator[tuple[str, list[_Metric]]]:
     """The metrics of each side that was measured."""
-    yield "iree", [*_collect_times(row, row.iree, baseline.iree if baseline else None), *_collect_iree_metrics(row)]
-    if row.kind == "compiler" and not row.is_baseline:
+    own, other = row.variant, baseline.variant if baseline else None
+    yield "iree", [*_collect_times(row, own.iree, other.iree if other else None), *_collect_iree_metrics(row)]
+    if own.kind == "compiler" and not row.is_baseline:
         # It is nothing to torch.
         return
-    yield "eager", _collect_times(row, row.torch_eager, baseline.torch_eager if baseline else None)
-    yield "inductor", _collect_times(row, row.torch_compile, baseline.torch_compile if baseline else None)
+    yield "eager", _collect_times(row, own.torch_eager, other.torch_eager if other else None)
+    yield "inductor", _collect_times(row, own.torch_compile, other.torch_compile if other else None)
 
 
-def _collect_times(row: Row, side: SideFigures | None, baseline: SideFigures | None) -> list[_Metric]:
+def _collect_times(
+    row: Row, side: IreeTimes | TorchTimes | None, baseline: IreeTimes | TorchTimes | None
+) -> list[_Metric]:
     if side is None:
         return []
-    own = _BASELINE_TIMES.get(row.dtype, "Baseline Fwd Time (ms)")
+    own = _BASELINE_TIMES.get(row.point.dtype, "Baseline Fwd Time (ms)")
     if row.is_baseline:
         return [_Metric(own, side.ms, "ms")]
     speedup = side.speedup
     return [
         _Metric(SPEEDUP, speedup.ratio if speedup else None, "x", speedup),
         _Metric(own, baseline.ms if baseline else None, "ms"),
-        _Metric(_RECIPE_TIMES.get(row.kind, "Recipe Fwd Time (ms)"), side.ms, "ms"),
+        _Metric(_RECIPE_TIMES.get(row.variant.kind, "Recipe Fwd Time (ms)"), side.ms, "ms"),
     ]
 
 
 def _collect_iree_metrics(row: Row) -> list[_Metric]:
     """What is known of IREE alone."""
-    if row.iree is None:
+    if row.variant.iree is None:
         return []
     found = [
-        _Metric("Allocated Memory (MB)", _scale(row.device_peak_bytes, _MEGABYTE), "MB"),
-        _Metric("Peak Resident Memory (MB)", _scale(row.peak_rss_bytes, _MEGABYTE), "MB"),
-        _Metric("Module Size (MB)", _scale(row.module_bytes, _MEGABYTE), "MB"),
-        _Metric("Parameter Size (MB)", _scale(row.parameter_bytes, _MEGABYTE), "MB"),
-        _Metric("Compile Time (s)", row.compile_s, "s"),
-        _Metric("First Call (ms)", row.iree.first_call_ms, "ms"),
-        _Metric("Max Error", row.max_error, ""),
-        _Metric("Relative Error", row.relative_error, ""),
-        _Metric("SQNR (dB)", row.sqnr_db, "dB"),
-        _Metric("Share of Machine Peak (%)", _scale(row.roofline_share, 0.01), "%"),
+        _Metric("Allocated Memory (MB)", _scale(row.variant.device_peak_bytes, _MEGABYTE), "MB"),
+        _Metric("Peak Resident Memory (MB)", _scale(row.variant.peak_rss_bytes, _MEGABYTE), "MB"),
+        _Metric("Module Size (MB)", _scale(row.variant.module_bytes, _MEGABYTE), "MB"),
+        _Metric("Parameter Size (MB)", _scale(row.variant.parameter_bytes, _MEGABYTE), "MB"),
+        _Metric("Compile Time (s)", row.variant.compile_s, "s"),
+        _Metric("First Call (ms)", row.variant.first_call_ms, "ms"),
+        _Metric("Max Error", row.errors.max, ""),
+        _Metric("Relative Error", row.errors.relative, ""),
+        _Metric("SQNR (dB)", row.errors.sqnr_db, "dB"),
+        _Metric("Share of Machine Peak (%)", _scale(row.peak_share.share, 0.01), "%"),
     ]
-    for name, side in (("torch eager", row.torch_eager), ("torch.compile", row.torch_compile)):
+    for name, side in (("torch eager", row.variant.torch_eager), ("torch.compile", row.variant.torch_compile)):
         beside = side.beside_iree if side else None
         found.append(_Metric(f"Speedup over {name} (x)", beside.ratio if beside else None, "x", beside))
     return found
 
 
-def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> dict[str, Any]:
+def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBenchmark:
     facts = {
         "device": _name_device(row),
-        "iree_device": row.device,
+        "iree_device": row.point.device,
         "arch": arch,
-        "torch_compile_mode": row.torch_compile_mode,
+        "torch_compile_mode": row.point.torch_compile_mode,
         # Of torch.compile alone: dashboards take a series without it for an eager one.
         "use_compile": "true" if backend == "inductor" else None,
         "sweep": None if state == "complete" else state,
-        "high_precision_dtype": row.dtype,
-        "quantization": row.quantization,
-        "sparsity": row.sparsity or "",
-        "recipe_kind": row.kind,
-        "status": row.status,
+        "high_precision_dtype": row.point.dtype,
+        "quantization": row.variant.quantization,
+        "sparsity": row.variant.sparsity or "",
+        "recipe_kind": row.variant.kind,
+        "status": row.variant.status,
     }
-    return {"name": "micro-benchmark api", "mode": "inference", "dtype": row.recipe, "extra_info": _keep_known(facts)}
+    return OssBenchmark(name="micro-benchmark api", mode="inference", dtype=row.recipe, extra_info=_keep_known(facts))
 
 
-def _describe_metric(metric: _Metric) -> dict[str, str]:
+def _describe_metric(metric: _Metric, value: float, target: float) -> OssMetric:
     ratio = metric.ratio
     more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
-    return _keep_known({"unit": metric.unit, **more})
+    known = _keep_known({"unit": metric.unit, **more})
+    return OssMetric(name=metric.name, benchmark_values=[value], target_value=target, extra_info=known)
 
 
-def _describe_runner(row: Row, header: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
     """The machine. `name` and `type` are what dashboards call device and architecture."""
-    machine = header.get("machine") or {}
-    device = _name_device(row)
-    gpus = () if device == "cpu" else header.get("gpus") or ()
-    names = list(dict.fromkeys(str(gpu.get("name") or "") for gpu in gpus))
-    memory = sum(int(gpu.get("memory_bytes") or 0) for gpu in gpus)
-    cpu = str(machine.get("cpu") or "")
-    return {
-        "name": device,
-        "type": ", ".join(filter(None, names)) or cpu or "unknown",
-        "cpu_info": cpu,
-        "cpu_count": int(machine.get("cores") or 0),
-        "mem_info": "",
-        "avail_mem_in_gb": int(machine.get("memory_bytes") or 0) // _GIB,
-        "gpu_info": ", ".join(filter(None, names)),
-        "gpu_count": len(gpus),
-        "gpu_mem_info": "",
-        "avail_gpu_mem_in_gb": memory // _GIB,
-        "extra_info": _keep_known(
-            {"hostname": machine.get("host"), "os": machine.get("os"), "python": machine.get("python")}
-            | {"run": header.get("run"), "started": header.get("started")}
+    machine, device = header.machine, _name_device(row)
+    gpus = () if device == "cpu" else header.gpus
+    names = ", ".join(filter(None, dict.fromkeys(gpu.name for gpu in gpus)))
+    return OssRunner(
+        name=device,
+        type=names or machine.cpu or "unknown",
+        cpu_info=machine.cpu,
+        cpu_count=machine.cores,
+        avail_mem_in_gb=machine.memory_bytes // _GIB,
+        gpu_info=names,
+        gpu_count=len(gpus),
+        avail_gpu_mem_in_gb=sum(gpu.memory_bytes for gpu in gpus) // _GIB,
+        extra_info=_keep_known(
+            {"hostname": machine.host, "os": machine.os, "python": machine.python}
+            | {"run": header.run, "started": header.started}
         ),
-    }
+    )
 
 
-def _find_dependencies(header: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    toolchain = header.get("toolchain") or {}
+def _find_dependencies(header: SweepHeader) -> dict[str, OssDependency]:
+    toolchain = header.toolchain
     found = {}
-    for package, part in (("iree-base-compiler", "compiler"), ("iree-base-runtime", "runtime")):
-        if toolchain.get(part):
-            sha = str(toolchain.get(f"{part}_commit") or "")
-            found[package] = _describe_dependency("iree-org/iree", str(toolchain[part]), sha)
-    for name, version in (header.get("versions") or {}).items():
-        found[str(name)] = _describe_dependency(_REPOSITORIES.get(str(name), ""), str(version))
+    for package, version, sha in (
+        ("iree-base-compiler", toolchain.compiler, toolchain.compiler_commit),
+        ("iree-base-runtime", toolchain.runtime, toolchain.runtime_commit),
+    ):
+        if version:
+            found[package] = OssDependency(repo="iree-org/iree", version=version, sha=sha)
+    for name, version in header.versions.items():
+        found[name] = OssDependency(repo=_REPOSITORIES.get(name, ""), version=version)
     return found
 
 
-def _describe_dependency(repo: str, version: str, sha: str = "") -> dict[str, Any]:
-    return {"repo": repo, "branch": "", "sha": sha, "version": version, "extra_info": {}}
-
-
 def _name_device(row: Row) -> str:
-    driver = row.device.partition(":")[0]
+    driver = row.point.device.partition(":")[0]
     return _DEVICES.get(driver, driver)
 
 
@@ -371,20 +350,21 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     Raises:
         GauntletError: a file cannot be written, or a record is none.
     """
-    asked = record.runs[-1]["micro"]
-    results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in asked["points"]]
-    records = [item.statistics["micro"] for item in results if item is not None and "micro" in item.statistics]
+    asked = SweepAsked.from_dict(record.runs[-1][MICRO])
+    results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
+    records = [item.statistics[MICRO] for item in results if item is not None and MICRO in item.statistics]
     rows = read_rows(records)
-    header = _make_header(record) | {"missing": _find_missing(record, asked)}
-    targets = read_targets(asked["targets"])
+    written = _make_header(record, asked)
+    header = SweepHeader.from_dict(written)
+    targets = read_targets(asked.targets)
     oss = make_oss_json(rows, header, targets=targets)
     plots = draw_plots(rows) if importlib.util.find_spec("matplotlib") else ()
     document = make_sweep_document(rows, header, plots)
     folder = run_dir / "results"
     files: dict[str, str | bytes] = {
-        "results.csv": write_results_csv(rows, header),
+        "results.csv": write_results_csv(rows, header.missing),
         "results.md": markdown(document),
-        "results.json": json.dumps({"header": header, "points": records}, indent=1) + "\n",
+        "results.json": json.dumps({"header": written, "points": records}, indent=1) + "\n",
         "results.html": html_page(document),
         "benchmark_results.json": oss,
         **{f"{plot.name}.svg": plot.svg for plot in plots},
@@ -397,13 +377,13 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     if not plots and any(row.speedup for row in rows):
         stream.write(f"{_NO_PLOTS}\n")
     here = Path(record.runs[-1]["cwd"])
-    if asked["output_dir"]:
-        _write(here / asked["output_dir"] / run_dir.name, files)
-        stream.write(f"the same in {asked['output_dir']}/{run_dir.name}\n")
-    if asked["output"]:
-        output = here / Path(asked["output"]).expanduser()
+    if asked.output_dir:
+        _write(here / asked.output_dir / run_dir.name, files)
+        stream.write(f"the same in {asked.output_dir}/{run_dir.name}\n")
+    if asked.output:
+        output = here / Path(asked.output).expanduser()
         _write(output.parent, {output.name: oss})
-        stream.write(f"records for a benchmark database: {asked['output']}\n")
+        stream.write(f"records for a benchmark database: {asked.output}\n")
 
 
 def check_writable(name: str) -> None:
@@ -427,7 +407,7 @@ def check_writable(name: str) -> None:
         raise UsageError(f"--output {name}: {path.parent} cannot be written", "Name a file where you may write.")
 
 
-def read_targets(name: str) -> Mapping[str, Mapping[str, float]]:
+def read_targets(name: str) -> _Targets:
     """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name.
 
     Raises:
@@ -460,43 +440,43 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
         profile = read_written_memory_profile(path)
         if profile is not None:
             label = step["id"].removeprefix(step_id(step["chain"], Stage.BENCHMARK, MEMORY_ROLE))
-            svg, png = draw_memory_plot(profile, f"{_name(step['chain'])}: {label}")
+            svg, png = draw_memory_plot(profile, f"{_name_point(step['chain'])}: {label}")
             _write(path.parent, {path.with_suffix(".svg").name: svg, path.with_suffix(".png").name: png})
 
 
-def _find_missing(record: JournalRecord, asked: Mapping[str, Any]) -> list[dict[str, str]]:
+def _find_missing(record: JournalRecord, asked: SweepAsked) -> list[MissingPoint]:
     """The points without a record: what became of each, and why."""
-    # Journals of older versions have none that were refused.
-    refused = asked.get("refused") or {}
-    found = [{"point": name, "status": "skipped", "reason": reason} for name, reason in refused.items()]
-    for chain in asked["points"]:
+    found = [MissingPoint(name, "skipped", reason) for name, reason in asked.refused.items()]
+    for chain in asked.points:
         result = record.results.get(step_id(chain, Stage.BENCHMARK))
         if result is None:
-            found.append({"point": _name(chain), "status": NOT_MEASURED, "reason": UNREACHED[state_of(record)]})
-        elif "micro" not in result.statistics:
-            found.append({"point": _name(chain), "status": str(result.verdict), "reason": result.reason})
+            found.append(MissingPoint(_name_point(chain), NOT_MEASURED, UNREACHED[state_of(record)]))
+        elif MICRO not in result.statistics:
+            found.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
     return found
 
 
-def _name(chain: str) -> str:
+def _name_point(chain: str) -> str:
     """Of a point, which its chain has a target behind."""
     return chain.rpartition("@")[0]
 
 
-def _make_header(record: JournalRecord) -> dict[str, Any]:
+def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
+    """As `results.json` has it."""
     run = record.runs[-1]
     return {
         "run": run["run"],
         "state": state_of(record),
         "started": record.runs[0].get("time", ""),
-        "config": Path(run["micro"]["config"]).name,
+        "config": Path(asked.config).name,
         "toolchain": run["toolchain"],
         "machine": run["machine"],
         "command": record.runs[0].get("command", ""),
         **{name: run.get(name, "") for name in ("cwd", "version")},
         "lock_folder": run.get("lock_folder", ""),
         "gpus": run["gpus"],
-        "versions": run["micro"]["versions"],
+        "versions": asked.versions,
+        "missing": [item.as_dict() for item in _find_missing(record, asked)],
     }
 
 

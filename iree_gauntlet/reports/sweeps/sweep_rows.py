@@ -15,14 +15,17 @@ import io
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, PointRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from iree_gauntlet.records.sweep_record import PointFacts, Ratio, VariantRecord
 
 
 _BASELINE = "baseline"
@@ -35,94 +38,36 @@ _RATIO = {"": "ratio", "_low": "low", "_high": "high", "_word": "word"}
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio(Recorded):
-    """How many times faster something is.
+class Row:
+    """One variant at one point.
 
     Attributes:
-        ratio: of two times; above 1 is faster.
-        low, high: its interval; None where the evidence is too little for one.
-        word: `faster`, `slower`, `same` or `inconclusive`.
+        record: of the point.
     """
 
-    ratio: float
-    low: float | None = None
-    high: float | None = None
-    word: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SideFigures(Recorded):
-    """What ran a variant: IREE, torch eager or torch.compile.
-
-    Attributes:
-        speedup: against the baseline on the same side; None for the baseline itself.
-        beside_iree: its time over IREE's for the same variant, above 1 where IREE is faster; None for IREE itself.
-    """
-
-    ms: float
-    speedup: Ratio | None = None
-    beside_iree: Ratio | None = None
-    first_call_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Recorded):
-    """One variant at one point. None is what was not measured.
-
-    Attributes:
-        name: of the entry of `model_params`.
-        label: of the shape, `m-k-n`.
-        quantization, sparsity: its two parts; None for no sparsity.
-        kind: `quantization`, `sparsity` or `compiler`.
-        status: `measured`, `same module` (as the baseline's, which has its times), `skipped`, `failed` or `error`.
-        reason: why it is not `measured`.
-        compile_s: seconds that the compiler took.
-        roofline_share: of the machine's measured peak, 1 for all of it.
-        roofline_bound: `compute` or `memory`, whichever peak it is.
-        blocks, replaced: blocks of rounds that count, and those that were disturbed and taken again.
-    """
-
-    name: str
-    model_type: str
-    shape: str
-    m: int
-    k: int
-    n: int
-    label: str
-    dtype: str
-    device: str
-    torch_compile_mode: str = ""
-    flops: float | None = None
-    recipe: str
-    quantization: str
-    sparsity: str | None = None
-    kind: str
-    status: str
-    reason: str = ""
-    iree: SideFigures | None = None
-    torch_eager: SideFigures | None = None
-    torch_compile: SideFigures | None = None
-    max_error: float | None = None
-    relative_error: float | None = None
-    sqnr_db: float | None = None
-    module_bytes: float | None = None
-    parameter_bytes: float | None = None
-    peak_rss_bytes: float | None = None
-    device_peak_bytes: float | None = None
-    compile_s: float | None = None
-    roofline_share: float | None = None
-    roofline_bound: str = ""
-    shows: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    point_notes: tuple[str, ...] = ()
-    blocks: int = 0
-    replaced: int = 0
-    seconds: float | None = None
+    record: PointRecord
+    variant: VariantRecord
 
     @property
-    def point(self) -> tuple[str, str, str, str, str]:
+    def point(self) -> PointFacts:
+        """The point."""
+        return self.record.point
+
+    @property
+    def place(self) -> tuple[str, str, str, str, str]:
         """What tells its point from others."""
-        return self.name, self.model_type, self.dtype, self.device, self.label
+        point = self.point
+        return point.name, point.model_type, point.dtype, point.device, point.label
+
+    @property
+    def label(self) -> str:
+        """Of the shape."""
+        return self.point.label
+
+    @property
+    def recipe(self) -> str:
+        """Of the variant."""
+        return self.variant.label
 
     @property
     def is_baseline(self) -> bool:
@@ -132,7 +77,80 @@ class Row(Recorded):
     @property
     def speedup(self) -> Ratio | None:
         """On IREE, against the baseline."""
-        return self.iree.speedup if self.iree else None
+        return self.variant.iree.speedup if self.variant.iree else None
+
+    @property
+    def errors(self) -> NumberErrors:
+        """How far its outputs are from the unchanged model's."""
+        return self.variant.error or NumberErrors()
+
+    @property
+    def peak_share(self) -> PeakShare:
+        """How much of the machine's peak it reaches."""
+        return self.variant.roofline or PeakShare()
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderToolchain(Recorded):
+    """The IREE of a sweep: versions and commits."""
+
+    compiler: str = ""
+    compiler_commit: str = ""
+    runtime: str = ""
+    runtime_commit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderMachine(Recorded):
+    """The machine of a sweep, as far as is known."""
+
+    host: str = ""
+    cpu: str = ""
+    cores: int = 0
+    memory_bytes: int = 0
+    os: str = ""
+    python: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderGpu(Recorded):
+    """A GPU of a sweep."""
+
+    name: str = ""
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPoint(Recorded):
+    """A point without a record: what became of it, and why."""
+
+    point: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepHeader(Recorded):
+    """Where a sweep is from, as far as is known.
+
+    Attributes:
+        state: `complete`, `interrupted` or `unfinished`.
+        lock_folder: empty for the usual one.
+    """
+
+    run: str = ""
+    state: str = "complete"
+    started: str = ""
+    config: str = ""
+    toolchain: HeaderToolchain = HeaderToolchain()
+    machine: HeaderMachine = HeaderMachine()
+    command: str = ""
+    cwd: str = ""
+    version: str = ""
+    lock_folder: str = ""
+    gpus: tuple[HeaderGpu, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    missing: tuple[MissingPoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +166,13 @@ class SweepEntry:
     @property
     def name(self) -> str:
         """Its name in the configuration."""
-        return self.rows[0].name
+        return self.rows[0].point.name
 
     @property
     def title(self) -> str:
         """`small_linear (linear, f32, cpu)`."""
-        first = self.rows[0]
-        return one_line(f"{first.name} ({first.model_type}, {first.dtype}, {first.device})", _TITLE)
+        point = self.rows[0].point
+        return one_line(f"{point.name} ({point.model_type}, {point.dtype}, {point.device})", _TITLE)
 
     @property
     def shapes(self) -> tuple[str, ...]:
@@ -185,14 +203,15 @@ def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
     Raises:
         KeyError, TypeError: a record lacks what each has.
     """
-    return tuple(_read_row(record, variant) for record in records for variant in record["variants"])
+    points = map(PointRecord.from_dict, records)
+    return tuple(Row(point, variant) for point in points for variant in point.variants)
 
 
 def group_entries(rows: Iterable[Row]) -> tuple[SweepEntry, ...]:
     """The rows by entry of `model_params`, in the order of their first ones."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(row.point[:-1], []).append(row)
+        found.setdefault(row.place[:-1], []).append(row)
     return tuple(SweepEntry(tuple(own)) for own in found.values())
 
 
@@ -228,26 +247,6 @@ class Plot:
     png: bytes
 
 
-def _read_row(record: Mapping[str, Any], variant: Mapping[str, Any]) -> Row:
-    error, roofline = variant.get("error") or {}, variant.get("roofline") or {}
-    first_call = {"first_call_ms": variant.get("first_call_ms")}
-    return Row.from_dict(
-        {
-            **record,
-            **variant,
-            **record["point"],
-            "recipe": variant["label"],
-            "iree": {**first_call, **variant["iree"]} if variant.get("iree") else None,
-            "max_error": error.get("max"),
-            "relative_error": error.get("relative"),
-            "sqnr_db": error.get("sqnr_db"),
-            "roofline_share": roofline.get("share"),
-            "roofline_bound": roofline.get("bound"),
-            "point_notes": record.get("notes"),
-        }
-    )
-
-
 def _take(path: str) -> _Column:
     """What a variant has at the end of a path of fields; None where a part of it is None."""
     return lambda row, _: _find_field(row, path)
@@ -264,62 +263,75 @@ def _find_field(found: object, path: str) -> object:
 
 
 def _compare_eager_and_compiled(row: Row, _: Row | None) -> float | None:
-    eager, compiled = row.torch_eager, row.torch_compile
+    eager, compiled = row.variant.torch_eager, row.variant.torch_compile
     return eager.ms / compiled.ms if eager and compiled and compiled.ms else None
 
 
 CSV_COLUMNS: dict[str, _Column] = {
     # torchao's
-    **{name: _take(name) for name in ("name", "quantization", "sparsity", "m", "k", "n")},
-    "high_precision_dtype": lambda row, _: _TORCH_TYPES.get(row.dtype, row.dtype),
-    **{name: _take(name) for name in ("torch_compile_mode", "device", "model_type")},
-    "baseline_model_eager_inference_time_in_ms": _take_of_baseline("torch_eager.ms"),
-    "quantized_model_eager_inference_time_in_ms": _take("torch_eager.ms"),
-    "baseline_model_compiled_inference_time_in_ms": _take_of_baseline("torch_compile.ms"),
-    "quantized_model_compiled_inference_time_in_ms": _take("torch_compile.ms"),
-    "eager speedup on baseline": _take("torch_eager.speedup.ratio"),
-    "compile speedup on baseline": _take("torch_compile.speedup.ratio"),
+    "name": _take("point.name"),
+    **{name: _take(f"variant.{name}") for name in ("quantization", "sparsity")},
+    **{name: _take(f"point.{name}") for name in ("m", "k", "n")},
+    "high_precision_dtype": lambda row, _: _TORCH_TYPES.get(row.point.dtype, row.point.dtype),
+    **{name: _take(f"point.{name}") for name in ("torch_compile_mode", "device", "model_type")},
+    "baseline_model_eager_inference_time_in_ms": _take_of_baseline("variant.torch_eager.ms"),
+    "quantized_model_eager_inference_time_in_ms": _take("variant.torch_eager.ms"),
+    "baseline_model_compiled_inference_time_in_ms": _take_of_baseline("variant.torch_compile.ms"),
+    "quantized_model_compiled_inference_time_in_ms": _take("variant.torch_compile.ms"),
+    "eager speedup on baseline": _take("variant.torch_eager.speedup.ratio"),
+    "compile speedup on baseline": _take("variant.torch_compile.speedup.ratio"),
     "eager vs compile speedup": _compare_eager_and_compiled,
     # ours
-    **{name: _take(name) for name in ("shape", "recipe", "kind", "status", "reason")},
-    "iree_baseline_ms": _take_of_baseline("iree.ms"),
-    "iree_ms": _take("iree.ms"),
-    **{f"{side}_speedup{part}": _take(f"{side}.speedup.{name}") for side in _SIDES for part, name in _RATIO.items()},
+    "shape": _take("point.shape"),
+    "recipe": _take("recipe"),
+    **{name: _take(f"variant.{name}") for name in ("kind", "status", "reason")},
+    "iree_baseline_ms": _take_of_baseline("variant.iree.ms"),
+    "iree_ms": _take("variant.iree.ms"),
     **{
-        f"{side}_beside_iree{part}": _take(f"{side}.beside_iree.{name}")
+        f"{side}_speedup{part}": _take(f"variant.{side}.speedup.{name}")
+        for side in _SIDES
+        for part, name in _RATIO.items()
+    },
+    **{
+        f"{side}_beside_iree{part}": _take(f"variant.{side}.beside_iree.{name}")
         for side in _SIDES[1:]
         for part, name in _RATIO.items()
     },
-    **{name: _take(name) for name in ("max_error", "relative_error", "sqnr_db", "module_bytes", "parameter_bytes")},
-    **{name: _take(name) for name in ("peak_rss_bytes", "device_peak_bytes", "compile_s")},
-    **{f"{side}_first_call_ms": _take(f"{side}.first_call_ms") for side in _SIDES},
-    **{name: _take(name) for name in ("flops", "roofline_share", "roofline_bound", "blocks", "replaced", "seconds")},
-    "shows": lambda row, _: "; ".join(row.shows),
-    "notes": lambda row, _: "; ".join((*row.point_notes, *row.notes)),
+    **{f"{name}_error": _take(f"errors.{name}") for name in ("max", "relative")},
+    "sqnr_db": _take("errors.sqnr_db"),
+    **{name: _take(f"variant.{name}") for name in ("module_bytes", "parameter_bytes")},
+    **{name: _take(f"variant.{name}") for name in ("peak_rss_bytes", "device_peak_bytes", "compile_s")},
+    "iree_first_call_ms": lambda row, _: row.variant.first_call_ms if row.variant.iree else None,
+    **{f"{side}_first_call_ms": _take(f"variant.{side}.first_call_ms") for side in _SIDES[1:]},
+    "flops": _take("point.flops"),
+    **{f"roofline_{name}": _take(f"peak_share.{name}") for name in ("share", "bound")},
+    **{name: _take(f"record.{name}") for name in ("blocks", "replaced", "seconds")},
+    "shows": lambda row, _: "; ".join(row.variant.shows),
+    "notes": lambda row, _: "; ".join((*row.record.notes, *row.variant.notes)),
 }
 
 
-def write_results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) -> str:
+def write_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()) -> str:
     """The whole file, with its header; lines end as RFC 4180 has it.
 
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
 
     Args:
         rows: of all points that finished.
-        header: of the run, with the points that are `missing`.
+        missing: points that did not.
     """
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow(CSV_COLUMNS)
-    baselines = {row.point: row for row in rows if row.is_baseline}
+    baselines = {row.place: row for row in rows if row.is_baseline}
     for row in rows:
-        baseline = baselines.get(row.point)
+        baseline = baselines.get(row.place)
         writer.writerow([_format_cell(column(row, baseline)) for column in CSV_COLUMNS.values()])
-    for item in (header or {}).get("missing") or ():
-        name, _, label = item["point"].rpartition("/")
+    for item in missing:
+        name, _, label = item.point.rpartition("/")
         sizes = dict(zip("mkn", label.split("-"), strict=True))
-        missing = {"name": name, **sizes, "status": item["status"], "reason": item["reason"]}
-        writer.writerow([missing.get(column, "") for column in CSV_COLUMNS])
+        cells = {"name": name, **sizes, "status": item.status, "reason": item.reason}
+        writer.writerow([cells.get(column, "") for column in CSV_COLUMNS])
     return stream.getvalue()
 
 

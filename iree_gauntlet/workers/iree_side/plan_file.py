@@ -84,11 +84,11 @@ def hold_bits(array: Array, name: str) -> Array:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def time_calls(call: Callable[[], object], plan: Mapping[str, Any]) -> list[float]:
-    """Calls as often as a plan says, after those that warm up; ms, one by one."""
-    for _ in range(int(plan["warm_up_calls"])):
+def time_calls(call: Callable[[], object], warm_up_calls: int, calls: int) -> list[float]:
+    """What each call takes in ms, one by one, after those that warm up."""
+    for _ in range(warm_up_calls):
         call()
-    return [value / _NS_PER_MS for value in call_times(call, int(plan["calls"]))]
+    return [value / _NS_PER_MS for value in call_times(call, calls)]
 
 
 def call_times(

@@ -1,0 +1,237 @@
+"""A model while it runs: torch makes and exports it, its programs are checked and measured, by steps of its chain."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError
+from iree_gauntlet.engine.modules.module_key import make_key
+from iree_gauntlet.results import CacheUse, Result, shorten
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
+from iree_gauntlet.torch_models import tracing
+from iree_gauntlet.torch_models.build_folder import BUILD_FILE, BuildRecord, read_build
+from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, PLAN_FILE, make_worker_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iree_gauntlet.engine.engine import Engine
+    from iree_gauntlet.engine.processes.supervisor import Outcome
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.records.event_log import EventLog
+    from iree_gauntlet.steps import Step
+    from iree_gauntlet.torch_models.build_plan import ModelPlan
+    from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
+
+
+_LOGS = ("stdout.txt", "stderr.txt", PLAN_FILE)
+_EXIT_USAGE = 2
+_TOOL = "the measuring program"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """The result of a measuring program.
+
+    Attributes:
+        figures: its answer; None where it failed, and `failure` is the step's result.
+        complete: gives a result of the step with what is known of the process.
+    """
+
+    step: Step
+    outcome: Outcome
+    figures: Mapping[str, Any] | None
+    failure: Result
+    complete: Callable[[Result], Result]
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelSession(ABC):
+    """Performs the steps of a chain; import and compile are the engine's own.
+
+    Attributes:
+        builds: what torch made, by role of the export.
+        hashes: of that, SHA-256 of programs and weights by file name.
+    """
+
+    chain: TorchChain
+    session: Session[EventLog]
+    workbench: Workbench
+    builds: dict[str, BuildRecord] = field(default_factory=dict)
+    hashes: dict[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @abstractmethod
+    def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
+        """What there is to do, one after the other: each is planned when the one before has finished."""
+
+    @abstractmethod
+    def plan(self, role: str) -> ModelPlan:
+        """The builder's plan of an export, but for the folder."""
+
+    @abstractmethod
+    def check(self, step: Step) -> Result:
+        """Runs programs and compares their outputs."""
+
+    @abstractmethod
+    def benchmark(self, step: Step) -> Result:
+        """Measures, or looks at what takes time and memory."""
+
+    def run(self, engine: Engine, verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
+        """Performs all phases; the verdicts of all steps, with those of steps before."""
+        for phase in self.phases():
+            steps = phase()
+            self._unshare(steps)
+            engine.announce(steps)
+            # Compiles may run in parallel, since their programs lack the weights; else one model is held at a time.
+            light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
+            for group in ([light] if light else []) + [[step] for step in steps if step not in light]:
+                verdicts = engine.perform(group, verdicts)
+        return verdicts
+
+    def perform(self, step: Step) -> Result:
+        """A step that is not the engine's own."""
+        performers = {Stage.EXPORT: self._export, Stage.THRESHOLD: self.check, Stage.BENCHMARK: self.benchmark}
+        return performers[step.stage](step)
+
+    def ask(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> WorkerAnswer:
+        """Runs a measuring program to its end; arguments as for `make_worker_command`."""
+        processes = self.session.processes
+        command = make_worker_command(self.chain, step, script, plan, name)
+        outcome = processes.run(step, command, name=name)
+        step = replace(step, command=step.command or command)
+        figures, failure = None, Result(Verdict.PASSED)
+        if outcome.exit_code == 0:
+            try:
+                figures = json.loads(processes.stdout(step, name))
+            except ValueError:
+                failure = Result(Verdict.ERROR, f"{_TOOL} gave no answer", tail=tuple(outcome.tail))
+        else:
+            lines = [line for line in processes.error_lines(step, name) if line.strip()]
+            # Its last line says why; what other libraries say is before it.
+            reason = shorten(lines[-1]) if lines and not outcome.signal else ""
+            failure = after_process(step, outcome, lines, tool=_TOOL, reason=reason)
+
+        def complete(result: Result) -> Result:
+            return processes.complete(step, outcome, result)
+
+        return WorkerAnswer(step, outcome, figures, complete(failure), complete)
+
+    def run_once(
+        self, step: Step, program: CompiledProgram, device: str, name: str = "", calls: int = 1
+    ) -> WorkerAnswer:
+        """Runs a program with the builder's inputs; the outputs of its first call are kept."""
+        folder = Path(step.folder) / f"{name}outputs"
+        folder.mkdir(parents=True, exist_ok=True)
+        plan = program.plan([device], calls, warm_up_calls=0, outputs=str(folder))
+        return self.ask(step, MODULE_WORKER, plan, name)
+
+    def trace(
+        self, step: Step, program: CompiledProgram, path: Path, level: str, call_ms: float | None
+    ) -> tracing.Trace:
+        """Traces a program in the step's folder; what it finds goes to `path` with endings of its own."""
+        command = tracing.make_benchmark_command(
+            self.chain.toolchain.runtime.benchmark_module, Path(step.folder), program, self.chain.device
+        )
+        traced = replace(step, command=replace(command, env=self.chain.env))
+        known, processes = self.workbench.flags_of(BENCHMARK_MODULE), self.session.processes
+        return tracing.trace(traced, level, path, self.chain.toolchain, processes, known, call_ms=call_ms)
+
+    def _unshare(self, steps: Sequence[Step]) -> None:
+        """Gives weights that are about to be imported a copy of their own in place of a hard link into the cache.
+
+        The onnx package refuses to read weights that have a second name: it takes that for an attack.
+        """
+        for step in (step for step in steps if step.stage is Stage.IMPORT and not step.cache.hit):
+            for path in Path(step.inputs[0].path).parent.glob("*.onnx.data"):
+                if path.stat().st_nlink > 1:
+                    copy = path.with_name(f"{path.name}.copy")
+                    shutil.copyfile(path, copy)
+                    copy.replace(path)
+
+    def _export(self, step: Step) -> Result:
+        """Fills the step's folder, and keeps what it finds there."""
+        folder = Path(step.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        key = make_key(dict(step.cache.ingredients))
+        result = self._look_up(step, key)
+        if result is None:
+            with self.workbench.modules.making(key, self.session.cancelled) as waited:
+                result = self._look_up(step, key) or self._make(step, key)
+            result = replace(result, waited_seconds=waited)
+        if result.verdict is Verdict.PASSED:
+            self.builds[step.role] = read_build(folder)
+            self.hashes[step.role] = result.statistics["hashes"]
+        return result
+
+    def _look_up(self, step: Step, key: str) -> Result | None:
+        entry = self.workbench.modules.lookup(key).entry
+        if entry is None:
+            return None
+        try:
+            for role in entry.files:
+                entry.materialise(role, Path(step.folder) / role)
+        except EntryGoneError:
+            return None
+        return Result(
+            Verdict.PASSED,
+            command=self.session.processes.typed(step),
+            cache=CacheUse(True, key, "in the cache"),
+            statistics={**entry.metadata["statistics"], "hashes": entry.metadata["hashes"]},
+            notes=step.notes,
+        )
+
+    def _make(self, step: Step, key: str) -> Result:
+        cache, processes, folder = self.workbench.modules, self.session.processes, Path(step.folder)
+        ingredients = dict(step.cache.ingredients)
+        write_atomic(folder / PLAN_FILE, replace(self.plan(step.role), output=step.folder).to_json())
+        use = CacheUse(False, key, cache.explain_miss(step.id, ingredients))
+        outcome = processes.run(step)
+        if outcome.exit_code != 0 or not (folder / BUILD_FILE).is_file():
+            return processes.complete(step, outcome, replace(self._explain_failed(step, outcome), cache=use))
+        # What cannot be read is not kept.
+        build = read_build(folder)
+        files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _LOGS}
+        statistics = {
+            "tool_seconds": outcome.seconds,
+            "peak_rss_bytes": outcome.peak_rss_bytes,
+            "parameter_count": build.parameter_count,
+        }
+        hashes = {name: hash_file(path) for name, path in files.items() if ".onnx" in name}
+        published = cache.publish(
+            files,
+            name=step.id,
+            ingredients=ingredients,
+            metadata={"statistics": statistics, "hashes": hashes, "command": processes.typed(step)},
+            created=datetime.now(UTC),
+        )
+        notes = (*step.notes, published.note) if published.note else step.notes
+        result = Result(Verdict.PASSED, cache=use, statistics={**statistics, "hashes": hashes}, notes=notes)
+        return processes.complete(step, outcome, result)
+
+    def _explain_failed(self, step: Step, outcome: Outcome) -> Result:
+        """A model that is written wrong, or cannot be exported: torch's side, so an error and no failure of IREE's."""
+        if outcome.exit_code == 0:
+            what = "the builder ended without a result, and with exit code 0: does the model end the process?"
+            return Result(Verdict.ERROR, what, tail=tuple(outcome.tail))
+        lines = [line for line in self.session.processes.error_lines(step) if line.strip()]
+        if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
+            reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
+            return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
+        return replace(after_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)
+
+
+def perform_by_chain(sessions: Mapping[str, ModelSession]) -> Mapping[Stage, Callable[[Step], Result]]:
+    """What executes the stages that are not the engine's own: of each step, the session of its chain."""
+    stages = (Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK)
+    return dict.fromkeys(stages, lambda step: sessions[step.chain].perform(step))
