@@ -11,15 +11,28 @@ they are no evidence for one.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.supervisor import shell_line
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
-from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, match_dispatches, parse_dispatch_events
+from iree_gauntlet.measuring.profiles.dispatch_profile import (
+    DispatchChanges,
+    DispatchProfile,
+    Match,
+    match_dispatches,
+    parse_dispatch_events,
+)
+from iree_gauntlet.records.compare_record import (
+    ComparedDispatches,
+    DispatchDifference,
+    DispatchRow,
+    MeasuredNs,
+    OtherDispatches,
+)
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain
@@ -121,7 +134,7 @@ def profile_dispatches(
     return work.result(profile, "")
 
 
-def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float] | None = None) -> dict[str, Any]:
+def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> ComparedDispatches:
     """For the record: what the dispatches of two sides explain, or why they explain nothing.
 
     Args:
@@ -129,17 +142,34 @@ def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float] | None
         b: the other.
         measured_ms: what A and B take without the profiler, which the reports show with it.
     """
-    record: dict[str, Any] = {
-        "commands": {"a": list(a.commands), "b": list(b.commands)},
-        "seconds": a.seconds + b.seconds,
-    }
+    commands = {"a": list(a.commands), "b": list(b.commands)}
+    seconds = a.seconds + b.seconds
     if a.profile is None or b.profile is None:
         reasons = [f"{side}: {profiling.reason}" for side, profiling in (("A", a), ("B", b)) if profiling.reason]
-        return {**record, "reason": "; ".join(reasons)}
-    measured = None
-    if measured_ms is not None:
-        measured = {"a_ns": round(measured_ms[0] * _NS_PER_MS), "b_ns": round(measured_ms[1] * _NS_PER_MS)}
-    return {**record, "measured": measured, **match_dispatches(a.profile, b.profile).as_dict()}
+        return ComparedDispatches(commands=commands, seconds=seconds, reason="; ".join(reasons))
+    a_ns, b_ns = (round(time * _NS_PER_MS) for time in measured_ms)
+    difference = describe_difference(match_dispatches(a.profile, b.profile), MeasuredNs(a_ns=a_ns, b_ns=b_ns))
+    return ComparedDispatches(commands=commands, seconds=seconds, difference=difference)
+
+
+def describe_difference(changes: DispatchChanges, measured: MeasuredNs | None = None) -> DispatchDifference:
+    """For the record: the rows that explain the difference, and the sum of all others."""
+    listed = changes.explaining()
+    others = changes.changes[len(listed) :]
+    return DispatchDifference(
+        measured=measured,
+        a_ns=changes.a_ns,
+        b_ns=changes.b_ns,
+        rows=tuple(DispatchRow(**asdict(change), share=changes.share(change)) for change in listed),
+        others=OtherDispatches(
+            a_count=sum(change.a_count for change in others),
+            b_count=sum(change.b_count for change in others),
+            a_ns=sum(change.a_ns for change in others),
+            b_ns=sum(change.b_ns for change in others),
+            outside=any(change.match is Match.OUTSIDE for change in others),
+        ),
+        notes=changes.notes,
+    )
 
 
 class _ProfileWork:

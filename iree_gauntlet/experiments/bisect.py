@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.rounds.blocks import evidence_of
-from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_probe import (
     EXACT_METRICS,
-    TIMED_METRICS,
     ExactJudge,
     Judge,
-    Judged,
     keep_bundle,
     run_candidate,
     run_kept_bundle,
@@ -32,6 +28,7 @@ from iree_gauntlet.experiments.bisect_question import (
     list_nightlies_inside,
     question_before,
     question_of,
+    row_of,
 )
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment import Experiment
@@ -39,7 +36,7 @@ from iree_gauntlet.experiments.run import run
 from iree_gauntlet.figures import counted, one_line
 from iree_gauntlet.measuring.statistics.bisection import CandidateEnd, Search, count_most_tries, most_comparisons
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
-from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
+from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectFound, BisectRow, Judged
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.settings import shown
 
@@ -69,13 +66,8 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
         question, earlier = question_before(experiment.before, asked, request)
     else:
         question = question_of(asked, request)
-    said = {
-        "resumed": experiment.resumed,
-        "confidence": 1 - DEFAULT_ALPHA if question.metric in TIMED_METRICS else 1.0,
-        **lock_facts(os.environ),
-        **question.as_dict(),
-    }
-    with experiment.record(presenter, said) as log, presenter.progress() as progress:
+    opening = question.opening(resumed=experiment.resumed).as_dict()
+    with experiment.record(presenter, opening) as log, presenter.progress() as progress:
         if question.asked.bundle:
             keep_bundle(question.asked.bundle, experiment.folder)
         else:
@@ -229,20 +221,19 @@ class BisectSearch:
         row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
         self.question = replace(self.question, row=row)
         self._sides = {index: known[item.label] for index, item in enumerate(row) if item.label in known}
-        self.log.write("refined", {"row": [asdict(candidate) for candidate in row]})
+        self.log.write("refined", BisectRow(row=row_of(row)).as_dict())
         self._narrow()
 
     def _name_change(self, source: str) -> None:
         """Says which commit it was."""
         commit = self._commits.get(self.question.row[self._state.first_new].label, "")
         if commit:
-            self.log.write("change", describe_change(commit, source, self.question.place))
+            self.log.write("change", describe_change(commit, source, self.question.place).as_dict())
 
     @property
     def _commits(self) -> dict[str, str]:
         """Commits of what was judged, by label, of the side that is searched."""
-        which = self.question.as_dict()["commit"]
-        return {label: judged.toolchain.get(which, "") for label, judged in self._judged.items()}
+        return {label: judged.toolchain.get(self.question.commit, "") for label, judged in self._judged.items()}
 
     @property
     def _state(self) -> Search:
@@ -287,14 +278,9 @@ class BisectSearch:
         return CandidateEnd.NEW if judged.bad == self.question.good_is_older else CandidateEnd.OLD
 
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
-        seconds = round(time.monotonic() - began, 3)
+        judged = replace(judged, seconds=round(time.monotonic() - began, 3))
         self._judged[candidate.label] = judged
-        fields = {
-            "candidate": candidate.label,
-            **judged.as_dict(),
-            "seconds": seconds,
-            "search": self._describe_found(),
-        }
+        fields = {"candidate": candidate.label, **judged.as_dict(), "search": self._describe_found()}
         self.log.write("judged", fields)
 
     def _describe_found(self) -> dict[str, Any]:
@@ -303,10 +289,11 @@ class BisectSearch:
             return {}
         state = self._state
         label = [candidate.label for candidate in self.question.row]
-        return {
-            "last_old": label[state.last_old],
-            "first_new": label[state.first_new],
-            "between": [label[place] for place in state.between],
-            "over": state.next is None,
-            "changes": [[label[before], label[after]] for before, after in state.changes],
-        }
+        found = BisectFound(
+            last_old=label[state.last_old],
+            first_new=label[state.first_new],
+            between=tuple(label[place] for place in state.between),
+            over=state.next is None,
+            changes=tuple((label[before], label[after]) for before, after in state.changes),
+        )
+        return found.as_dict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +20,7 @@ from iree_gauntlet.figures import error_figure, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.instructions.counters import LEAST_WORK, Work, compare_work
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.records.bisect_outcome import Judged
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import dashed, given
 
@@ -45,39 +45,6 @@ PASSING: Sequence[str] = ("compiles", "runs", BUNDLE_METRIC)
 _KEPT = "bundle"
 # What a bundle that is a folder may have installed for itself.
 _INSTALLED = "env"
-
-
-@dataclass(frozen=True, slots=True)
-class Judged(Recorded):
-    """The result of a candidate: what it gave, and which end it is like.
-
-    Attributes:
-        third: the value is neither the good end's nor the bad one's.
-        bad: whether it is like the bad end; None before it is judged, and where it cannot be.
-        value: of the metric; None where there is none. Of times, the ratio to the good end.
-        reason: why it cannot be judged; empty where it can.
-        confidence: that the judgement is right, as far as noise goes; 1 for what has none.
-        low, high: interval of the value; None where it is exact.
-        folder: of its run, in the bisect's folder; empty where there is none.
-    """
-
-    bad: bool | None = None
-    value: float | None = None
-    text: str = ""
-    reason: str = ""
-    confidence: float = 1.0
-    third: bool = False
-    low: float | None = None
-    high: float | None = None
-    folder: str = ""
-    toolchain: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def known(self) -> float:
-        """The value of an end: one without a value ends the search."""
-        if self.value is None:
-            raise ValueError(self.reason)
-        return self.value
 
 
 class Judge(Protocol):
@@ -189,31 +156,20 @@ class ExactJudge:
         return replace(found, bad=is_nearer_to_bad(found.value, *ends), third=is_third_value(found.value, *ends))
 
 
-def _judge_compile(record: JournalRecord, chain: str, figure: str, noun: str) -> Judged:
+def _judge_statistic(record: JournalRecord, chain: str, stage: Stage, figure: str, noun: str, why_not: str) -> Judged:
     """A figure of the chain's main module."""
-    result = record.results.get(f"{chain}:{Stage.COMPILE}")
-    value = result.statistics if result else {}
-    if value.get(figure) is None:
-        _, reason = _judge_broken(record, chain)
-        return Judged(reason=reason or f"the compiler gives no {noun}")
-    return Judged(value=float(value[figure]), text=f"{whole(value[figure])} {noun}")
-
-
-def _judge_instructions(record: JournalRecord, chain: str) -> Judged:
-    result = record.results.get(f"{chain}:{Stage.COUNT}")
-    value = result.statistics.get("instructions") if result else None
+    result = record.results.get(f"{chain}:{stage}")
+    value = result.statistics.get(figure) if result else None
     if value is None:
-        _, reason = _judge_broken(record, chain)
-        return Judged(reason=reason or "they were not counted")
-    return Judged(value=float(value), text=f"{whole(value)} instructions")
+        return Judged(reason=_judge_broken(record, chain)[1] or why_not)
+    return Judged(value=float(value), text=f"{whole(value)} {noun}")
 
 
 def _judge_error(record: JournalRecord, chain: str) -> Judged:
     result = record.results.get(f"{chain}:{Stage.THRESHOLD}")
     worst = result.max_abs_error if result else None
     if worst is None:
-        _, reason = _judge_broken(record, chain)
-        return Judged(reason=reason or "no output was compared value by value")
+        return Judged(reason=_judge_broken(record, chain)[1] or "no output was compared value by value")
     return Judged(value=worst, text=f"max error {error_figure(worst)}")
 
 
@@ -229,22 +185,27 @@ def _judge_passes(record: JournalRecord, chain: str) -> Judged:
 
 def _judge_broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
     """Whether IREE is at fault for the first step that did not pass, and why; None where all passed."""
-    for step in record.steps:
-        result = record.results.get(step["id"])
+    for step in record.planned:
+        result = record.results.get(step.id)
         if result and result.verdict.counts_as_pass:
             continue
         reason = (result.reason if result else "") or "it did not end"
-        label = step["id"].removeprefix(f"{chain}:")
-        if result is None or step["stage"] in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
+        label = step.id.removeprefix(f"{chain}:")
+        if result is None or step.stage in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
             return False, f"{label}: {reason}"
         return result.verdict.counts_as_failure or result.crashed or result.timed_out, f"{label}: {reason}"
     return None, ""
 
 
+def _make_metric(stage: Stage, figure: str, noun: str, why_not: str) -> ExactMetric:
+    read = partial(_judge_statistic, stage=stage, figure=figure, noun=noun, why_not=why_not)
+    return ExactMetric((stage,), read)
+
+
 EXACT_METRICS: Mapping[str, ExactMetric] = {
-    "size": ExactMetric((Stage.COMPILE,), partial(_judge_compile, figure="binary_size_bytes", noun="bytes")),
-    "dispatches": ExactMetric((Stage.COMPILE,), partial(_judge_compile, figure="dispatch_count", noun="dispatches")),
-    "instructions": ExactMetric((Stage.COUNT,), _judge_instructions),
+    "size": _make_metric(Stage.COMPILE, "binary_size_bytes", "bytes", "the compiler gives no bytes"),
+    "dispatches": _make_metric(Stage.COMPILE, "dispatch_count", "dispatches", "the compiler gives no dispatches"),
+    "instructions": _make_metric(Stage.COUNT, "instructions", "instructions", "they were not counted"),
     "error": ExactMetric((Stage.THRESHOLD,), _judge_error),
     "compiles": ExactMetric((Stage.COMPILE,), _judge_passes),
     "runs": ExactMetric((Stage.THRESHOLD,), _judge_passes),

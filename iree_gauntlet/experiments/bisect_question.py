@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.experiments.bisect_probe import (
     BUNDLE_METRIC,
     EXACT_METRICS,
     TIMED_METRICS,
     TIMING_NAMES,
-    Judged,
     bundle_title,
     nothing_chosen,
     require_bundle_alone,
@@ -25,7 +25,8 @@ from iree_gauntlet.experiments.bisect_probe import (
 from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.sides import rounds_asked
 from iree_gauntlet.figures import counted, duration
-from iree_gauntlet.records.bisect_outcome import bisect_outcome
+from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA
+from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate, bisect_outcome
 from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.candidates import (
@@ -39,7 +40,7 @@ from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import make_toolchain_place, provide_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from iree_gauntlet.experiments.run import Chosen
@@ -87,22 +88,34 @@ class Question:
         """
         return take_package(candidate, self.place, say) if self.asked.packages else candidate
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields of the record's `bisect` event that say it."""
+    @property
+    def commit(self) -> str:
+        """What is searched: where the compiler is the same for all, the runtime."""
+        return "runtime_commit" if self.chosen.request.toolchain.iree_compiler else "compiler_commit"
+
+    def opening(self, *, resumed: bool) -> BisectOpening:
+        """For the record."""
         request = self.chosen.request
         # What makes a bisect the same one: a resumed one keeps it.
         kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
-        return {
-            "metric": self.metric,
-            "chain": self.chain,
-            "good": self.good.label,
-            "bad": self.bad.label,
-            "row": [asdict(candidate) for candidate in self.row],
-            "good_is_older": self.good_is_older,
-            "asked": {**asdict(self.asked), "disturbed": request.conduct.disturbed, **kept},
-            # Where the compiler is the same for all, the runtime is what is searched.
-            "commit": "runtime_commit" if request.toolchain.iree_compiler else "compiler_commit",
-        }
+        return BisectOpening(
+            resumed=resumed,
+            confidence=1 - DEFAULT_ALPHA if self.metric in TIMED_METRICS else 1.0,
+            metric=self.metric,
+            chain=self.chain,
+            good=self.good.label,
+            bad=self.bad.label,
+            row=row_of(self.row),
+            good_is_older=self.good_is_older,
+            asked={**asdict(self.asked), "disturbed": request.conduct.disturbed, **kept},
+            commit=self.commit,
+            **lock_facts(os.environ),
+        )
+
+
+def row_of(candidates: Iterable[Candidate]) -> tuple[RowCandidate, ...]:
+    """Candidates for the record."""
+    return tuple(RowCandidate(candidate.label, candidate.iree) for candidate in candidates)
 
 
 def question_of(asked: BisectRequest, request: RunRequest) -> Question:
@@ -180,21 +193,19 @@ def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> 
         GauntletError: its record cannot be read.
     """
     outcome = bisect_outcome(folder)
-    before = outcome.asked["asked"]
+    before, metric, chain = outcome.asked.asked, outcome.asked.metric, outcome.asked.chain
     now = given((asked, request.selection, request.toolchain, request.conduct))
     require_as_begun("bisect", shown(folder), now, before)
     asked, request = read(BisectRequest, before), request.with_kept(before)
-    row = tuple(Candidate(**item) for item in outcome.asked["row"])
-    metric, chain = outcome.asked["metric"], outcome.asked["chain"]
+    row = tuple(Candidate(item.label, item.iree) for item in outcome.asked.row)
     if asked.bundle:
         chosen = nothing_chosen(request)
     else:
         chosen = choose(request)
         if chain_of(chosen, metric) != chain:
             raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
-    question = Question(metric, chain, row, bool(outcome.asked["good_is_older"]), asked, chosen, place_of(request))
-    known = {label: Judged.from_dict(found.as_dict()) for label, found in outcome.judged.items()}
-    return question, {label: judged for label, judged in known.items() if judged.value is not None}
+    question = Question(metric, chain, row, outcome.asked.good_is_older, asked, chosen, place_of(request))
+    return question, {label: judged for label, judged in outcome.judged.items() if judged.value is not None}
 
 
 def chain_of(chosen: Chosen, metric: str) -> str:
@@ -298,12 +309,12 @@ def list_commits_inside(old: str, new: str, source: str, place: ToolchainPlace) 
     return row[1:-1]
 
 
-def describe_change(commit: str, source: str, place: ToolchainPlace) -> dict[str, Any]:
-    """The commit that made a change: `commit`, `date`, `author`, `subject`, `pull` (its request's number, or None).
+def describe_change(commit: str, source: str, place: ToolchainPlace) -> BisectChange:
+    """The commit that made a change.
 
     Raises:
         ToolchainError: there is no such checkout or commit.
     """
     said = open_checkout(source, place).describe(commit)
     pull = _PULL.search(said["subject"])
-    return {**said, "pull": int(pull[1] or pull[2]) if pull else None}
+    return BisectChange(**said, pull=int(pull[1] or pull[2]) if pull else None)

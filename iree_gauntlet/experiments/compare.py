@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Kind, Stage
-from iree_gauntlet.engine.modules.modules import read_statistics
+from iree_gauntlet.engine.profiling import describe_difference
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.engine.session import open_session
@@ -30,18 +30,31 @@ from iree_gauntlet.experiments.sides import (
     DIFFERENT,
     PreparedSide,
     explain_differences,
+    find_compile_changes,
     pair_of,
     prepare_side,
     rounds_asked,
     unready,
 )
-from iree_gauntlet.figures import outside_text, work_change
 from iree_gauntlet.measuring.instructions.counters import Work, compare_work, find_counter, read_counts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
-from iree_gauntlet.measuring.profiles.dispatch_profile import Match, compile_changes, match_dispatches
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, plan_looks
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
+from iree_gauntlet.records.compare_record import (
+    COMPARISON_FILE,
+    SIDES,
+    ComparedDispatches,
+    ComparisonOpening,
+    ComparisonSummary,
+    PreparedComparison,
+    RecordedRounds,
+    RecordedSide,
+    SideBenchmark,
+    WhereChanged,
+    WorkVerdict,
+    read_comparison,
+)
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
 
@@ -66,6 +79,7 @@ _CODES = {
     str(TimeVerdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
 }
 _WITHOUT_FMA = ",-fma"
+_OUTSIDE = "outside of dispatches (the runtime, and what dispatches call of the C library)"
 
 
 def compare(
@@ -87,13 +101,13 @@ def compare(
     if named := experiment.before:
         now = given((asked, request.selection, request.toolchain, request.conduct))
         begun = read_comparison(named)
-        elsewhere = bool(begun.opening.get("elsewhere"))
-        if elsewhere != (machines is not None):
-            where, how = ("a cluster", "Give --cluster") if elsewhere else ("this machine", "Leave --cluster out")
+        if begun.opening.elsewhere != (machines is not None):
+            here = "this machine", "Leave --cluster out"
+            where, how = ("a cluster", "Give --cluster") if begun.opening.elsewhere else here
             raise UsageError(f"{shown(named)} was begun on {where}", f"{how} to go on with it.")
-        before = begun.options | {name: now[name] for name in _MAY_CHANGE if name in now}
+        before = begun.opening.options | {name: now[name] for name in _MAY_CHANGE if name in now}
         require_as_begun("comparison", shown(named), now, before)
-        budget = {} if "budget" in now else {"budget": begun.opening["rules"]["budget_seconds"] / 60}
+        budget = {} if "budget" in now else {"budget": begun.opening.rules.budget_seconds / 60}
         asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)
     names = _name_two_sides(asked.sides)
     settings = compare_settings(asked, request.conduct, here=machines is None)
@@ -103,10 +117,19 @@ def compare(
     earlier = experiment.read_events() if experiment.resumed else []
     kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
     kept["disturbed"] = request.conduct.disturbed
-    said = _describe_opening(names, settings, kept, resumed=experiment.resumed)
-    with experiment.record(presenter, {**said, "elsewhere": machines is not None}, first={"schema": 1}) as log:
+    opening = ComparisonOpening(
+        resumed=experiment.resumed,
+        sides={side: RecordedSide(asked=text, folder=side.lower()) for side, text in zip(SIDES, names, strict=True)},
+        options=kept,
+        rules=settings.recorded,
+        rounds=RecordedRounds(**asdict(settings.rounds)),
+        machine=read_machine_facts().as_dict(),
+        elsewhere=machines is not None,
+        **lock_facts(os.environ),
+    )
+    with experiment.record(presenter, opening.as_dict(), first={"schema": 1}) as log:
         sides: list[PreparedSide] = []
-        for name, text, machine in zip("AB", names, benches, strict=True):
+        for name, text, machine in zip(SIDES, names, benches, strict=True):
             sides.append(prepare_side(name, machine, text, chosen, experiment.folder / name.lower(), presenter))
             if sides[-1].interrupted:
                 experiment.code = ExitCode.INTERRUPTED
@@ -138,16 +161,21 @@ def _compare_counts(comparison: _Comparison, log: EventLog, presenter: Presenter
     verdicts = _judge_counts(sides, steps, comparison.settings.least_work)
     for chain in steps.keys() - verdicts.keys():
         left_out[chain] = "its sides were counted by different counters: begin a new comparison"
-    named = {side.name: side.as_dict() for side in sides}
-    log.write("prepared", {"sides": named, "models": list(verdicts), "left_out": left_out, "benchmarks": {}})
+    _write_prepared(log, sides, tuple(verdicts), left_out, {})
     verdicts = _count_with_fma(verdicts, sides, comparison.chosen, presenter)
     for chain, found in verdicts.items():
-        log.write("verdict", {"chain": chain, "reason": "", **found.as_dict()})
-    counts = {str(kind): sum(found.work is kind for found in verdicts.values()) for kind in Work}
-    log.write("summary", {"verdicts": counts})
-    _write_work_changes(log, verdicts, sides)
+        log.write("verdict", replace(found, chain=chain, reason="").as_dict())
+    counts = {str(kind): sum(found.verdict == kind for found in verdicts.values()) for kind in Work}
+    log.write("summary", ComparisonSummary(verdicts=counts).as_dict())
+    for chain, found in verdicts.items():
+        if found.verdict != Work.SAME:
+            loaded = [[side.counts[chain].input("program").path] for side in sides]
+            # Without their sizes: that of a module that is made for a count is no one's.
+            compiled = find_compile_changes([side.tools for side in sides], loaded, sized=False)
+            where = WhereChanged(chain=chain, dispatches=_count_dispatches(sides, chain), compile=compiled)
+            log.write("where", where.as_dict())
     codes = [ExitCode.ERROR for _ in left_out]
-    codes += [ExitCode.FAILED for found in verdicts.values() if found.work is Work.MORE]
+    codes += [ExitCode.FAILED for found in verdicts.values() if found.verdict == Work.MORE]
     return ExitCode.worst(codes)
 
 
@@ -157,15 +185,15 @@ def _measure(
     """Takes the rounds, judges them and says where B is slower; everything goes into the log."""
     settings, sides = comparison.settings, comparison.sides
     steps, left_out = _make_ready(*sides, settings.metric)
-    log.write(
-        "prepared",
-        {
-            "sides": {side.name: side.as_dict() for side in sides},
-            "models": list(steps),
-            "left_out": left_out,
-            "benchmarks": _collect_benchmarks(steps, sides) if settings.metric == "time" else {},
-        },
-    )
+    timed = steps if settings.metric == "time" else {}
+    benchmarks = {
+        chain: {
+            side.name: SideBenchmark(timeout=step.timeout, command=step.process, resources=step.resources)
+            for side, step in zip(sides, both, strict=True)
+        }
+        for chain, both in timed.items()
+    }
+    _write_prepared(log, sides, tuple(steps), left_out, benchmarks)
     measured = evidence_of(earlier)
     machines = comparison.machines
     with presenter.progress() as progress, open_session(folder, log, progress) as session:
@@ -204,7 +232,7 @@ def _measure_here(
             verdicts,
             pairs,
             (a.tools, b.tools),
-            lambda chain: _count_dispatches(comparison.sides, chain) if chain in counted else {},
+            lambda chain: _count_dispatches(comparison.sides, chain) if chain in counted else None,
         )
     return verdicts
 
@@ -223,32 +251,31 @@ def _measure_elsewhere(
     _write_verdicts(rounds.session.log, verdicts, comparison)
     for chain, verdict in verdicts.items():
         if verdict.verdict in DIFFERENT and chain in rounds.where:
-            rounds.session.log.write("where", rounds.where[chain])
+            rounds.session.log.write("where", rounds.where[chain].as_dict())
     return verdicts
 
 
-def _collect_benchmarks(chains: Iterable[str], sides: tuple[PreparedSide, PreparedSide]) -> dict[str, dict[str, Any]]:
-    """How each model is benchmarked, for `explain --slower`, which benchmarks parts of it."""
-    parts = ("command", "timeout", "resources")
-    return {
-        chain: {
-            side.name: {name: value for name, value in asdict(side.benchmarks[chain]).items() if name in parts}
-            for side in sides
-        }
-        for chain in chains
-    }
+def _write_prepared(
+    log: EventLog,
+    sides: tuple[PreparedSide, PreparedSide],
+    models: tuple[str, ...],
+    left_out: dict[str, str],
+    benchmarks: dict[str, dict[str, SideBenchmark]],
+) -> None:
+    named = {side.name: side.recorded for side in sides}
+    prepared = PreparedComparison(sides=named, models=models, left_out=left_out, benchmarks=benchmarks)
+    log.write("prepared", prepared.as_dict())
 
 
 def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], comparison: _Comparison) -> None:
     works = _judge_counts(comparison.sides, verdicts, comparison.settings.least_work)
     for chain, verdict in verdicts.items():
-        event = verdict.as_dict()
-        if chain in works:
-            event["work"] = works[chain].as_dict()
-        if chain in works and verdict.verdict == TimeVerdict.INCONCLUSIVE:
-            event["reason"] += f"; {works[chain].text}"
-        log.write("verdict", event)
-    log.write("summary", summary_of(verdicts))
+        event = verdict.recorded
+        if work := works.get(chain):
+            more = f"; {_describe_work(work)}" if verdict.verdict == TimeVerdict.INCONCLUSIVE else ""
+            event = replace(event, work=work, reason=event.reason + more)
+        log.write("verdict", event.as_dict())
+    log.write("summary", summary_of(verdicts).as_dict())
 
 
 def _make_ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
@@ -300,30 +327,6 @@ def _counts_work(settings: CompareSettings, request: RunRequest, machines: Compa
     return True
 
 
-def _describe_opening(
-    asked: tuple[str, str], settings: CompareSettings, kept: Mapping[str, Any], *, resumed: bool
-) -> dict[str, Any]:
-    rules = settings.rules
-    return {
-        "resumed": resumed,
-        "sides": {name: {"asked": text, "folder": name.lower()} for name, text in zip("AB", asked, strict=True)},
-        "options": dict(kept),
-        "rules": {
-            "alpha": rules.plan.alpha,
-            "looks": list(rules.plan.looks),
-            "least": rules.least,
-            "band": rules.band,
-            "allow": rules.allow,
-            "budget_seconds": rules.budget,
-            "seed": rules.seed,
-            "least_work": settings.least_work,
-        },
-        "rounds": asdict(settings.rounds),
-        "machine": read_machine_facts().as_dict(),
-        **lock_facts(os.environ),
-    }
-
-
 def _name_two_sides(text: str) -> tuple[str, str]:
     """The two IREEs of a comparison."""
     words = text.split()
@@ -373,45 +376,11 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
     return CompareSettings(asked.metric, rules, rounds, asked.least_work / 100, asked.no_work)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkVerdict:
-    """What the counts of one model say.
-
-    Attributes:
-        cpu: what the modules were compiled for; empty for what the spec says.
-        outside: the difference that is in no dispatch; None where the counter does not know dispatches.
-        with_fma: the counts of A and B with fused multiply-adds; None where they were not taken.
-    """
-
-    chain: str
-    work: Work
-    a: int
-    b: int
-    counter: str
-    cpu: str
-    outside: int | None
-    with_fma: tuple[int, int] | None = None
-
-    @property
-    def text(self) -> str:
-        """Beside a verdict on times."""
-        made = f" as compiled for {self.cpu}" if self.cpu else ""
-        change = f"{self.work} ({work_change(self.a, self.b)}{outside_text(self.b - self.a, self.outside)}){made}"
-        return f"the {change}: the code that was counted does no more" if self.work is Work.SAME else change
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the log."""
-        record: dict[str, Any] = {
-            "verdict": str(self.work),
-            "instructions": {"A": self.a, "B": self.b},
-            "ratio": self.b / self.a,
-            "counter": self.counter,
-            "cpu": self.cpu,
-            "outside": self.outside,
-        }
-        if self.with_fma is not None:
-            record["with_fma"] = dict(zip("AB", self.with_fma, strict=True))
-        return record
+def _describe_work(found: WorkVerdict) -> str:
+    """Beside a verdict on times."""
+    made = f" as compiled for {found.cpu}" if found.cpu else ""
+    change = f"{found.verdict} ({found.change_with_outside}){made}"
+    return f"the {change}: the code that was counted does no more" if found.verdict == Work.SAME else change
 
 
 def _judge_counts(
@@ -433,7 +402,15 @@ def _judge_counts(
             of_a, of_b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
             # Where dispatches are known, so is what lies outside of them.
             outside = of_b.outside - of_a.outside if of_a.dispatches and of_b.dispatches else None
-            found[chain] = WorkVerdict(chain, compare_work(a, b, least), a, b, *kinds.pop(), outside)
+            counter, cpu = kinds.pop()
+            found[chain] = WorkVerdict(
+                verdict=compare_work(a, b, least),
+                instructions=dict(zip(SIDES, (a, b), strict=True)),
+                ratio=b / a,
+                counter=counter,
+                cpu=cpu,
+                outside=outside,
+            )
     return found
 
 
@@ -444,7 +421,7 @@ def _count_with_fma(
 
     They are other code, which takes valgrind up to twenty times as long.
     """
-    changed = {chain for chain, found in verdicts.items() if found.work is not Work.SAME}
+    changed = {chain for chain, found in verdicts.items() if found.verdict != Work.SAME}
     cpus = {verdicts[chain].cpu for chain in changed}
     if not changed or chosen.request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
         return dict(verdicts)
@@ -460,37 +437,28 @@ def _count_with_fma(
             raise KeyboardInterrupt
     counts = _judge_counts((again[0], again[1]), changed, 0.0)
     return {
-        chain: replace(found, with_fma=(counts[chain].a, counts[chain].b)) if chain in counts else found
+        chain: replace(found, with_fma=counts[chain].instructions) if chain in counts else found
         for chain, found in verdicts.items()
     }
 
 
-def _write_work_changes(
-    log: EventLog, verdicts: Mapping[str, WorkVerdict], sides: tuple[PreparedSide, PreparedSide]
-) -> None:
-    """Writes an event `where` for each model whose work has changed: its dispatches on both sides, and the compiles."""
-    for chain, found in verdicts.items():
-        if found.work is Work.SAME:
-            continue
-        where = _count_dispatches(sides, chain)
-        log.write("where", {"chain": chain, "dispatches": where, "compile": _describe_compiled(sides, chain)})
-
-
-def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> dict[str, Any]:
+def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> ComparedDispatches:
     """The dispatches of a model that was counted on both sides: as of a profile, with instructions in place of ns."""
     a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
     if not (a.dispatches and b.dispatches):
-        return {"reason": "the CPU's own counter does not know dispatches; --counter valgrind counts each"}
-    record = {"unit": "instructions", "measured": None, **match_dispatches(a.profile, b.profile).as_dict()}
-    places = [{name: place for name, _, place in side.dispatches} for side in (a, b)]
-    for row in record["rows"]:
-        if row["match"] == Match.OUTSIDE:
-            row["name"] = "outside of dispatches (the runtime, and what dispatches call of the C library)"
-        named = ((1, row["b_names"]), (0, row["a_names"]))
+        return ComparedDispatches(
+            reason="the CPU's own counter does not know dispatches; --counter valgrind counts each"
+        )
+    difference = describe_difference(match_dispatches(a.profile, b.profile))
+    places = [{name: place for name, _, place in counts.dispatches} for counts in (a, b)]
+    rows = []
+    for row in difference.rows:
+        named = ((1, row.b_names), (0, row.a_names))
         found = ((side, place) for side, names in named for name in names if (place := places[side].get(name)))
         side, place = next(found, (0, ""))
-        row["place"] = _format_found_place(place, Path(sides[side].counts[chain].input("program").path).parent)
-    return record
+        shown_place = _format_found_place(place, Path(sides[side].counts[chain].input("program").path).parent)
+        rows.append(replace(row, name=_OUTSIDE if row.match == Match.OUTSIDE else row.name, place=shown_place))
+    return ComparedDispatches(unit="instructions", difference=replace(difference, rows=tuple(rows)))
 
 
 def _format_found_place(place: str, folder: Path) -> str:
@@ -498,18 +466,3 @@ def _format_found_place(place: str, folder: Path) -> str:
     name, colon, line = place.rpartition(":")
     path = folder / name
     return f"{shown(path.resolve())}{colon}{line}" if name and path.is_file() else place
-
-
-def _describe_compiled(sides: tuple[PreparedSide, PreparedSide], chain: str) -> list[dict[str, Any]]:
-    """What the compiler says of the two main modules."""
-    made = []
-    for side in sides:
-        outputs = [dict(step["outputs"]) for step in side.record.steps if step["stage"] == Stage.COMPILE]
-        main = side.counts[chain].input("program").path
-        found = [item for item in outputs if item["module"] == main and "statistics" in item]
-        if not found:
-            return []
-        made.append(found[0])
-    # Without their sizes: that of a module that is made for a count is no one's.
-    changes = compile_changes(*(read_statistics(Path(outputs["statistics"])) for outputs in made))
-    return [change.as_dict() for change in changes]

@@ -14,6 +14,7 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence
 from iree_gauntlet.experiments.run import Machines
 from iree_gauntlet.figures import cpus_text
+from iree_gauntlet.records.compare_record import MeasuredElsewhere, WhereChanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -95,10 +96,10 @@ def units_of(steps: Mapping[str, tuple[Step, Step]], sides: tuple[PreparedSide, 
 
 
 def _make(side: PreparedSide, step: Step) -> Iterable[MadeByWorker]:
-    for item in side.record.steps:
-        result = side.record.results.get(item["id"])
-        if item["id"] in step.needs and item["stage"] in _MADE and result and result.cache and result.cache.key:
-            yield MadeByWorker(f"{side.name} {item['id']}", result.cache.key, result.worker)
+    for item in side.planned:
+        result = side.record.results.get(item.id)
+        if item.id in step.needs and item.stage in _MADE and result and result.cache and result.cache.key:
+            yield MadeByWorker(f"{side.name} {item.id}", result.cache.key, result.worker)
 
 
 class RoundsLog:
@@ -123,8 +124,8 @@ class RoundsLog:
     ) -> None:
         self.session = session
         self.evidence = evidence
-        before = [event for event in earlier if event.get("event") == "measured" and not event["problem"]]
-        self.where = {str(event["chain"]): event["where"] for event in before if event["where"]}
+        before = [MeasuredElsewhere.from_dict(event) for event in earlier if event.get("event") == "measured"]
+        self.where = {item.chain: item.where for item in before if item.where and not item.problem}
         self._settings = settings
         self._events: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._ends = time.monotonic() + settings.rules.budget
@@ -146,18 +147,27 @@ class RoundsLog:
     def conclude(self, step: Step, result: Result) -> Verdict:
         """A unit is over."""
         events = self._events.pop(step.id, ())
-        ended = next((event for event in events if event["event"] == ENDED), {"machine": {}, "failure": result.reason})
-        measured = {
-            "chain": step.chain,
-            "worker": result.worker,
-            "problem": ended["failure"],
-            "notes": list(result.notes),
-            "machine": ended["machine"],
-            "blocks": [_make_plain_text(event) for event in events if event["event"] == "block"],
-            "where": next((_make_plain_text(event) for event in events if event["event"] == "where"), None),
-        }
-        self.session.log.write("measured", measured)
-        found = self._take(measured)
+        ended = next((event for event in events if event["event"] == ENDED), None)
+        where = next((WhereChanged.from_dict(event) for event in events if event["event"] == "where"), None)
+        measured = MeasuredElsewhere(
+            chain=step.chain,
+            worker=result.worker,
+            problem=ended["failure"] if ended else result.reason,
+            notes=result.notes,
+            machine=ended["machine"] if ended else {},
+            blocks=tuple(
+                {name: value for name, value in event.items() if name not in ("event", "time")}
+                for event in events
+                if event["event"] == "block"
+            ),
+            where=where,
+        )
+        self.session.log.write("measured", measured.as_dict())
+        if where:
+            self.where[step.chain] = where
+        found = self.evidence[step.chain] = PairEvidence(failure=measured.problem)
+        for block in measured.blocks:
+            found.add(block)
         what = found.failure or "the time is up, before its first block"
         if found.blocks:
             so_far = self._settings.rules.judged(found.blocks)
@@ -189,16 +199,3 @@ class RoundsLog:
         """Ends what runs here."""
         if not self.session.cancelled.is_set():
             self.session.cancel()
-
-    def _take(self, measured: Mapping[str, Any]) -> PairEvidence:
-        chain = str(measured["chain"])
-        if measured["where"]:
-            self.where[chain] = measured["where"]
-        found = self.evidence[chain] = PairEvidence(failure=str(measured["problem"]))
-        for block in measured["blocks"]:
-            found.add(block)
-        return found
-
-
-def _make_plain_text(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in event.items() if name not in ("event", "time")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,18 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
 )
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, SequentialPlan, plan_looks
+from iree_gauntlet.records.compare_record import (
+    SIDES,
+    ComparedFigures,
+    ComparisonSummary,
+    ControlVerdict,
+    MeanFigures,
+    OwnWay,
+    RecordedRules,
+    RecordedVerdict,
+    SideTimes,
+    TimedFigures,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,35 +81,41 @@ class ModelVerdict:
             return "error"
         return str(self.comparison.verdict if self.comparison else TimeVerdict.INCONCLUSIVE)
 
-    def as_dict(self) -> dict[str, Any]:
-        """For the log: figures that a report shows; times in ms, bounds that there are none are null."""
-        evidence = self.evidence
-        record: dict[str, Any] = {
-            "chain": self.chain,
-            "verdict": self.verdict,
-            "reason": self.comparison.reason if self.comparison else self.failure,
-            "blocks": len(evidence.blocks),
-            "control_blocks": len(evidence.against_itself),
-            "replaced_blocks": evidence.replaced,
-            "marked_blocks": evidence.marked,
-            "disturbance": evidence.main_disturbance if evidence.replaced else "",
-            "peak_rss_bytes": dict(sorted(evidence.peak_bytes.items())),
-            "cpus": list(evidence.cpus or ()),
-        }
-        if evidence.trials:
-            # Of rounds of a block, by the CPUs that were tried.
-            record["tried"] = {cpus_text(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
-        if self.comparison is not None:
-            record |= _describe_figures(self.comparison)
-            record |= {
-                "time_ms": {"A": _describe_side(evidence.blocks, "a"), "B": _describe_side(evidence.blocks, "b")}
-            }
-            record["bootstrap"] = _bootstrap(evidence.blocks, 1 - self.comparison.confidence)
+    @property
+    def recorded(self) -> RecordedVerdict:
+        """For the log."""
+        evidence, comparison, figures = self.evidence, self.comparison, None
+        if comparison is not None:
+            figures = TimedFigures(
+                **_read_figures(comparison),
+                time_ms={side: describe_times(evidence.blocks, side) for side in SIDES},
+                bootstrap=_bootstrap(evidence.blocks, 1 - comparison.confidence),
+            )
+        control = own_way = None
         if self.control is not None:
-            record["control"] = {"verdict": str(self.control.verdict), **_describe_figures(self.control)}
-        if self.own is not None and self.comparison is not None:
-            record["own_way"] = {**_describe_figures(self.own), "contradicts": self.contradicted}
-        return record
+            control = ControlVerdict(
+                verdict=self.control.verdict, figures=ComparedFigures(**_read_figures(self.control))
+            )
+        if self.own is not None and comparison is not None:
+            own_way = OwnWay(figures=ComparedFigures(**_read_figures(self.own)), contradicts=self.contradicted)
+        # Of rounds of a block, by the CPUs that were tried.
+        tried = {cpus_text(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
+        return RecordedVerdict(
+            chain=self.chain,
+            verdict=self.verdict,
+            reason=comparison.reason if comparison else self.failure,
+            blocks=len(evidence.blocks),
+            control_blocks=len(evidence.against_itself),
+            replaced_blocks=evidence.replaced,
+            marked_blocks=evidence.marked,
+            disturbance=evidence.main_disturbance if evidence.replaced else "",
+            peak_rss_bytes=dict(sorted(evidence.peak_bytes.items())),
+            cpus=evidence.cpus or (),
+            tried=tried if evidence.trials else None,
+            figures=figures,
+            control=control,
+            own_way=own_way,
+        )
 
 
 def in_own_way(blocks: Sequence[Block], least: float, band: float) -> Comparison | None:
@@ -151,22 +169,16 @@ def judge(
     return verdicts
 
 
-def summary_of(verdicts: Mapping[str, ModelVerdict]) -> dict[str, Any]:
+def summary_of(verdicts: Mapping[str, ModelVerdict]) -> ComparisonSummary:
     """The mean over models and the number of each verdict, for the log."""
     compared = [item.comparison for item in verdicts.values() if item.comparison is not None]
-    kinds = [*map(str, TimeVerdict), "error"]
-    record: dict[str, Any] = {
-        "verdicts": {kind: sum(item.verdict == kind for item in verdicts.values()) for kind in kinds}
-    }
-    if compared:
-        mean = geometric_mean(compared)
-        record["geometric_mean"] = {
-            "ratio": mean.ratio,
-            **_find_bounds(mean.low, mean.high),
-            "confidence": mean.confidence,
-            "models": mean.models,
-        }
-    return record
+    mean = geometric_mean(compared) if compared else None
+    return ComparisonSummary(
+        verdicts={
+            str(kind): sum(item.verdict == kind for item in verdicts.values()) for kind in (*TimeVerdict, "error")
+        },
+        geometric_mean=None if mean is None else MeanFigures(**asdict(mean) | _find_bounds(mean.low, mean.high)),
+    )
 
 
 def _say_nothing(found: PairEvidence, why_over: str) -> str:
@@ -178,7 +190,7 @@ def _say_nothing(found: PairEvidence, why_over: str) -> str:
     return f"{why_over}, before its first block"
 
 
-def _describe_figures(comparison: Comparison) -> dict[str, Any]:
+def _read_figures(comparison: Comparison) -> dict[str, Any]:
     return {
         "ratio": comparison.ratio,
         **_find_bounds(comparison.low, comparison.high),
@@ -193,21 +205,21 @@ def _find_bounds(low: float, high: float) -> dict[str, float | None]:
     return {"low": low or None, "high": high if math.isfinite(high) else None}
 
 
-def _describe_side(blocks: Sequence[Block], side: str) -> dict[str, float]:
+def describe_times(blocks: Sequence[Block], side: str) -> SideTimes:
     """Median over rounds of a side's fastest repetition, and the spread from round to round as a share of it."""
-    rounds: list[Round] = [round_ for block in blocks for round_ in getattr(block, side)]
+    rounds: list[Round] = [round_ for block in blocks for round_ in getattr(block, side.lower())]
     figures = [round_.location() for round_ in rounds]
     middle = statistics.median(figures)
-    return {"median": middle, "spread": statistics.stdev(figures) / middle if len(figures) > 1 else 0.0}
+    return SideTimes(median=middle, spread=statistics.stdev(figures) / middle if len(figures) > 1 else 0.0)
 
 
-def _bootstrap(blocks: Sequence[Block], level: float) -> list[float] | None:
+def _bootstrap(blocks: Sequence[Block], level: float) -> tuple[float, float] | None:
     """The interval by resampling blocks, rounds and repetitions: a check on the exact one, not what decides."""
     try:
         interval = bootstrap_t_interval(blocks, level, _BOOTSTRAP_SEED)
     except EvidenceError:
         return None
-    return [math.exp(interval.low), math.exp(interval.high)] if math.isfinite(interval.low) else None
+    return (math.exp(interval.low), math.exp(interval.high)) if math.isfinite(interval.low) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +280,21 @@ class CompareSettings:
     rounds: RoundSettings
     least_work: float
     no_work: bool
+
+    @property
+    def recorded(self) -> RecordedRules:
+        """What decides, for the log."""
+        rules = self.rules
+        return RecordedRules(
+            alpha=rules.plan.alpha,
+            looks=rules.plan.looks,
+            least=rules.least,
+            band=rules.band,
+            allow=rules.allow,
+            budget_seconds=rules.budget,
+            seed=rules.seed,
+            least_work=self.least_work,
+        )
 
 
 def next_look(evidence: PairEvidence, rules: Rules) -> int | None:

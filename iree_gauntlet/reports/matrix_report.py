@@ -47,7 +47,7 @@ from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
 from iree_gauntlet.records.outcome import version
-from iree_gauntlet.reports.junit import junit_document, schema_document
+from iree_gauntlet.reports.junit import format_junit, list_suites
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
 from iree_gauntlet.reports.provenance import ORIGIN, provenance
 from iree_gauntlet.reports.report_files import Reports, pages
@@ -359,24 +359,12 @@ def _format_arrow(share: float | None, same: float) -> str:
 
 def matrix_junit(matrix: MatrixOutcome) -> str:
     """The whole document, with its XML declaration; encode it as UTF-8."""
-    root = ET.Element("testsuites", {"name": f"iree-gauntlet matrix {matrix.suite}".rstrip()})
+    suites = []
     for iree in matrix.irees:
-        if iree.outcome is not None:
-            run = ET.fromstring(junit_document(iree.outcome))  # noqa: S314 - our own document, made just now
-            for suite in run.findall("testsuite"):
-                suite.set("name", one_line(f"{iree.label}/{suite.get('name', '')}"))
-                for case in suite.findall("testcase"):
-                    case.set("classname", one_line(f"{iree.label}.{case.get('classname', '')}"))
-                root.append(suite)
-        if iree.problem:
-            root.append(_without_run(iree))
-    suites = root.findall("testsuite")
-    for index, suite in enumerate(suites):
-        suite.set("id", str(index))
-    for name in ("tests", "failures", "errors"):
-        root.set(name, str(sum(int(suite.get(name, "0")) for suite in suites)))
-    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}")
-    return schema_document(root)
+        suites += list_suites(iree.outcome, iree.label) if iree.outcome is not None else []
+        suites += [_without_run(iree)] if iree.problem else []
+    seconds = sum(float(suite.get("time", "0")) for suite in suites)
+    return format_junit(f"iree-gauntlet matrix {matrix.suite}".rstrip(), suites, seconds)
 
 
 def _without_run(iree: MatrixIree) -> ET.Element:

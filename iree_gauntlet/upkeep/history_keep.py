@@ -263,19 +263,24 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
     elsewhere = record.measured.get(finding.key.case)
     if verdict is None:
         return
+    figures = verdict.figures
     confirms = {
         "case": finding.key.case,
         "figure": finding.key.figure,
         "before": finding.before.iree,
         "after": finding.after.iree,
-        **{name: verdict.get(name) for name in ("verdict", "ratio", "low", "high", "blocks")},
+        "verdict": verdict.verdict,
+        "ratio": figures.ratio if figures else None,
+        "low": figures.low if figures else None,
+        "high": figures.high if figures else None,
+        "blocks": verdict.blocks,
     }
     run = HistoryRun(
         run=folder.name,
         time=now.isoformat(),
         cases=(),
         iree=iree_version(record.sides[1].toolchain),
-        machine=HistoryMachine.from_dict(elsewhere["machine"] if elsewhere else asdict(read_machine_facts())),
+        machine=HistoryMachine.from_dict(elsewhere.machine if elsewhere else asdict(read_machine_facts())),
         state="confirmation",
         more={"confirms": confirms},
     )

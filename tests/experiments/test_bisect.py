@@ -18,14 +18,14 @@ from iree_gauntlet.engine.rounds.ways import OWN_BLOCKS
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect import BisectSearch
-from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged
+from iree_gauntlet.experiments.bisect_probe import ExactJudge
 from iree_gauntlet.experiments.bisect_question import Question, place_of
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.experiments.session_verdicts import in_own_way
 from iree_gauntlet.measuring.statistics.bisection import most_comparisons
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_BAND, DEFAULT_LEAST
-from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, bisect_outcome
+from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, Judged, bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.bisect_document import bisect_document, bisect_json
 from iree_gauntlet.reports.experiment_reports import write_reports
@@ -78,7 +78,8 @@ class Bisects:
         self, judge: Judge, earlier: Mapping[str, Judged] | None = None, *, every: bool = False
     ) -> tuple[BisectOutcome, tuple[ExitCode, str]]:
         with EventLog(self.folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
-            log.write("bisect", {"command": "bisect", "cwd": "/", "confidence": 1.0, **self.question.as_dict()})
+            opening = self.question.opening(resumed=False).as_dict()
+            log.write("bisect", {"command": "bisect", "cwd": "/", **opening})
             done = BisectSearch(self.question, judge, log, self.said.append, earlier or {}, every=every).search()
             log.write("end", {"exit_code": int(done[0]), "problem": done[1], "seconds": 1.0, "interrupted": False})
         write_reports(self.folder)

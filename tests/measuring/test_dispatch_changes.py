@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iree_gauntlet.engine.profiling import describe_difference
 from iree_gauntlet.measuring.profiles.dispatch_profile import (
     DispatchChange,
     DispatchChanges,
@@ -59,9 +60,9 @@ def test_the_rows_add_up_to_the_whole(a: DispatchProfile, b: DispatchProfile) ->
     for side, names in ((a, "a_names"), (b, "b_names")):
         listed = [name for change in changes.changes for name in getattr(change, names)]
         assert Counter(listed) == Counter(dispatch.name for dispatch in side.dispatches)
-    record = changes.as_dict()
-    rows = [*record["rows"], record["others"]]
-    assert sum(row["b_ns"] - row["a_ns"] for row in rows) == changes.difference_ns
+    recorded = describe_difference(changes)
+    rest = recorded.others.b_ns - recorded.others.a_ns
+    assert sum(row.b_ns - row.a_ns for row in recorded.rows) + rest == changes.difference_ns
 
 
 @given(profiles, profiles)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from iree_gauntlet.measuring.profiles.dispatch_profile import CompileChange, compile_changes
+from iree_gauntlet.experiments.sides import compile_changes
+from iree_gauntlet.records.compare_record import CompileChange
 from iree_gauntlet.reports.compare_report import compile_blocks
 from tests.support.documents import block_lines, block_markdown
 
@@ -63,15 +64,7 @@ def test_what_one_side_does_not_tell_is_not_zero() -> None:
         CompileChange("executable/code-size", None, 4096, "bytes"),
     )
     assert changes[0].ratio is None
-    assert block_lines(compile_blocks([change.as_dict() for change in changes]))[3].split() == [
-        "module",
-        "size",
-        "not",
-        "reported",
-        "10",
-        "B",
-        "–",
-    ]
+    assert block_lines(compile_blocks(changes))[3].split() == ["module", "size", "not", "reported", "10", "B", "–"]
 
 
 def test_from_nothing_there_is_no_ratio() -> None:
@@ -84,14 +77,13 @@ def test_what_is_no_number_is_passed_over() -> None:
 
 def test_the_text_of_a_report() -> None:
     changes = compile_changes(statistics(), statistics(28, 19792), a_bytes=1_509_696, b_bytes=1_509_416)
-    records = [change.as_dict() for change in changes]
-    assert block_lines(compile_blocks(records))[2:] == [
+    assert block_lines(compile_blocks(changes))[2:] == [
         "figure                          A                B  B / A",
         "module size       1,509,696 bytes  1,509,416 bytes  1.000",
         "dispatches                     19               28  1.474",
         "transient memory           8.3 kB          19.8 kB  2.397",
     ]
-    assert block_markdown(compile_blocks(records)).splitlines()[4:6] == [
+    assert block_markdown(compile_blocks(changes)).splitlines()[4:6] == [
         "| module size | 1,509,696 bytes | 1,509,416 bytes | 1.000 |",
         "| dispatches | 19 | 28 | 1.474 |",
     ]
