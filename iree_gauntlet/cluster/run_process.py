@@ -307,7 +307,7 @@ class RoundsPart:
         """Takes the rounds of a model; what its log has then."""
         folder = self._folder / "rounds" / str(next(self._numbers))
         folder.mkdir(parents=True)
-        rules = replace(self._settings.rules, budget=seconds)
+        rules = replace(self._settings.rules, budget_seconds=seconds)
         with EventLog(folder / COMPARISON_FILE, lambda: datetime.now(UTC)) as log:
             with open_session(self._folder, log, Progress()) as session:
                 self._session = session

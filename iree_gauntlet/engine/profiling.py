@@ -11,7 +11,7 @@ they are no evidence for one.
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,13 +26,7 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import (
     match_dispatches,
     parse_dispatch_events,
 )
-from iree_gauntlet.records.compare_record import (
-    ComparedDispatches,
-    DispatchDifference,
-    DispatchRow,
-    MeasuredNs,
-    OtherDispatches,
-)
+from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, MeasuredNs, OtherDispatches
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain
@@ -160,13 +154,13 @@ def describe_difference(changes: DispatchChanges, measured: MeasuredNs | None = 
         measured=measured,
         a_ns=changes.a_ns,
         b_ns=changes.b_ns,
-        rows=tuple(DispatchRow(**asdict(change), share=changes.share(change)) for change in listed),
+        rows=tuple(replace(change, share=changes.share(change)) for change in listed),
         others=OtherDispatches(
             a_count=sum(change.a_count for change in others),
             b_count=sum(change.b_count for change in others),
             a_ns=sum(change.a_ns for change in others),
             b_ns=sum(change.b_ns for change in others),
-            outside=any(change.match is Match.OUTSIDE for change in others),
+            outside=any(change.match == Match.OUTSIDE for change in others),
         ),
         notes=changes.notes,
     )

@@ -112,7 +112,7 @@ def compare(
     names = _name_two_sides(asked.sides)
     settings = compare_settings(asked, request.conduct, here=machines is None)
     # A typing mistake is reported, and what is missing installed, before hours of work.
-    chosen = _choose(request, settings, machines)
+    chosen = _choose(request, asked, machines)
     benches = [chosen.workbench(name) for name in names]
     earlier = experiment.read_events() if experiment.resumed else []
     kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
@@ -121,7 +121,7 @@ def compare(
         resumed=experiment.resumed,
         sides={side: RecordedSide(asked=text, folder=side.lower()) for side, text in zip(SIDES, names, strict=True)},
         options=kept,
-        rules=settings.recorded,
+        rules=settings.rules,
         rounds=RecordedRounds(**asdict(settings.rounds)),
         machine=read_machine_facts().as_dict(),
         elsewhere=machines is not None,
@@ -158,11 +158,11 @@ def _compare_counts(comparison: _Comparison, log: EventLog, presenter: Presenter
     """Holds the counts of both sides against each other; everything goes into the log."""
     sides = comparison.sides
     steps, left_out = _make_ready(*sides, "instructions")
-    verdicts = _judge_counts(sides, steps, comparison.settings.least_work)
+    verdicts = _judge_counts(sides, steps, comparison.settings.rules)
     for chain in steps.keys() - verdicts.keys():
         left_out[chain] = "its sides were counted by different counters: begin a new comparison"
     _write_prepared(log, sides, tuple(verdicts), left_out, {})
-    verdicts = _count_with_fma(verdicts, sides, comparison.chosen, presenter)
+    verdicts = _count_with_fma(verdicts, comparison, presenter)
     for chain, found in verdicts.items():
         log.write("verdict", replace(found, chain=chain, reason="").as_dict())
     counts = {str(kind): sum(found.verdict == kind for found in verdicts.values()) for kind in Work}
@@ -226,7 +226,7 @@ def _measure_here(
     verdicts = judge(Comparer(session, settings.rules).run(pairs, measured), settings.rules)
     _write_verdicts(session.log, verdicts, comparison)
     if settings.metric == "time":
-        counted = _judge_counts(comparison.sides, verdicts, settings.least_work)
+        counted = _judge_counts(comparison.sides, verdicts, settings.rules)
         explain_differences(
             session,
             verdicts,
@@ -268,7 +268,7 @@ def _write_prepared(
 
 
 def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], comparison: _Comparison) -> None:
-    works = _judge_counts(comparison.sides, verdicts, comparison.settings.least_work)
+    works = _judge_counts(comparison.sides, verdicts, comparison.settings.rules)
     for chain, verdict in verdicts.items():
         event = verdict.recorded
         if work := works.get(chain):
@@ -294,30 +294,30 @@ def _make_ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str
     return ready, left_out
 
 
-def _choose(request: RunRequest, settings: CompareSettings, machines: ComparingMachines | None) -> Chosen:
+def _choose(request: RunRequest, asked: CompareRequest, machines: ComparingMachines | None) -> Chosen:
     """What is run with each side; raises where there is nothing to compare."""
     chosen = choose(request, machines)
     if Stage.COMPILE not in chosen.stages:
         raise UsageError("a comparison compiles, and this suite does not", "Take another suite, or name models.")
-    benchmarks = settings.metric != "compile-time"
+    benchmarks = asked.metric != "compile-time"
     if benchmarks and not any(case.kind is Kind.BENCHMARK for case in chosen.selection.cases.cases):
         raise NothingSelectedError(
             "the selection has no benchmark to compare", "`list` shows which models have one; or --metric compile-time."
         )
-    if settings.metric == "instructions":
+    if asked.metric == "instructions":
         if machines is not None:
             raise UsageError("--metric instructions counts on this machine", "Leave --cluster out.")
         find_counter(request.conduct.counter, request.conduct.count_cpu)
         return replace(chosen, stages=(Stage.COUNT,))
     stages = chosen.stages
-    if settings.metric == "time":
-        stages = (*stages, *([Stage.COUNT] if _counts_work(settings, request, machines) else []), Stage.BENCHMARK)
+    if asked.metric == "time":
+        stages = (*stages, *([Stage.COUNT] if _counts_work(asked, request, machines) else []), Stage.BENCHMARK)
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
 
 
-def _counts_work(settings: CompareSettings, request: RunRequest, machines: ComparingMachines | None) -> bool:
+def _counts_work(asked: CompareRequest, request: RunRequest, machines: ComparingMachines | None) -> bool:
     """Whether instructions are counted beside the times: where that is not declined, and something here counts them."""
-    if settings.no_work or machines is not None:
+    if asked.no_work or machines is not None:
         return False
     try:
         find_counter(request.conduct.counter, request.conduct.count_cpu)
@@ -364,16 +364,17 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
     if asked.seed < 0:
         raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
     rules = Rules(
-        plan=plan_looks(DEFAULT_ALPHA),
+        alpha=DEFAULT_ALPHA,
+        looks=plan_looks(DEFAULT_ALPHA).looks,
         least=least,
         band=band,
         allow=(asked.allow or asked.band) / 100,
-        budget=60 * asked.budget,
+        budget_seconds=60 * asked.budget,
         seed=asked.seed,
+        least_work=asked.least_work / 100,
         replace_disturbed=conduct.replaces_disturbed,
     )
-    rounds = rounds_asked(asked, here=here)
-    return CompareSettings(asked.metric, rules, rounds, asked.least_work / 100, asked.no_work)
+    return CompareSettings(asked.metric, rules, rounds_asked(asked, here=here))
 
 
 def _describe_work(found: WorkVerdict) -> str:
@@ -384,7 +385,7 @@ def _describe_work(found: WorkVerdict) -> str:
 
 
 def _judge_counts(
-    sides: tuple[PreparedSide, PreparedSide], chains: Iterable[str], least: float
+    sides: tuple[PreparedSide, PreparedSide], chains: Iterable[str], rules: Rules
 ) -> dict[str, WorkVerdict]:
     """What the counts say of each model whose instructions were counted on both sides."""
     found = {}
@@ -404,7 +405,7 @@ def _judge_counts(
             outside = of_b.outside - of_a.outside if of_a.dispatches and of_b.dispatches else None
             counter, cpu = kinds.pop()
             found[chain] = WorkVerdict(
-                verdict=compare_work(a, b, least),
+                verdict=compare_work(a, b, rules.least_work or 0.0),
                 instructions=dict(zip(SIDES, (a, b), strict=True)),
                 ratio=b / a,
                 counter=counter,
@@ -415,7 +416,7 @@ def _judge_counts(
 
 
 def _count_with_fma(
-    verdicts: Mapping[str, WorkVerdict], sides: tuple[PreparedSide, PreparedSide], chosen: Chosen, presenter: Presenter
+    verdicts: dict[str, WorkVerdict], comparison: _Comparison, presenter: Presenter
 ) -> dict[str, WorkVerdict]:
     """The same verdicts, with counts of modules that have fused multiply-adds where the work has changed.
 
@@ -423,23 +424,21 @@ def _count_with_fma(
     """
     changed = {chain for chain, found in verdicts.items() if found.verdict != Work.SAME}
     cpus = {verdicts[chain].cpu for chain in changed}
-    if not changed or chosen.request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
-        return dict(verdicts)
+    request = comparison.chosen.request
+    if not changed or request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
+        return verdicts
     presenter.line("\nthe work has changed: counting again with fused multiply-adds, which takes valgrind long")
-    cpu = cpus.pop().removesuffix(_WITHOUT_FMA)
-    conduct = replace(chosen.request.conduct, count_cpu=cpu)
-    with_fma = replace(chosen, request=replace(chosen.request, conduct=conduct, chains=frozenset(changed)))
+    conduct = replace(request.conduct, count_cpu=cpus.pop().removesuffix(_WITHOUT_FMA))
+    with_fma = replace(comparison.chosen, request=replace(request, conduct=conduct, chains=frozenset(changed)))
     again: list[PreparedSide] = []
-    for side in sides:
+    for side in comparison.sides:
         folder = side.folder.with_name(f"{side.folder.name}-fma")
         again.append(prepare_side(f"{side.name} with FMA", side.machine, side.asked, with_fma, folder, presenter))
         if again[-1].interrupted:
             raise KeyboardInterrupt
-    counts = _judge_counts((again[0], again[1]), changed, 0.0)
-    return {
-        chain: replace(found, with_fma=counts[chain].instructions) if chain in counts else found
-        for chain, found in verdicts.items()
-    }
+    counts = _judge_counts((again[0], again[1]), changed, comparison.settings.rules)
+    fused = {chain: replace(verdicts[chain], with_fma=found.instructions) for chain, found in counts.items()}
+    return verdicts | fused
 
 
 def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> ComparedDispatches:

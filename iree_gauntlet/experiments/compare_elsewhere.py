@@ -128,7 +128,7 @@ class RoundsLog:
         self.where = {item.chain: item.where for item in before if item.where and not item.problem}
         self._settings = settings
         self._events: dict[str, Sequence[Mapping[str, Any]]] = {}
-        self._ends = time.monotonic() + settings.rules.budget
+        self._ends = time.monotonic() + settings.rules.budget_seconds
 
     def share(self, hosts: int, units: int) -> float:
         """Seconds of what is left of the budget for each of some units, of which so many hosts take one each."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
 )
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, SequentialPlan, plan_looks
+from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.records.compare_record import (
     SIDES,
     ComparedFigures,
@@ -40,12 +41,14 @@ from iree_gauntlet.records.compare_record import (
     SideTimes,
     TimedFigures,
 )
+from iree_gauntlet.requests import ConductRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.records.compare_record import ComparisonOpening
 
 
 _BOOTSTRAP_SEED = 1
@@ -222,30 +225,27 @@ def _bootstrap(blocks: Sequence[Block], level: float) -> tuple[float, float] | N
     return (math.exp(interval.low), math.exp(interval.high)) if math.isfinite(interval.low) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What decides, stated before anything is measured.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules(RecordedRules):
+    """What decides, stated before anything is measured; and whether disturbed blocks are taken again."""
 
-    Attributes:
-        plan: when to look, and the false-alarm rate of all looks together.
-        band: the equivalence margin, within which two times are the same.
-        least: the minimum effect; 0.01 is 1 %.
-        allow: the slowdown below which `not slower` will do.
-        budget: seconds for all rounds of all models.
-    """
+    replace_disturbed: bool = field(metadata=UNRECORDED)
 
-    plan: SequentialPlan
-    least: float
-    band: float
-    allow: float
-    budget: float
-    seed: int
-    replace_disturbed: bool
+    @classmethod
+    def of(cls, opening: ComparisonOpening) -> Rules:
+        """Those of an earlier comparison."""
+        disturbed = ConductRequest(disturbed=opening.options["disturbed"])
+        return cls(**asdict(opening.rules), replace_disturbed=disturbed.replaces_disturbed)
+
+    @property
+    def plan(self) -> SequentialPlan:
+        """When to look, and the false-alarm rate of all looks together."""
+        return plan_looks(self.alpha)
 
     @property
     def control_plan(self) -> SequentialPlan:
         """Of A against itself: one look."""
-        return plan_looks(self.plan.alpha, CONTROL_BLOCKS)
+        return plan_looks(self.alpha, CONTROL_BLOCKS)
 
     def judged(self, blocks: Sequence[Block]) -> Comparison:
         """B against A, by these rules."""
@@ -262,47 +262,26 @@ class Rules:
             case TimeVerdict.SAME:
                 return own.low > same or own.high < 1 / same
             case TimeVerdict.NOT_SLOWER:
-                return own.low > 1 + self.allow
+                return own.low > 1 + (self.allow or self.band)
             case TimeVerdict.INCONCLUSIVE:
                 return False
 
 
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
-    """How rounds are taken and judged.
-
-    Attributes:
-        least_work: the share from which on a difference in instructions counts.
-    """
+    """What is compared, and how rounds are taken and judged."""
 
     metric: str
     rules: Rules
     rounds: RoundSettings
-    least_work: float
-    no_work: bool
-
-    @property
-    def recorded(self) -> RecordedRules:
-        """What decides, for the log."""
-        rules = self.rules
-        return RecordedRules(
-            alpha=rules.plan.alpha,
-            looks=rules.plan.looks,
-            least=rules.least,
-            band=rules.band,
-            allow=rules.allow,
-            budget_seconds=rules.budget,
-            seed=rules.seed,
-            least_work=self.least_work,
-        )
 
 
 def next_look(evidence: PairEvidence, rules: Rules) -> int | None:
     """At how many blocks more could be said; None where nothing more can."""
     if evidence.failure or (rules.replace_disturbed and evidence.too_disturbed):
         return None
-    if len(evidence.blocks) < rules.plan.looks[0]:
-        return rules.plan.looks[0]
+    if len(evidence.blocks) < rules.looks[0]:
+        return rules.looks[0]
     return rules.judged(evidence.blocks).next_look
 
 
@@ -356,7 +335,7 @@ class Comparer:
 
     def _compute_left(self) -> float:
         """Seconds of the budget; waiting for other runs does not use it up."""
-        return self._rules.budget - (time.monotonic() - self._began - self._taker.waited)
+        return self._rules.budget_seconds - (time.monotonic() - self._began - self._taker.waited)
 
     def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, place: str) -> None:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""

@@ -24,6 +24,7 @@ from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.experiment_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.records.run_folder import newest_of
+from iree_gauntlet.results import DispatchChange  # noqa: TC001 - read by its type
 from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by their types
 
@@ -265,29 +266,6 @@ class ComparisonSummary(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchRow(Recorded):
-    """Dispatches of A and what they became in B; see `DispatchChange` of `measuring/profiles/dispatch_profile.py`.
-
-    Attributes:
-        a_ns, b_ns: what they take in an invocation, in ns or instructions.
-        share: of the whole difference; None where there is none.
-        place: in the program; None where it was not looked for, empty where it is not known.
-    """
-
-    name: str
-    kind: str
-    match: str
-    a_ns: int
-    b_ns: int
-    a_count: int
-    b_count: int
-    a_names: tuple[str, ...] = ()
-    b_names: tuple[str, ...] = ()
-    share: float | None = None
-    place: str | None = field(default=None, metadata=UNLESS_DEFAULT)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherDispatches(Recorded):
     """The sum of the rows that are not listed; `outside` where what is in no dispatch is one of them."""
 
@@ -318,7 +296,7 @@ class DispatchDifference(Recorded):
     measured: MeasuredNs | None = None
     a_ns: int
     b_ns: int
-    rows: tuple[DispatchRow, ...]
+    rows: tuple[DispatchChange, ...]
     others: OtherDispatches
     notes: tuple[str, ...]
 

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
         ComparisonRecord,
         CompileChange,
         DispatchDifference,
-        DispatchRow,
         OtherDispatches,
         WorkVerdict,
     )
     from iree_gauntlet.reports.compare_rows import FigureChange, TimeRow
+    from iree_gauntlet.results import DispatchChange
 
 
 _TIME_COLUMNS = (
@@ -345,7 +345,7 @@ def dispatch_blocks(compared: ComparedDispatches) -> tuple[Block, ...]:
     # A count is of functions, each of which may be dispatched several times.
     noun = "dispatches" if unit == "ms" else "functions of dispatches"
     others = found.others
-    named: list[tuple[str, DispatchRow | OtherDispatches, str]] = [
+    named: list[tuple[str, DispatchChange | OtherDispatches, str]] = [
         (_name_row(row, noun), row, row.place or "") for row in found.rows
     ]
     if any((others.a_ns, others.b_ns, others.a_count, others.b_count, others.outside)):
@@ -380,7 +380,7 @@ def _format_profile_line(found: DispatchDifference, unit: str) -> str:
     times = f"{how}: {a_text} {unit} in A, {b_text} {unit} in B ({more} {unit})"
     if not count:
         return f"{times}; no dispatch stands out"
-    listed = sum(row.b_ns - row.a_ns for row in found.rows)
+    listed = sum(row.difference_ns for row in found.rows)
     rows = "this row makes" if count == 1 else f"these {count} rows make"
     share = f"{100 * listed / (b - a):.0f} %" if b != a else "nothing"
     return f"{times}; {rows} up {share} of the difference"
@@ -407,7 +407,7 @@ def _name_others(others: OtherDispatches, noun: str) -> str:
     return f"{count}, and what is outside of them" if a or b else "outside of dispatches"
 
 
-def _name_row(row: DispatchRow, noun: str) -> str:
+def _name_row(row: DispatchChange, noun: str) -> str:
     name = one_line(row.name, 100)
     if row.match in ("new", "gone"):
         return f"{name} ({row.match})"

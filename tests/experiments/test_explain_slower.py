@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.experiments.explaining.slower import suspects_of
-from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, DispatchRow, OtherDispatches
+from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, OtherDispatches
+from iree_gauntlet.results import DispatchChange
 from tests.support.faulty_iree import MadeUpTimes
 
 if TYPE_CHECKING:
@@ -169,10 +170,10 @@ def test_what_cannot_be_explained_is_a_clear_word(project: Project, tmp_path: Pa
     assert (same.code, "nothing is slower in" in same.err) == (5, True), same.text
 
 
-ROW = DispatchRow(name="", kind="", match="name", a_ns=100, b_ns=150, a_count=1, b_count=1, b_names=("one",))
+ROW = DispatchChange(name="", kind="", match="name", a_ns=100, b_ns=150, a_count=1, b_count=1, b_names=("one",))
 
 
-def suspects(*rows: DispatchRow) -> list[tuple[str, float]]:
+def suspects(*rows: DispatchChange) -> list[tuple[str, float]]:
     others = OtherDispatches(a_ns=0, b_ns=0, a_count=0, b_count=0, outside=False)
     found = DispatchDifference(a_ns=1000, b_ns=1100, rows=rows, others=others, notes=())
     return [(item.name, item.share) for item in suspects_of(ComparedDispatches(difference=found))]

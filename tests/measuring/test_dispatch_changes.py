@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.engine.profiling import describe_difference
 from iree_gauntlet.measuring.profiles.dispatch_profile import (
-    DispatchChange,
     DispatchChanges,
     DispatchProfile,
     DispatchTime,
@@ -23,6 +22,8 @@ from tests.support.recorded_profiles import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from iree_gauntlet.results import DispatchChange
 
 WORKS = ("matmul_4x4_f32", "matmul_8x8_f32", "conv_3x3_f32", "elementwise_4_f32", "slow_memcpy", "")
 
@@ -42,7 +43,7 @@ works = st.lists(st.tuples(st.sampled_from(WORKS), st.integers(0, 10**9), st.int
 profiles = st.builds(profile, works, st.none() | st.integers(0, 10**10))
 
 
-def figures(change: DispatchChange) -> tuple[str, Match, int, int, int, int]:
+def figures(change: DispatchChange) -> tuple[str, str, int, int, int, int]:
     """A row without the names, which have the numbers in them."""
     return (change.kind, change.match, change.a_ns, change.b_ns, change.a_count, change.b_count)
 
@@ -67,7 +68,7 @@ def test_the_rows_add_up_to_the_whole(a: DispatchProfile, b: DispatchProfile) ->
 
 @given(profiles, profiles)
 def test_swapping_the_sides_turns_the_signs(a: DispatchProfile, b: DispatchProfile) -> None:
-    turned = {Match.NEW: Match.GONE, Match.GONE: Match.NEW}
+    turned: dict[str, str] = {Match.NEW: Match.GONE, Match.GONE: Match.NEW}
     there, back = match_dispatches(a, b), match_dispatches(b, a)
     assert there.difference_ns == -back.difference_ns
     assert Counter(map(figures, there.changes)) == Counter(

@@ -7,19 +7,14 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.records.compare_record import (
-    ComparedDispatches,
-    DispatchDifference,
-    DispatchRow,
-    MeasuredNs,
-    OtherDispatches,
-)
+from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, MeasuredNs, OtherDispatches
 from iree_gauntlet.reports.compare_report import dispatch_blocks
+from iree_gauntlet.results import DispatchChange
 from tests.support.documents import block_lines, block_markdown
 
 
-def row(name: str, a_ns: int, b_ns: int, a_count: int = 1, b_count: int = 1, match: str = "name") -> DispatchRow:
-    return DispatchRow(name=name, kind="", match=match, a_ns=a_ns, b_ns=b_ns, a_count=a_count, b_count=b_count)
+def row(name: str, a_ns: int, b_ns: int, a_count: int = 1, b_count: int = 1, match: str = "name") -> DispatchChange:
+    return DispatchChange(name=name, kind="", match=match, a_ns=a_ns, b_ns=b_ns, a_count=a_count, b_count=b_count)
 
 
 ROWS = (

@@ -18,8 +18,6 @@ from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, R
 from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
-from iree_gauntlet.measuring.statistics.rounds import plan_looks
-from iree_gauntlet.requests import ConductRequest
 from iree_gauntlet.results import Result
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Command, Resources, Step
@@ -140,7 +138,7 @@ def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -
 
 
 def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Path) -> Slower:
-    steps, rules = record.prepared.benchmarks.get(chain), record.opening.rules
+    steps = record.prepared.benchmarks.get(chain)
     if steps is None or chain not in record.where:
         what = "does not say how it was benchmarked" if steps is None else "was cut short before its profiles"
         again = f"`compare --resume --run-dir {shown(folder)}` adds it; what was measured stays."
@@ -155,15 +153,7 @@ def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Pat
         where=where.work or where.dispatches,
         sides=(a, b),
         resources=steps[record.sides[1].name].resources,
-        rules=Rules(
-            plan=plan_looks(rules.alpha),
-            least=rules.least,
-            band=rules.band,
-            allow=rules.allow or rules.band,
-            budget=rules.budget_seconds,
-            seed=rules.seed,
-            replace_disturbed=ConductRequest(disturbed=record.opening.options["disturbed"]).replaces_disturbed,
-        ),
+        rules=Rules.of(record.opening),
         rounds=RoundSettings(rounds.repetitions, rounds.min_time, verdict.cpus or ()),
     )
 

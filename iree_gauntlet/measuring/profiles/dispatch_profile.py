@@ -34,6 +34,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.results import DispatchChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -355,30 +356,6 @@ class Match(StrEnum):
     NEW = "new"
     GONE = "gone"
     OUTSIDE = "outside"
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchChange:
-    """One row: dispatches of A and what they became in B.
-
-    Attributes:
-        a_ns, b_ns: what they take in an invocation, ns.
-    """
-
-    name: str
-    kind: str
-    match: Match
-    a_ns: int
-    b_ns: int
-    a_count: int
-    b_count: int
-    a_names: tuple[str, ...] = ()
-    b_names: tuple[str, ...] = ()
-
-    @property
-    def difference_ns(self) -> int:
-        """What B takes more, ns in an invocation."""
-        return self.b_ns - self.a_ns
 
 
 @dataclass(frozen=True, slots=True)
