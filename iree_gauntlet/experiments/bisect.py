@@ -5,30 +5,28 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.rounds.blocks import evidence_of
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.bisect_probe import (
+from iree_gauntlet.experiments.bisect_question import (
     EXACT_METRICS,
     ExactJudge,
     Judge,
-    keep_bundle,
-    run_candidate,
-    run_kept_bundle,
-)
-from iree_gauntlet.experiments.bisect_question import (
     Question,
     describe_change,
     describe_cost,
     find_ready,
+    keep_bundle,
     list_commits_inside,
     list_nightlies_inside,
     question_before,
     question_of,
     row_of,
+    run_candidate,
+    run_kept_bundle,
 )
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment import Experiment
@@ -41,7 +39,7 @@ from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from iree_gauntlet.experiments.run import Chosen
@@ -85,11 +83,8 @@ def _judge(
     """What decides on candidates by the question's metric; Ctrl-C ends what runs for it."""
     chosen, folder = question.chosen, experiment.folder
     if question.metric in EXACT_METRICS:
-        metric = EXACT_METRICS[question.metric]
-        yield ExactJudge(
-            question.metric,
-            lambda candidate: run_candidate(candidate, metric, question.chain, folder, chosen, presenter),
-        )
+        metric, chain = question.metric, question.chain
+        yield ExactJudge(metric, lambda candidate: run_candidate(candidate, metric, chain, folder, chosen, presenter))
         return
     # With every candidate tried, that many comparisons share the false-alarm rate.
     count = len(question.row)
@@ -122,22 +117,16 @@ class BisectSearch:
     """A search under way.
 
     Attributes:
-        earlier: what an earlier part of this bisect has judged, by label.
+        judged: what an earlier part of this bisect has judged, and this one after it, by label.
     """
 
     question: Question
     judge: Judge
     log: EventLog
     say: Callable[[str], None]
-    earlier: Mapping[str, Judged]
+    judged: dict[str, Judged]
     every: bool
-    _sides: dict[int, CandidateEnd] = field(default_factory=dict)
-    # The bad end with the good one.
-    _compared: int = 1
-    _judged: dict[str, Judged] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._judged.update(self.earlier)
+    _begun: bool = False
 
     def search(self) -> tuple[ExitCode, str]:
         """The exit code, and what kept it from an answer; empty where nothing did."""
@@ -153,12 +142,11 @@ class BisectSearch:
         ends: dict[bool, Judged] = {}
         for bad, candidate in ((False, question.good), (True, question.bad)):
             word = "bad" if bad else "good"
-            judged = self.earlier.get(candidate.label)
-            if judged is None:
+            if candidate.label not in self.judged:
                 self.say(f"{candidate.label} ({word} end) …")
                 began = time.monotonic()
-                judged = self.judge.end(self.question.taken(candidate, self.say), bad=bad)
-                self._record(candidate, judged, began)
+                self._record(candidate, self.judge.end(question.taken(candidate, self.say), bad=bad), began)
+            judged = self.judged[candidate.label]
             ends[bad] = judged
             if judged.value is None:
                 return ExitCode.ERROR, f"the {word} end {candidate.label} cannot be judged: {judged.reason}"
@@ -166,12 +154,7 @@ class BisectSearch:
         nothing = self.judge.begin(ends[False], ends[True])
         if nothing:
             return ExitCode.FAILED, nothing
-        self._sides = {0: CandidateEnd.OLD, len(row) - 1: CandidateEnd.NEW}
-        for index, candidate in enumerate(row[1:-1], start=1):
-            judged = self.earlier.get(candidate.label)
-            if judged is not None:
-                self._sides[index] = self._find_side(judged)
-                self._compared += 1
+        self._begun = True
         self.log.write("ends", {"search": self._describe_found()})
         self._narrow()
         if question.asked.into:
@@ -182,7 +165,7 @@ class BisectSearch:
 
     def _narrow(self) -> None:
         """Tries candidates until the change is between two, or nothing more can be said."""
-        while not self._spent and (place := self._choose_next()) is not None:
+        while (place := self._choose_next()) is not None:
             self._take_step(place)
 
     def _refine(self, source: str) -> None:
@@ -202,11 +185,11 @@ class BisectSearch:
         """The commits between the two candidates that were found; says what they cost."""
         old, new = self._found_pair
         place = self.question.place
-        commits = [self._commits.get(candidate.label, "") for candidate in (old, new)]
+        commits = self._find_commit(old), self._find_commit(new)
         if not all(commits):
             what = f"the commits of {old.label} and {new.label} are not known"
             raise GauntletError(what, "Search with --source between two of them.")
-        inside = list_commits_inside(commits[0], commits[1], source, place)
+        inside = list_commits_inside(*commits, source, place)
         if inside:
             cost = describe_cost(inside, count_most_tries(len(inside) + 2), place)
             self.say(f"between {old.label} and {new.label}: {cost}")
@@ -217,38 +200,33 @@ class BisectSearch:
         if not inside:
             return
         row, state = self.question.row, self._state
-        known = {item.label: self._sides[index] for index, item in enumerate(row) if index in self._sides}
         row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
         self.question = replace(self.question, row=row)
-        self._sides = {index: known[item.label] for index, item in enumerate(row) if item.label in known}
         self.log.write("refined", BisectRow(row=row_of(row)).as_dict())
         self._narrow()
 
     def _name_change(self, source: str) -> None:
         """Says which commit it was."""
-        commit = self._commits.get(self.question.row[self._state.first_new].label, "")
+        commit = self._find_commit(self._found_pair[1])
         if commit:
             self.log.write("change", describe_change(commit, source, self.question.place).as_dict())
 
-    @property
-    def _commits(self) -> dict[str, str]:
-        """Commits of what was judged, by label, of the side that is searched."""
-        return {label: judged.toolchain.get(self.question.commit, "") for label, judged in self._judged.items()}
+    def _find_commit(self, candidate: Candidate) -> str:
+        """Of the side that is searched; empty where it is not known."""
+        return self.judged[candidate.label].toolchain.get(self.question.commit, "")
 
     @property
     def _state(self) -> Search:
-        return Search(len(self.question.row), self._sides)
-
-    @property
-    def _spent(self) -> bool:
-        """Whether one more comparison could cost the stated confidence."""
-        most = self.judge.most_comparisons
-        return most is not None and self._compared >= most
+        row = [self.judged.get(candidate.label) for candidate in self.question.row]
+        return Search(len(row), {place: self._find_side(judged) for place, judged in enumerate(row) if judged})
 
     def _choose_next(self) -> int | None:
-        state = self._state
+        state, question, most = self._state, self.question, self.judge.most_comparisons
+        compared = sum(found.value is not None for label, found in self.judged.items() if label != question.good.label)
+        if most is not None and compared >= most:
+            # One more comparison could cost the stated confidence.
+            return None
         if state.next is not None or not self.every:
-            question = self.question
             of_commits = question.asked.source or question.asked.into
             return state.next_of(find_ready(question.row, question.place) if of_commits else ())
         return next(iter(state.untried_anywhere), None)
@@ -263,14 +241,12 @@ class BisectSearch:
             self.say(f"trying the other {counted(len(state.untried_anywhere), 'candidate')} too")
         began = time.monotonic()
         judged = self.judge.judge(self.question.taken(candidate, self.say))
-        self._compared += judged.value is not None
-        self._sides[place] = self._find_side(judged)
         self._record(candidate, judged, began)
         if judged.bad is None:
             self.say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
         else:
             third = ", a third value" if judged.third else ""
-            self.say(f"{candidate.label}: {one_line(judged.text)}: {'bad' if judged.bad else 'good'}{third}")
+            self.say(f"{candidate.label}: {one_line(judged.text)}: {judged.word}{third}")
 
     def _find_side(self, judged: Judged) -> CandidateEnd:
         if judged.bad is None:
@@ -279,13 +255,13 @@ class BisectSearch:
 
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
         judged = replace(judged, seconds=round(time.monotonic() - began, 3))
-        self._judged[candidate.label] = judged
+        self.judged[candidate.label] = judged
         fields = {"candidate": candidate.label, **judged.as_dict(), "search": self._describe_found()}
         self.log.write("judged", fields)
 
     def _describe_found(self) -> dict[str, Any]:
         """What is known of the change; empty before both ends are."""
-        if not self._sides:
+        if not self._begun:
             return {}
         state = self._state
         label = [candidate.label for candidate in self.question.row]

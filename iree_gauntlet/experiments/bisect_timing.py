@@ -15,7 +15,7 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Cpus, Pair, PairEvidence
 from iree_gauntlet.engine.rounds.ways import choose_way, take_own
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.bisect_probe import candidate_run
+from iree_gauntlet.experiments.bisect_question import candidate_run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way
 from iree_gauntlet.experiments.sides import PreparedSide, pair_of, prepare_side, rounds_asked, unready
 from iree_gauntlet.figures import cpus_text

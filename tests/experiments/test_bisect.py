@@ -18,8 +18,7 @@ from iree_gauntlet.engine.rounds.ways import OWN_BLOCKS
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect import BisectSearch
-from iree_gauntlet.experiments.bisect_probe import ExactJudge
-from iree_gauntlet.experiments.bisect_question import Question, place_of
+from iree_gauntlet.experiments.bisect_question import ExactJudge, Question, place_of
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.experiments.session_verdicts import in_own_way
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.experiments.bisect_probe import Judge
+    from iree_gauntlet.experiments.bisect_question import Judge
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.measuring.statistics.rounds import Block
     from tests.support.command_line import Done
@@ -78,9 +77,9 @@ class Bisects:
         self, judge: Judge, earlier: Mapping[str, Judged] | None = None, *, every: bool = False
     ) -> tuple[BisectOutcome, tuple[ExitCode, str]]:
         with EventLog(self.folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
-            opening = self.question.opening(resumed=False).as_dict()
+            opening = replace(self.question.opening(resumed=False), lock_folder="").as_dict()
             log.write("bisect", {"command": "bisect", "cwd": "/", **opening})
-            done = BisectSearch(self.question, judge, log, self.said.append, earlier or {}, every=every).search()
+            done = BisectSearch(self.question, judge, log, self.said.append, dict(earlier or {}), every=every).search()
             log.write("end", {"exit_code": int(done[0]), "problem": done[1], "seconds": 1.0, "interrupted": False})
         write_reports(self.folder)
         return bisect_outcome(self.folder), done
