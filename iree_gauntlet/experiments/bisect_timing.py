@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Cpus, Pair, PairEvidence
@@ -46,7 +46,11 @@ _SEED = 1
 
 
 class TimedBlocks:
-    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before."""
+    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before.
+
+    Attributes:
+        cpus: that rounds are pinned to; none for all.
+    """
 
     def __init__(
         self, question: Question, session: Session[Any], earlier: dict[str, PairEvidence], presenter: Presenter
@@ -150,7 +154,7 @@ class TimedBlocks:
     def _pair(self, candidate: Candidate) -> Pair:
         assert self._good is not None, "a candidate is readied before it is measured"
         metric, sides = self._question.metric, (self._good, self._sides[candidate.label])
-        steps = [side.steps(metric)[self._question.chain] for side in sides]
+        steps = [side.measured[metric][self._question.chain] for side in sides]
         return pair_of(self._name(candidate), (steps[0], steps[1]), metric, self._rounds)
 
     def _prepared(self, candidate: Candidate) -> Judged:
@@ -163,31 +167,9 @@ class TimedBlocks:
         side = prepare_side(candidate.label, machine, candidate.iree, chosen, folder, presenter)
         if side.interrupted:
             raise KeyboardInterrupt
-        step = side.steps(self._question.metric).get(self._question.chain)
+        step = side.measured[self._question.metric].get(self._question.chain)
         self._sides[candidate.label] = side
         return Judged(reason=unready(side, step) if step else "it has no such step", toolchain=side.toolchain)
-
-
-class BlockSource(Protocol):
-    """Takes rounds of a candidate against the good end.
-
-    Attributes:
-        cpus: that they are pinned to; none for all.
-    """
-
-    cpus: Cpus
-
-    def ready(self, candidate: Candidate) -> Judged:
-        """Compile for a candidate; the `reason` says why it cannot be measured."""
-
-    def more_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
-        """Further blocks, the good end as A and the candidate as B; fewer than asked for where no more can be had."""
-
-    def own_way(self, candidate: Candidate) -> Comparison | None:
-        """The candidate against the good end in the spec's own way; None where that is how it was measured anyway."""
-
-    def trouble(self, candidate: Candidate) -> str:
-        """Why its blocks are no evidence after all; empty where they are."""
 
 
 class RoundsJudge:
@@ -200,7 +182,7 @@ class RoundsJudge:
         max_blocks: of each comparison.
     """
 
-    def __init__(self, source: BlockSource, comparisons: int, alpha: float, max_blocks: int) -> None:
+    def __init__(self, source: TimedBlocks, comparisons: int, alpha: float, max_blocks: int) -> None:
         self._source = source
         self._plan = plan_looks(alpha / comparisons, max_blocks)
         # As many as the false-alarm rate was shared out over.

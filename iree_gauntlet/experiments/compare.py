@@ -109,7 +109,12 @@ def compare(
         require_as_begun("comparison", shown(named), now, before)
         budget = {} if "budget" in now else {"budget": begun.opening.rules.budget_seconds / 60}
         asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)
-    names = _name_two_sides(asked.sides)
+    names = asked.sides.split()
+    if len(names) != len(SIDES):
+        raise UsageError(
+            f"compare takes two IREEs, not {len(names)}",
+            "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
+        )
     settings = compare_settings(asked, request.conduct, here=machines is None)
     # A typing mistake is reported, and what is missing installed, before hours of work.
     chosen = _choose(request, asked, machines)
@@ -135,152 +140,187 @@ def compare(
                 experiment.code = ExitCode.INTERRUPTED
                 break
         else:
-            comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]), machines)
+            comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]), log, presenter)
             if settings.metric == "instructions":
-                experiment.code = _compare_counts(comparison, log, presenter)
+                experiment.code = comparison.count()
             else:
-                experiment.code = _measure(comparison, experiment.folder, log, earlier, presenter)
+                experiment.code = comparison.measure(experiment.folder, earlier, machines)
     return experiment.code
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """What is compared, and how."""
+    """A comparison whose sides have run; what comes of it goes into the log."""
 
     asked: CompareRequest
     chosen: Chosen
     settings: CompareSettings
     sides: tuple[PreparedSide, PreparedSide]
-    machines: ComparingMachines | None
+    log: EventLog
+    presenter: Presenter
 
+    def count(self) -> ExitCode:
+        """Holds the counts of both sides against each other."""
+        steps, left_out = _make_ready(*self.sides, self.settings.metric)
+        verdicts = self._judge_counts(steps)
+        for chain in steps.keys() - verdicts.keys():
+            left_out[chain] = "its sides were counted by different counters: begin a new comparison"
+        self._write_prepared(verdicts, left_out, {})
+        verdicts = self._count_with_fma(verdicts)
+        for chain, found in verdicts.items():
+            self.log.write("verdict", replace(found, chain=chain, reason="").as_dict())
+        counts = {str(kind): sum(found.verdict == kind for found in verdicts.values()) for kind in Work}
+        self.log.write("summary", ComparisonSummary(verdicts=counts).as_dict())
+        for chain, found in verdicts.items():
+            if found.verdict != Work.SAME:
+                loaded = [[side.counts[chain].input("program").path] for side in self.sides]
+                # Without their sizes: that of a module that is made for a count is no one's.
+                compiled = find_compile_changes([side.tools for side in self.sides], loaded, sized=False)
+                where = WhereChanged(chain=chain, dispatches=_count_dispatches(self.sides, chain), compile=compiled)
+                self.log.write("where", where.as_dict())
+        codes = [ExitCode.ERROR for _ in left_out]
+        codes += [ExitCode.FAILED for found in verdicts.values() if found.verdict == Work.MORE]
+        return ExitCode.worst(codes)
 
-def _compare_counts(comparison: _Comparison, log: EventLog, presenter: Presenter) -> ExitCode:
-    """Holds the counts of both sides against each other; everything goes into the log."""
-    sides = comparison.sides
-    steps, left_out = _make_ready(*sides, "instructions")
-    verdicts = _judge_counts(sides, steps, comparison.settings.rules)
-    for chain in steps.keys() - verdicts.keys():
-        left_out[chain] = "its sides were counted by different counters: begin a new comparison"
-    _write_prepared(log, sides, tuple(verdicts), left_out, {})
-    verdicts = _count_with_fma(verdicts, comparison, presenter)
-    for chain, found in verdicts.items():
-        log.write("verdict", replace(found, chain=chain, reason="").as_dict())
-    counts = {str(kind): sum(found.verdict == kind for found in verdicts.values()) for kind in Work}
-    log.write("summary", ComparisonSummary(verdicts=counts).as_dict())
-    for chain, found in verdicts.items():
-        if found.verdict != Work.SAME:
-            loaded = [[side.counts[chain].input("program").path] for side in sides]
-            # Without their sizes: that of a module that is made for a count is no one's.
-            compiled = find_compile_changes([side.tools for side in sides], loaded, sized=False)
-            where = WhereChanged(chain=chain, dispatches=_count_dispatches(sides, chain), compile=compiled)
-            log.write("where", where.as_dict())
-    codes = [ExitCode.ERROR for _ in left_out]
-    codes += [ExitCode.FAILED for found in verdicts.values() if found.verdict == Work.MORE]
-    return ExitCode.worst(codes)
-
-
-def _measure(
-    comparison: _Comparison, folder: Path, log: EventLog, earlier: Sequence[dict[str, Any]], presenter: Presenter
-) -> ExitCode:
-    """Takes the rounds, judges them and says where B is slower; everything goes into the log."""
-    settings, sides = comparison.settings, comparison.sides
-    steps, left_out = _make_ready(*sides, settings.metric)
-    timed = steps if settings.metric == "time" else {}
-    benchmarks = {
-        chain: {
-            side.name: SideBenchmark(timeout=step.timeout, command=step.process, resources=step.resources)
-            for side, step in zip(sides, both, strict=True)
+    def measure(self, folder: Path, earlier: Sequence[dict[str, Any]], machines: ComparingMachines | None) -> ExitCode:
+        """Takes the rounds, here or on other machines, judges them and says where B is slower."""
+        metric, rules = self.settings.metric, self.settings.rules
+        steps, left_out = _make_ready(*self.sides, metric)
+        benchmarks = {
+            chain: {
+                side.name: SideBenchmark(timeout=step.timeout, command=step.process, resources=step.resources)
+                for side, step in zip(self.sides, both, strict=True)
+            }
+            for chain, both in (steps.items() if metric == "time" else ())
         }
-        for chain, both in timed.items()
-    }
-    _write_prepared(log, sides, tuple(steps), left_out, benchmarks)
-    measured = evidence_of(earlier)
-    machines = comparison.machines
-    with presenter.progress() as progress, open_session(folder, log, progress) as session:
-        try:
-            with session.interruptible():
-                if machines is None:
-                    verdicts = _measure_here(comparison, steps, session, measured)
-                else:
-                    rounds = RoundsLog(session, settings, measured, earlier)
-                    verdicts = _measure_elsewhere(comparison, steps, rounds, machines)
-                codes = [ExitCode.ERROR for _ in left_out]
-                return ExitCode.worst([*codes, *(_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values())])
-        except (KeyboardInterrupt, WaitCancelledError):
-            # What was measured says something, if not all that it could have said.
-            begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
-            _write_verdicts(log, judge(begun, settings.rules, "interrupted"), comparison)
-            where = "" if machines is None else " --cluster …"
-            progress.message(f"interrupted; `compare --resume{where}` continues it")
-            return ExitCode.INTERRUPTED
+        self._write_prepared(steps, left_out, benchmarks)
+        measured = evidence_of(earlier)
+        with self.presenter.progress() as progress, open_session(folder, self.log, progress) as session:
+            try:
+                with session.interruptible():
+                    if machines is None:
+                        verdicts = self._measure_here(steps, session, measured)
+                    else:
+                        rounds = RoundsLog(session, rules, measured, earlier)
+                        verdicts = self._measure_elsewhere(steps, rounds, machines)
+            except (KeyboardInterrupt, WaitCancelledError):
+                # What was measured says something, if not all that it could have said.
+                begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
+                self._write_verdicts(judge(begun, rules, "interrupted"))
+                where = "" if machines is None else " --cluster …"
+                progress.message(f"interrupted; `compare --resume{where}` continues it")
+                return ExitCode.INTERRUPTED
+        codes = [ExitCode.ERROR for _ in left_out]
+        return ExitCode.worst([*codes, *(_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values())])
 
+    def _measure_here(
+        self, steps: Mapping[str, tuple[Step, Step]], session: Session[Any], measured: dict[str, PairEvidence]
+    ) -> dict[str, ModelVerdict]:
+        settings, (a, b) = self.settings, self.sides
+        pairs = [pair_of(chain, both, settings.metric, settings.rounds) for chain, both in steps.items()]
+        verdicts = judge(Comparer(session, settings.rules).run(pairs, measured), settings.rules)
+        works = self._write_verdicts(verdicts)
+        if settings.metric == "time":
+            explain_differences(
+                session,
+                verdicts,
+                pairs,
+                (a.tools, b.tools),
+                lambda chain: _count_dispatches(self.sides, chain) if chain in works else None,
+            )
+        return verdicts
 
-def _measure_here(
-    comparison: _Comparison,
-    steps: Mapping[str, tuple[Step, Step]],
-    session: Session[Any],
-    measured: dict[str, PairEvidence],
-) -> dict[str, ModelVerdict]:
-    settings, (a, b) = comparison.settings, comparison.sides
-    pairs = [pair_of(chain, both, settings.metric, settings.rounds) for chain, both in steps.items()]
-    verdicts = judge(Comparer(session, settings.rules).run(pairs, measured), settings.rules)
-    _write_verdicts(session.log, verdicts, comparison)
-    if settings.metric == "time":
-        counted = _judge_counts(comparison.sides, verdicts, settings.rules)
-        explain_differences(
-            session,
-            verdicts,
-            pairs,
-            (a.tools, b.tools),
-            lambda chain: _count_dispatches(comparison.sides, chain) if chain in counted else None,
+    def _measure_elsewhere(
+        self, steps: Mapping[str, tuple[Step, Step]], rounds: RoundsLog, machines: ComparingMachines
+    ) -> dict[str, ModelVerdict]:
+        rules = self.settings.rules
+        # What the time did not suffice for is measured again as a whole: rounds of two machines are no one's.
+        decided = {chain for chain, found in rounds.evidence.items() if next_look(found, rules) is None}
+        waiting, made = units_of((both for chain, both in steps.items() if chain not in decided), self.sides)
+        if waiting:
+            with machines.comparing(self.chosen, self.asked, self.sides, rounds.session.progress) as elsewhere:
+                elsewhere.measure(waiting, made, rounds)
+        verdicts = judge({chain: rounds.evidence[chain] for chain in steps}, rules)
+        self._write_verdicts(verdicts)
+        for chain, verdict in verdicts.items():
+            if verdict.verdict in DIFFERENT and chain in rounds.where:
+                self.log.write("where", rounds.where[chain].as_dict())
+        return verdicts
+
+    def _write_prepared(
+        self, models: Iterable[str], left_out: dict[str, str], benchmarks: dict[str, dict[str, SideBenchmark]]
+    ) -> None:
+        sides = {side.name: side.recorded for side in self.sides}
+        prepared = PreparedComparison(sides=sides, models=tuple(models), left_out=left_out, benchmarks=benchmarks)
+        self.log.write("prepared", prepared.as_dict())
+
+    def _write_verdicts(self, verdicts: Mapping[str, ModelVerdict]) -> dict[str, WorkVerdict]:
+        """With the work beside the times, where it was counted."""
+        works = self._judge_counts(verdicts)
+        for chain, verdict in verdicts.items():
+            event = verdict.recorded
+            if work := works.get(chain):
+                more = f"; {_describe_work(work)}" if verdict.verdict == TimeVerdict.INCONCLUSIVE else ""
+                event = replace(event, work=work, reason=event.reason + more)
+            self.log.write("verdict", event.as_dict())
+        self.log.write("summary", summary_of(verdicts).as_dict())
+        return works
+
+    def _judge_counts(self, chains: Iterable[str], sides: Sequence[PreparedSide] = ()) -> dict[str, WorkVerdict]:
+        """What the counts say of each model whose instructions were counted on both sides."""
+        sides = sides or self.sides
+        found = {}
+        for chain in chains:
+            steps = [side.counts[chain] for side in sides if chain in side.counts]
+            if len(steps) < len(sides) or any(map(unready, sides, steps)):
+                continue
+            figures = [side.record.results[step.id].statistics for side, step in zip(sides, steps, strict=True)]
+            # Two kinds of counters, or modules for two CPUs, have nothing to do with each other.
+            kinds = {(str(item["counter"]), str(item["cpu"])) for item in figures}
+            if len(kinds) == 1:
+                of_a, of_b = (read_counts(Path(step.output("counts"))) for step in steps)
+                a, b = of_a.instructions, of_b.instructions
+                counter, cpu = kinds.pop()
+                found[chain] = WorkVerdict(
+                    verdict=compare_work(a, b, self.settings.rules.least_work or 0.0),
+                    instructions=dict(zip(SIDES, (a, b), strict=True)),
+                    ratio=b / a,
+                    counter=counter,
+                    cpu=cpu,
+                    # Where dispatches are known, so is what lies outside of them.
+                    outside=of_b.outside - of_a.outside if of_a.dispatches and of_b.dispatches else None,
+                )
+        return found
+
+    def _count_with_fma(self, verdicts: dict[str, WorkVerdict]) -> dict[str, WorkVerdict]:
+        """The same verdicts, with counts of modules that have fused multiply-adds where the work has changed.
+
+        They are other code, which takes valgrind up to twenty times as long.
+        """
+        changed = {chain for chain, found in verdicts.items() if found.verdict != Work.SAME}
+        cpus = {verdicts[chain].cpu for chain in changed}
+        request = self.chosen.request
+        if not changed or request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
+            return verdicts
+        self.presenter.line(
+            "\nthe work has changed: counting again with fused multiply-adds, which takes valgrind long"
         )
-    return verdicts
-
-
-def _measure_elsewhere(
-    comparison: _Comparison, steps: Mapping[str, tuple[Step, Step]], rounds: RoundsLog, machines: ComparingMachines
-) -> dict[str, ModelVerdict]:
-    chosen, sides, rules = comparison.chosen, comparison.sides, comparison.settings.rules
-    # What the time did not suffice for is measured again as a whole: rounds of two machines are no one's.
-    decided = {chain for chain, found in rounds.evidence.items() if next_look(found, rules) is None}
-    waiting = units_of({chain: both for chain, both in steps.items() if chain not in decided}, sides)
-    if waiting:
-        with machines.comparing(chosen, comparison.asked, sides, rounds.session.progress) as elsewhere:
-            elsewhere.measure(waiting, rounds)
-    verdicts = judge({chain: rounds.evidence[chain] for chain in steps}, rules)
-    _write_verdicts(rounds.session.log, verdicts, comparison)
-    for chain, verdict in verdicts.items():
-        if verdict.verdict in DIFFERENT and chain in rounds.where:
-            rounds.session.log.write("where", rounds.where[chain].as_dict())
-    return verdicts
-
-
-def _write_prepared(
-    log: EventLog,
-    sides: tuple[PreparedSide, PreparedSide],
-    models: tuple[str, ...],
-    left_out: dict[str, str],
-    benchmarks: dict[str, dict[str, SideBenchmark]],
-) -> None:
-    named = {side.name: side.recorded for side in sides}
-    prepared = PreparedComparison(sides=named, models=models, left_out=left_out, benchmarks=benchmarks)
-    log.write("prepared", prepared.as_dict())
-
-
-def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], comparison: _Comparison) -> None:
-    works = _judge_counts(comparison.sides, verdicts, comparison.settings.rules)
-    for chain, verdict in verdicts.items():
-        event = verdict.recorded
-        if work := works.get(chain):
-            more = f"; {_describe_work(work)}" if verdict.verdict == TimeVerdict.INCONCLUSIVE else ""
-            event = replace(event, work=work, reason=event.reason + more)
-        log.write("verdict", event.as_dict())
-    log.write("summary", summary_of(verdicts).as_dict())
+        conduct = replace(request.conduct, count_cpu=cpus.pop().removesuffix(_WITHOUT_FMA))
+        chosen = replace(self.chosen, request=replace(request, conduct=conduct, chains=frozenset(changed)))
+        again: list[PreparedSide] = []
+        for side in self.sides:
+            name, folder = f"{side.name} with FMA", side.folder.with_name(f"{side.folder.name}-fma")
+            again.append(prepare_side(name, side.machine, side.asked, chosen, folder, self.presenter))
+            if again[-1].interrupted:
+                raise KeyboardInterrupt
+        counts = self._judge_counts(changed, again)
+        fused = {chain: replace(verdicts[chain], with_fma=found.instructions) for chain, found in counts.items()}
+        return verdicts | fused
 
 
 def _make_ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
     """The steps of both sides that can be measured, by chain, and why the rest cannot."""
-    sides = tuple((side, side.steps(metric)) for side in (a, b))
+    sides = tuple((side, side.measured[metric]) for side in (a, b))
     ready: dict[str, tuple[Step, Step]] = {}
     left_out: dict[str, str] = {}
     for chain in sorted({chain for _, steps in sides for chain in steps}):
@@ -311,31 +351,14 @@ def _choose(request: RunRequest, asked: CompareRequest, machines: ComparingMachi
         return replace(chosen, stages=(Stage.COUNT,))
     stages = chosen.stages
     if asked.metric == "time":
-        stages = (*stages, *([Stage.COUNT] if _counts_work(asked, request, machines) else []), Stage.BENCHMARK)
+        if not asked.no_work and machines is None:
+            try:
+                find_counter(request.conduct.counter, request.conduct.count_cpu)
+                stages = (*stages, Stage.COUNT)
+            except ToolchainError as why_not:
+                messages.note(f"the work is not counted beside the times: {why_not.what}")
+        stages = (*stages, Stage.BENCHMARK)
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
-
-
-def _counts_work(asked: CompareRequest, request: RunRequest, machines: ComparingMachines | None) -> bool:
-    """Whether instructions are counted beside the times: where that is not declined, and something here counts them."""
-    if asked.no_work or machines is not None:
-        return False
-    try:
-        find_counter(request.conduct.counter, request.conduct.count_cpu)
-    except ToolchainError as why_not:
-        messages.note(f"the work is not counted beside the times: {why_not.what}")
-        return False
-    return True
-
-
-def _name_two_sides(text: str) -> tuple[str, str]:
-    """The two IREEs of a comparison."""
-    words = text.split()
-    if len(words) != 2:
-        raise UsageError(
-            f"compare takes two IREEs, not {len(words)}",
-            "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
-        )
-    return words[0], words[1]
 
 
 def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bool) -> CompareSettings:
@@ -382,63 +405,6 @@ def _describe_work(found: WorkVerdict) -> str:
     made = f" as compiled for {found.cpu}" if found.cpu else ""
     change = f"{found.verdict} ({found.change_with_outside}){made}"
     return f"the {change}: the code that was counted does no more" if found.verdict == Work.SAME else change
-
-
-def _judge_counts(
-    sides: tuple[PreparedSide, PreparedSide], chains: Iterable[str], rules: Rules
-) -> dict[str, WorkVerdict]:
-    """What the counts say of each model whose instructions were counted on both sides."""
-    found = {}
-    for chain in chains:
-        steps = [side.counts.get(chain) for side in sides]
-        figures = [
-            side.record.results[step.id].statistics
-            for side, step in zip(sides, steps, strict=True)
-            if step is not None and not unready(side, step)
-        ]
-        # Two kinds of counters, or modules for two CPUs, have nothing to do with each other.
-        kinds = {(str(item["counter"]), str(item["cpu"])) for item in figures}
-        if len(figures) == len(sides) and len(kinds) == 1:
-            a, b = (int(item["instructions"]) for item in figures)
-            of_a, of_b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
-            # Where dispatches are known, so is what lies outside of them.
-            outside = of_b.outside - of_a.outside if of_a.dispatches and of_b.dispatches else None
-            counter, cpu = kinds.pop()
-            found[chain] = WorkVerdict(
-                verdict=compare_work(a, b, rules.least_work or 0.0),
-                instructions=dict(zip(SIDES, (a, b), strict=True)),
-                ratio=b / a,
-                counter=counter,
-                cpu=cpu,
-                outside=outside,
-            )
-    return found
-
-
-def _count_with_fma(
-    verdicts: dict[str, WorkVerdict], comparison: _Comparison, presenter: Presenter
-) -> dict[str, WorkVerdict]:
-    """The same verdicts, with counts of modules that have fused multiply-adds where the work has changed.
-
-    They are other code, which takes valgrind up to twenty times as long.
-    """
-    changed = {chain for chain, found in verdicts.items() if found.verdict != Work.SAME}
-    cpus = {verdicts[chain].cpu for chain in changed}
-    request = comparison.chosen.request
-    if not changed or request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
-        return verdicts
-    presenter.line("\nthe work has changed: counting again with fused multiply-adds, which takes valgrind long")
-    conduct = replace(request.conduct, count_cpu=cpus.pop().removesuffix(_WITHOUT_FMA))
-    with_fma = replace(comparison.chosen, request=replace(request, conduct=conduct, chains=frozenset(changed)))
-    again: list[PreparedSide] = []
-    for side in comparison.sides:
-        folder = side.folder.with_name(f"{side.folder.name}-fma")
-        again.append(prepare_side(f"{side.name} with FMA", side.machine, side.asked, with_fma, folder, presenter))
-        if again[-1].interrupted:
-            raise KeyboardInterrupt
-    counts = _judge_counts((again[0], again[1]), changed, comparison.settings.rules)
-    fused = {chain: replace(verdicts[chain], with_fma=found.instructions) for chain, found in counts.items()}
-    return verdicts | fused
 
 
 def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> ComparedDispatches:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.experiments.session_verdicts import CompareSettings
+    from iree_gauntlet.experiments.session_verdicts import Rules
     from iree_gauntlet.experiments.sides import PreparedSide
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.requests import CompareRequest
@@ -48,18 +48,6 @@ class MadeByWorker:
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A model that one machine measures.
-
-    Attributes:
-        step: the one whose rounds are taken, of A; it has its host to itself, and needs `made`.
-    """
-
-    step: Step
-    made: tuple[MadeByWorker, ...]
-
-
 class ComparingMachines(Machines, Protocol):
     """Machines that take the rounds of comparisons as well."""
 
@@ -76,30 +64,36 @@ class ComparingMachines(Machines, Protocol):
 class RoundsElsewhere(Protocol):
     """Other machines, which take the rounds of a comparison."""
 
-    def measure(self, units: Sequence[Unit], rounds: RoundsLog) -> None:
-        """Has each unit measured by one of them.
+    def measure(self, units: Sequence[Step], made: Sequence[MadeByWorker], rounds: RoundsLog) -> None:
+        """Has each model measured by one of them.
+
+        Args:
+            units: the step of each model whose rounds are taken, of A; it has its host to itself, and needs `made`.
+            made: the modules of both sides.
+            rounds: takes what comes of it.
 
         Raises:
             BaseException: what a signal handler raises, after they were told to end.
         """
 
 
-def units_of(steps: Mapping[str, tuple[Step, Step]], sides: tuple[PreparedSide, PreparedSide]) -> list[Unit]:
-    """The models that are to be measured, by chain, as units."""
-    units = []
-    for a, b in steps.values():
-        made = [item for side, step in zip(sides, (a, b), strict=True) for item in _make(side, step)]
-        resources = replace(a.resources, exclusive=True)
-        unit = replace(a, needs=tuple(item.need for item in made), resources=resources)
-        units.append(Unit(unit, tuple(made)))
-    return units
-
-
-def _make(side: PreparedSide, step: Step) -> Iterable[MadeByWorker]:
-    for item in side.planned:
-        result = side.record.results.get(item.id)
-        if item.id in step.needs and item.stage in _MADE and result and result.cache and result.cache.key:
-            yield MadeByWorker(f"{side.name} {item.id}", result.cache.key, result.worker)
+def units_of(
+    steps: Iterable[tuple[Step, Step]], sides: tuple[PreparedSide, PreparedSide]
+) -> tuple[list[Step], list[MadeByWorker]]:
+    """The models that are to be measured, each by its step of both sides; see `RoundsElsewhere.measure`."""
+    units: list[Step] = []
+    made: list[MadeByWorker] = []
+    for both in steps:
+        needs = []
+        for side, step in zip(sides, both, strict=True):
+            for item in side.planned:
+                result = side.record.results.get(item.id)
+                if item.id in step.needs and item.stage in _MADE and result and result.cache and result.cache.key:
+                    needs.append(MadeByWorker(f"{side.name} {item.id}", result.cache.key, result.worker))
+        resources = replace(both[0].resources, exclusive=True)
+        units.append(replace(both[0], needs=tuple(item.need for item in needs), resources=resources))
+        made += needs
+    return units, made
 
 
 class RoundsLog:
@@ -107,7 +101,7 @@ class RoundsLog:
 
     Args:
         session: of the comparison.
-        settings: of it; the budget begins now.
+        rules: of it; the budget begins now.
         evidence: what an earlier part of it has measured, by model; changed in place.
         earlier: the events of that part.
 
@@ -118,7 +112,7 @@ class RoundsLog:
     def __init__(
         self,
         session: Session[Any],
-        settings: CompareSettings,
+        rules: Rules,
         evidence: dict[str, PairEvidence],
         earlier: Iterable[Mapping[str, Any]],
     ) -> None:
@@ -126,9 +120,9 @@ class RoundsLog:
         self.evidence = evidence
         before = [MeasuredElsewhere.from_dict(event) for event in earlier if event.get("event") == "measured"]
         self.where = {item.chain: item.where for item in before if item.where and not item.problem}
-        self._settings = settings
+        self._rules = rules
         self._events: dict[str, Sequence[Mapping[str, Any]]] = {}
-        self._ends = time.monotonic() + settings.rules.budget_seconds
+        self._ends = time.monotonic() + rules.budget_seconds
 
     def share(self, hosts: int, units: int) -> float:
         """Seconds of what is left of the budget for each of some units, of which so many hosts take one each."""
@@ -170,7 +164,7 @@ class RoundsLog:
             found.add(block)
         what = found.failure or "the time is up, before its first block"
         if found.blocks:
-            so_far = self._settings.rules.judged(found.blocks)
+            so_far = self._rules.judged(found.blocks)
             change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(found.cpus or ())}"
             what = f"{so_far.verdict} ({change}) after {len(found.blocks)} blocks"
         self.session.progress.message(f"{step.chain}: {what}, on {result.worker}")

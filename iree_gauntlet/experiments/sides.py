@@ -52,7 +52,7 @@ _ALL_CPUS = "all"
 DIFFERENT = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
 # In which the sides are profiled.
 _PROFILE_ORDER = "ABBA"
-_MODULE_SIZE = "module size"
+MODULE_SIZE = "module size"
 # What people call the figures, the most important first.
 _COMPILE_NAMES = {
     "execution/dispatch-count": "dispatches",
@@ -78,8 +78,7 @@ class PreparedSide:
         name: `A` or `B`.
         machine: its toolchain and the caches; what it uses stays for as long as this lives.
         planned: the steps of the record.
-        compiles: compile steps of main modules, by chain.
-        counts: steps that count instructions, by chain.
+        measured: the steps that are measured, by metric and chain.
     """
 
     name: str
@@ -88,9 +87,7 @@ class PreparedSide:
     machine: Workbench
     record: JournalRecord
     planned: tuple[Step, ...]
-    benchmarks: dict[str, Step]
-    compiles: dict[str, Step]
-    counts: dict[str, Step]
+    measured: dict[str, dict[str, Step]]
     interrupted: bool
 
     @property
@@ -103,9 +100,10 @@ class PreparedSide:
         """What it is profiled with."""
         return SideTools.of(self.machine, self.planned)
 
-    def steps(self, metric: str) -> dict[str, Step]:
-        """Those that are measured for a metric, by chain."""
-        return {"time": self.benchmarks, "instructions": self.counts}.get(metric, self.compiles)
+    @property
+    def counts(self) -> dict[str, Step]:
+        """Steps that count instructions, by chain."""
+        return self.measured["instructions"]
 
     @property
     def recorded(self) -> RecordedSide:
@@ -132,7 +130,11 @@ def prepare_side(
     presenter.line(f"\n{name}: {asked}")
     ran = run(chosen.within(folder, asked), presenter, machine=machine, hold=Stage.BENCHMARK, brief=True)
     record = read_journal(folder / JOURNAL)
-    compiles = [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN]
+    measured = {
+        "time": ran.held,
+        "compile-time": [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN],
+        "instructions": [step for step in ran.steps if step.stage is Stage.COUNT],
+    }
     return PreparedSide(
         name=name,
         asked=asked,
@@ -140,9 +142,7 @@ def prepare_side(
         machine=machine,
         record=record,
         planned=record.planned,
-        benchmarks={step.chain: step for step in ran.held},
-        compiles={step.chain: step for step in compiles},
-        counts={step.chain: step for step in ran.steps if step.stage is Stage.COUNT},
+        measured={metric: {step.chain: step for step in steps} for metric, steps in measured.items()},
         interrupted=ran.exit_code is ExitCode.INTERRUPTED,
     )
 
@@ -315,38 +315,29 @@ def find_compile_changes(
     ]
     if not all(main):
         return ()
-    a, b = (step for (step,) in main)
-    a_bytes, b_bytes = (Path(step.output("module")).stat().st_size if sized else None for step in (a, b))
-    statistics = (read_statistics(Path(step.output("statistics"))) for step in (a, b))
-    return compile_changes(*statistics, a_bytes=a_bytes, b_bytes=b_bytes)
+    a, b = (
+        read_statistics(Path(step.output("statistics")))
+        | ({MODULE_SIZE: Path(step.output("module")).stat().st_size} if sized else {})
+        for (step,) in main
+    )
+    return compile_changes(a, b)
 
 
-def compile_changes(
-    a: Mapping[str, Any], b: Mapping[str, Any], *, a_bytes: int | None = None, b_bytes: int | None = None
-) -> tuple[CompileChange, ...]:
+def compile_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[CompileChange, ...]:
     """The figures that differ, and those that only one side reports; none where the compiles are alike.
 
     Args:
-        a: the compiler's statistics, the content of its JSON file.
+        a: the compiler's statistics, the content of its JSON file; with `MODULE_SIZE`, where that is compared too.
         b: the other side's.
-        a_bytes: size of the module; None where unknown.
-        b_bytes: the other side's.
     """
-    ours, theirs = _collect_figures(a, a_bytes), _collect_figures(b, b_bytes)
-    order = {name: place for place, name in enumerate((_MODULE_SIZE, *_COMPILE_NAMES.values()))}
+    ours, theirs = ({_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(side)} for side in (a, b))
+    order = {name: place for place, name in enumerate((MODULE_SIZE, *_COMPILE_NAMES.values()))}
     changes = []
     for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (order.get(name, len(order)), name)):
         if ours.get(name) != theirs.get(name):
-            in_bytes = name == _MODULE_SIZE or name.endswith(("memory", "-size", "-bytes"))
+            in_bytes = name == MODULE_SIZE or name.endswith(("memory", "-size", "-bytes"))
             changes.append(CompileChange(name, ours.get(name), theirs.get(name), "bytes" if in_bytes else ""))
     return tuple(changes)
-
-
-def _collect_figures(statistics: Mapping[str, Any], module_bytes: int | None) -> dict[str, float]:
-    found = {_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(statistics)}
-    if module_bytes is not None:
-        found[_MODULE_SIZE] = module_bytes
-    return found
 
 
 def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import junit_xml
@@ -35,7 +35,7 @@ from iree_gauntlet.reports.provenance import provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.recorded import Recorded
@@ -52,18 +52,33 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import DispatchChange
 
 
-_TIME_COLUMNS = (
-    Column("verdict", ColumnKind.VERDICT),
-    Column("model", ColumnKind.NAME),
+# By what a row has; an interval is drawn behind the models, where a page does.
+_TIME_COLUMNS = {
+    "verdict": Column("verdict", ColumnKind.VERDICT),
+    "model": Column("model", ColumnKind.NAME),
+    "interval": Column("B: faster · slower", ColumnKind.DRAWN),
     # With their spreads, so that they are text.
-    Column("A", ColumnKind.NUMBER, "ms", rank=2),
-    Column("B", ColumnKind.NUMBER, "ms", rank=1),
-    Column("B against A", ColumnKind.NUMBER),
-    Column("interval", ColumnKind.NUMBER, rank=3),
-    Column("A against A", ColumnKind.NUMBER, rank=4),
-    Column("CPUs", rank=6),
-    Column("rounds", rank=5),
-)
+    "a": Column("A", ColumnKind.NUMBER, "ms", rank=2),
+    "b": Column("B", ColumnKind.NUMBER, "ms", rank=1),
+    "ratio": Column("B against A", ColumnKind.NUMBER),
+    "work": Column("work", ColumnKind.NUMBER, rank=2),
+    "span": Column("interval", ColumnKind.NUMBER, rank=3),
+    "floor": Column("A against A", ColumnKind.NUMBER, rank=4),
+    "cpus": Column("CPUs", rank=6),
+    "rounds": Column("rounds", rank=5),
+    "worker": Column("worker", rank=7),
+}
+_WORK_COLUMNS = {
+    "verdict": Column("verdict", ColumnKind.VERDICT),
+    "model": Column("model", ColumnKind.NAME),
+    "interval": Column("B: less · more work", ColumnKind.DRAWN),
+    "a": Column("A", ColumnKind.NUMBER, rank=2),
+    "b": Column("B", ColumnKind.NUMBER, rank=1),
+    "ratio": Column("B against A", ColumnKind.NUMBER),
+    "span": Column("difference", ColumnKind.NUMBER, rank=3),
+}
+# Which are left out where no row has any.
+_WHERE_KNOWN = ("work", "worker")
 _CHANGE_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("figure"),
@@ -79,14 +94,6 @@ _LEGEND = (
 )
 _ERRORS = ("error", "inconclusive", "not measured")
 _FAILURES = ("slower", "more work")
-_WORK_COLUMNS = (
-    Column("verdict", ColumnKind.VERDICT),
-    Column("model", ColumnKind.NAME),
-    Column("A", ColumnKind.NUMBER, rank=2),
-    Column("B", ColumnKind.NUMBER, rank=1),
-    Column("B against A", ColumnKind.NUMBER),
-    Column("difference", ColumnKind.NUMBER, rank=3),
-)
 _COMPILE_COLUMNS = (Column("figure"), *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "B / A")))
 _NS_PER_MS = 1e6
 _LIKE = 1.2
@@ -151,7 +158,7 @@ def _make_comparison_document(
     blocks: list[Block] = [Folded("How it was judged", (Items(rules),), brief=True)] if rules else []
     margins = _list_margins(record.opening)
     by_work = record.opening.metric == "instructions"
-    blocks.append(_make_work_table(rows, margins) if by_work else _make_time_table(rows, margins))
+    blocks.append(_make_table(rows, _WORK_COLUMNS if by_work else _TIME_COLUMNS, margins))
     if len(margins) > 1 and any(row.interval for row in rows):
         blocks.append(OnPage((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),)))
     reasons = []
@@ -198,36 +205,13 @@ def _list_margins(opening: ComparisonOpening) -> tuple[float, ...]:
     return rules.least, rules.band
 
 
-def _make_time_table(rows: Sequence[TimeRow], margins: tuple[float, ...]) -> Table:
-    cells: list[tuple[Cell, ...]] = [
-        (row.verdict, row.model, row.a, row.b, row.ratio, row.span, row.floor, row.cpus, row.rounds) for row in rows
-    ]
-    columns: tuple[Column, ...] = _TIME_COLUMNS
-    if any(row.work for row in rows):
-        columns = (*columns[:5], Column("work", ColumnKind.NUMBER, rank=2), *columns[5:])
-        cells = [(*cell[:5], row.work or None, *cell[5:]) for cell, row in zip(cells, rows, strict=True)]
-    if any(row.worker for row in rows):
-        columns = (*columns, Column("worker", rank=7))
-        cells = [(*cell, row.worker) for cell, row in zip(cells, rows, strict=True)]
-    return _with_intervals("B: faster · slower", columns, cells, rows, margins)
-
-
-def _make_work_table(rows: Sequence[TimeRow], margins: tuple[float, ...]) -> Table:
-    cells = [(row.verdict, row.model, row.a, row.b, row.ratio, row.span) for row in rows]
-    return _with_intervals("B: less · more work", _WORK_COLUMNS, cells, rows, margins)
-
-
-def _with_intervals(
-    title: str,
-    columns: tuple[Column, ...],
-    cells: Sequence[tuple[Cell, ...]],
-    rows: Sequence[TimeRow],
-    margins: tuple[float, ...],
-) -> Table:
-    """A table with the intervals behind the models, where a page draws them."""
-    picture = Column(title, ColumnKind.DRAWN, margins=margins)
-    drawn = tuple((*cell[:2], row.interval, *cell[2:]) for cell, row in zip(cells, rows, strict=True))
-    return Table((*columns[:2], picture, *columns[2:]), drawn)
+def _make_table(rows: Sequence[TimeRow], columns: Mapping[str, Column], margins: tuple[float, ...]) -> Table:
+    shown = {
+        name: replace(column, margins=margins) if name == "interval" else column
+        for name, column in columns.items()
+        if name not in _WHERE_KNOWN or any(getattr(row, name) for row in rows)
+    }
+    return Table(tuple(shown.values()), tuple(tuple(getattr(row, name) for name in shown) for row in rows))
 
 
 def _format_title(record: ComparisonRecord) -> str:

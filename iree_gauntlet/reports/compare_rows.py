@@ -52,7 +52,7 @@ class TimeRow:
         rounds: process starts of the comparison, and how many of its blocks were replaced.
         own_way: what the spec's own way says against the verdict; empty where it does not.
         worker: of a cluster, that measured it; empty where none did.
-        work: what the instructions say beside the time; empty where they were not counted.
+        work: what the instructions say beside the time; None where they were not counted.
         interval: of the ratio, as it is drawn; None where there is none.
         reason: why it is that verdict and not more.
     """
@@ -69,7 +69,7 @@ class TimeRow:
     cpus: str = ""
     own_way: str = ""
     worker: str = ""
-    work: str = ""
+    work: str | None = None
     interval: DrawnInterval | None = None
 
 
@@ -130,7 +130,7 @@ def _explain_why_not(record: ComparisonRecord, model: str) -> str:
 
 
 def _make_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
-    reason, work, figures = verdict.reason, verdict.work.change if verdict.work else "", verdict.figures
+    reason, work, figures = verdict.reason, verdict.work.change if verdict.work else None, verdict.figures
     if figures is None:
         return TimeRow(model, verdict.verdict, reason=reason, worker=worker, work=work)
     floor, behind = "", None

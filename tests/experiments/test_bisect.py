@@ -19,7 +19,7 @@ from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect import BisectSearch
 from iree_gauntlet.experiments.bisect_question import ExactJudge, Question, place_of
-from iree_gauntlet.experiments.bisect_timing import RoundsJudge
+from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.experiments.session_verdicts import in_own_way
 from iree_gauntlet.measuring.statistics.bisection import most_comparisons
@@ -177,7 +177,7 @@ def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
     assert (sorted(bisects.asked), again.answer) == (["d", "e", "g"], before.answer)
 
 
-class _Rounds:
+class _Rounds(TimedBlocks):
     """Blocks of synthetic times: good against a candidate that takes so many times as long."""
 
     def __init__(self, ratios: Sequence[float | None], spread: float, most: int = 1000) -> None:

@@ -61,7 +61,7 @@ def rounds(tmp_path: Path, clock: Clock) -> Iterator[tuple[RoundsLog, dict[str, 
         EventLog(tmp_path / "comparison.jsonl", lambda: datetime.now(UTC)) as log,
         open_session(tmp_path, log, Progress()) as session,
     ):
-        yield RoundsLog(session, settings, evidence, ()), evidence
+        yield RoundsLog(session, settings.rules, evidence, ()), evidence
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLo
     )
     assert [item["kind"] for item in event["blocks"]] == ["ab", "aa", "ab"]
     assert log.where[UNIT.chain].dispatches.reason == "none"
-    assert RoundsLog(log.session, log._settings, {}, [event]).where == log.where
+    assert RoundsLog(log.session, log._rules, {}, [event]).where == log.where
     # And is read back as it was.
     again = evidence_of([event])[UNIT.chain]
     assert again == evidence[UNIT.chain]
@@ -123,7 +123,7 @@ def test_what_is_left_of_the_time_is_shared(hosts: int, units: int, gone: float)
     settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare_elsewhere, "time", clock)
-        log = RoundsLog(_NoSession(), settings, {}, ())  # type: ignore[arg-type]
+        log = RoundsLog(_NoSession(), settings.rules, {}, ())  # type: ignore[arg-type]
         clock.now += gone
         share = log.share(hosts, units)
     left = max(0.0, 600 - gone)
