@@ -262,7 +262,7 @@ class ClusterPart:
         """Runs the steps on the workers."""
         queue = FleetQueue(steps, finished, self._fleet, fail_fast=engine.options.fail_fast)
         keep = keep_below(self._run_dir)
-        return ClusterRunner(queue, self._link, engine, keep, self._progress, early=self._early)
+        return ClusterRunner(queue, self._link, engine, keep, self._progress, plan=engine, early=self._early)
 
 
 class ComparisonPart:

@@ -170,24 +170,10 @@ class RoundsLog:
         self.session.progress.message(f"{step.chain}: {what}, on {result.worker}")
         return result.verdict
 
-    def put_back(self, step: Step) -> None:
-        """A unit waits again; `begin` follows."""
-
-    def joined(self, name: str, machine: Mapping[str, Any]) -> None:
-        """A worker takes part; each model says by whom it was measured."""
-
     def remark(self, text: str) -> None:
         """Something that a reader must know."""
         self.session.log.write("remark", {"text": text})
         self.session.progress.message(text)
-
-    def skip(self, step: Step, reason: str) -> Verdict:
-        """A unit cannot be measured."""
-        raise AssertionError(f"{step.id} needs nothing that could fail: {reason}")
-
-    def result_of(self, step: Step) -> Result:
-        """Does a step that needs no machine."""
-        raise AssertionError(f"{step.id} is measured elsewhere")
 
     def abort(self) -> None:
         """Ends what runs here."""

@@ -1,14 +1,4 @@
-"""The record of a bisect, and its outcome: also of one that was killed.
-
-The record is `bisect.jsonl` in the bisect's folder, a log of events (`event_log.py`):
-
-- `bisect`: what is looked for; a resumed bisect appends another one.
-- `judged`: the result of a candidate, and in `search` what is known of the change by then.
-- `ends`: both ends are judged; `search` is what follows from them.
-- `refined`: a longer row, with the commits between two of its candidates.
-- `change`: the commit that made the change, as git describes it.
-- `end`: how it ended.
-"""
+"""The record of a bisect, `bisect.jsonl` in its folder, and its outcome: also of one that was killed."""
 
 from __future__ import annotations
 
@@ -44,14 +34,14 @@ class RowCandidate(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectRow(Recorded):
-    """The candidates, from the oldest to the newest."""
+    """`refined`: a longer row, with what lies between two of its candidates, from the oldest to the newest."""
 
     row: tuple[RowCandidate, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectOpening(ExperimentOpening):
-    """What is looked for.
+    """`bisect`: what is looked for; a resumed bisect appends another one.
 
     Attributes:
         confidence: how sure an answer is; 1 where it is exact.
@@ -75,7 +65,7 @@ class BisectOpening(ExperimentOpening):
 
 @dataclass(frozen=True, slots=True)
 class Judged(Recorded):
-    """The result of a candidate: what it gave, and which end it is like.
+    """`judged`: the result of a candidate, with its label and what is known of the change by then.
 
     Attributes:
         third: the value is neither the good end's nor the bad one's.

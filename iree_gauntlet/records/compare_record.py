@@ -1,14 +1,4 @@
-"""The record of a comparison, `comparison.jsonl` in its folder: its events, and how it is read with its sides' runs.
-
-- `comparison`: what is compared, by which rules; a resumed comparison appends another one, and judges again.
-- `prepared`: both sides have run up to their benchmarks.
-- `block`: a block of rounds (`engine/rounds/blocks.py`).
-- `begun`, `measured`, `remark`: of models that a cluster measures, each as a whole.
-- `verdict`: of a model, by its times or by its instructions.
-- `summary`: of all models.
-- `where`: why a model is slower or faster.
-- `end`: how it ended.
-"""
+"""The record of a comparison, `comparison.jsonl` in its folder: its events, and how it is read with its sides' runs."""
 
 from __future__ import annotations
 
@@ -44,11 +34,12 @@ class RecordedSide(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRules(Recorded):
-    """By which a comparison is judged; see `Rules` of `experiments/session_verdicts.py`.
+    """By which a comparison is judged (α, the margins δ and ε, …); None for what earlier versions did not have.
 
     Attributes:
         looks: at how many blocks it is judged.
-        allow, least_work: None in records of earlier versions.
+        allow: the slowdown below which `not slower` will do.
+        least_work: the share from which on a difference in instructions counts.
     """
 
     alpha: float
@@ -73,7 +64,7 @@ class RecordedRounds(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonOpening(ExperimentOpening):
-    """What a comparison is asked for.
+    """`comparison`: what is asked for; a resumed comparison appends another one, and judges again.
 
     Attributes:
         sides: by name, as those of all else that both have.
@@ -106,12 +97,12 @@ class SideBenchmark(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedComparison(Recorded):
-    """What is there when both sides have run.
+    """`prepared`: both sides have run up to their benchmarks.
 
     Attributes:
         models: that are measured, in their order.
         left_out: models that cannot be measured, and why.
-        benchmarks: by model and side; none where no times are compared.
+        benchmarks: by model and side, where times are compared.
     """
 
     sides: dict[str, RecordedSide]
@@ -122,11 +113,7 @@ class PreparedComparison(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedFigures(Recorded):
-    """The ratio B/A, and its interval, whose bounds are None where there are too few blocks for one.
-
-    Attributes:
-        looked_at: how many blocks it is from.
-    """
+    """The ratio B/A from so many blocks, and its interval, whose bounds are None where those are too few for one."""
 
     ratio: float
     low: float | None = None
@@ -146,11 +133,7 @@ class SideTimes(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedFigures(ComparedFigures):
-    """What the blocks say of B against A.
-
-    Attributes:
-        bootstrap: the interval by resampling; None where there is none.
-    """
+    """What the blocks say of B against A; `bootstrap` is the interval by resampling, where there is one."""
 
     time_ms: dict[str, SideTimes]
     bootstrap: tuple[float, ...] | None = None
@@ -174,12 +157,10 @@ class OwnWay(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkVerdict(Recorded):
-    """What the counts of instructions of one model say.
+    """`verdict`, or a part of that on times: what the counts of instructions of one model say.
 
     Attributes:
-        chain, reason: where it is the verdict, and not beside that of the times.
-        verdict: one of `Work` of `measuring/instructions/counters.py`.
-        instructions: by side.
+        verdict: a `Work` of `measuring/instructions/counters.py`.
         cpu: what the modules were compiled for; empty for what the spec says.
         outside: the difference that is in no dispatch; None where the counter does not know dispatches.
         with_fma: the counts with fused multiply-adds; None where they were not taken.
@@ -215,18 +196,16 @@ class WorkVerdict(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedVerdict(Recorded):
-    """What the times of one model say.
+    """`verdict`: what the times of one model say.
 
     Attributes:
         verdict: a `TimeVerdict` (`measuring/statistics/comparison_verdict.py`), or `error` where a process failed.
         marked_blocks: that count although they were disturbed.
         disturbance: that spoiled most rounds; empty where no block was replaced.
-        peak_rss_bytes: largest memory of a process, by side.
         cpus: that rounds were pinned to, none for all; None in records of earlier versions.
         tried: how far rounds of a block lay apart, by the CPUs that were tried.
         figures: None where nothing could be measured.
         own_way: None where that is how it was measured.
-        work: beside the times; None where it was not counted.
     """
 
     chain: str
@@ -259,7 +238,7 @@ class MeanFigures(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonSummary(Recorded):
-    """How many models have each verdict, and their mean."""
+    """`summary`: how many models have each verdict, and their mean."""
 
     verdicts: dict[str, int]
     geometric_mean: MeanFigures | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -286,12 +265,7 @@ class MeasuredNs(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchDifference(Recorded):
-    """What the dispatches of both sides take, in an invocation.
-
-    Attributes:
-        measured: None where that is not known.
-        rows: that explain the difference.
-    """
+    """What the dispatches of both sides take, in an invocation; `rows` are those that explain the difference."""
 
     measured: MeasuredNs | None = None
     a_ns: int
@@ -306,9 +280,8 @@ class ComparedDispatches(Recorded):
     """What the dispatches of two sides explain, or why they explain nothing.
 
     Attributes:
-        commands: that profiled each, as a person would type them; none of counts.
-        unit: of what dispatches take: `ms` of a profile, whose figures are in ns, or `instructions`.
-        reason: empty where there is a difference.
+        commands: that profiled each side, as a person would type them; none of counts.
+        unit: `ms` of a profile, whose figures are in ns, or `instructions`.
     """
 
     commands: dict[str, list[str]] | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -345,11 +318,7 @@ class CompileChange(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhereChanged(Recorded):
-    """Where a model is slower or faster.
-
-    Attributes:
-        work: the instructions of its dispatches, where there is no profile; None where they were not counted.
-    """
+    """`where`: where a model is slower or faster; `work` has the instructions of its dispatches, for want of times."""
 
     chain: str
     dispatches: ComparedDispatches
@@ -359,13 +328,7 @@ class WhereChanged(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredElsewhere(Recorded):
-    """All that another machine has measured of a model.
-
-    Attributes:
-        problem: why there is no verdict; empty where there may be one.
-        blocks: as a log has them.
-        where: None where it is neither slower nor faster.
-    """
+    """`measured`: all that another machine has measured of a model, or the problem why there is nothing."""
 
     chain: str
     worker: str
@@ -378,14 +341,7 @@ class MeasuredElsewhere(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """One of the two.
-
-    Attributes:
-        name: `A` or `B`.
-        asked: as the command line named it.
-        toolchain: what it was.
-        run: the record of its run; None where there is none.
-    """
+    """A side with the record of its run; None where there is none."""
 
     name: str
     asked: str
@@ -404,15 +360,10 @@ class ComparisonRecord:
     """A comparison, whole or cut short.
 
     Attributes:
-        opening: the last one.
         prepared: without models where that was not reached.
-        sides: A and B.
-        verdicts, works: by times, or by instructions; of models that were not reached there is none.
-        where: why a model is slower, by model.
         begun: how many blocks of each model were measured.
-        measured: what a cluster has measured, by model.
+        verdicts, works: by times, or by instructions; of models that were not reached there is none.
         under_way: who measured a model when that was cut short.
-        remarks: what a reader must know.
         end: None for one that was killed or is under way.
     """
 

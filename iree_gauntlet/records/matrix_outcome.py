@@ -3,15 +3,8 @@
 Pure but for reading files: the same record and journals give the same outcome. A matrix that was killed, or is
 still under way, has an outcome like any other.
 
-The record, `matrix.jsonl`, lies next to the runs; `experiments/matrix.py` writes it. Its events:
-
-- `matrix`: what was asked for; a resumed matrix appends another one.
-- `toolchain`: what a `label` turned out to be, or why it is not available.
-- `start`: the run of a `label` begins, or is resumed.
-- `result`: it finished, or could not be run to its end.
-- `end`: nothing more comes.
-
-All that was measured is in the journals of the runs, `<folder>/journal.jsonl`.
+The record, `matrix.jsonl`, lies next to the runs; `experiments/matrix.py` writes it. All that was measured is in
+the journals of the runs, `<folder>/journal.jsonl`.
 """
 
 from __future__ import annotations
@@ -57,14 +50,7 @@ class AskedIree(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixOpening(ExperimentOpening):
-    """What a matrix is asked for.
-
-    Attributes:
-        matrix: name of its folder.
-        irees: in the order given.
-        selection, defaults, stages: what each runs; what a resumed matrix keeps.
-        options: how.
-    """
+    """`matrix`: what is asked for; a resumed matrix appends another one, and keeps selection, defaults and stages."""
 
     matrix: str = field(default="", metadata=UNLESS_DEFAULT)
     suite: str = ""
@@ -77,7 +63,7 @@ class MatrixOpening(ExperimentOpening):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundIree(Recorded):
-    """What an IREE turned out to be, or why it is not available."""
+    """`toolchain`: what an IREE turned out to be, or why it is not available."""
 
     label: str
     toolchain: dict[str, str] | None = None
@@ -87,7 +73,7 @@ class FoundIree(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixResult(Recorded):
-    """How the run of an IREE ended; `error` and `hint` where it could not be run to its end."""
+    """`result`: how the run of an IREE ended, whose `start` is before; `error` where it could not be run to its end."""
 
     label: str
     exit_code: int
@@ -97,7 +83,7 @@ class MatrixResult(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixEnd(Recorded):
-    """How a matrix ended; `stopped` is why IREEs were left out."""
+    """`end`: nothing more comes; `stopped` is why IREEs were left out."""
 
     interrupted: bool = False
     stopped: str = ""
