@@ -17,9 +17,8 @@ from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.rounds.ways import OWN_BLOCKS
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.bisect import BisectSearch
+from iree_gauntlet.experiments.bisect import BisectSearch, RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.bisect_question import ExactJudge, Question, place_of
-from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.experiments.session_verdicts import in_own_way
 from iree_gauntlet.measuring.statistics.bisection import most_comparisons
