@@ -105,7 +105,7 @@ def profile_dispatches(
     work = _ProfileWork(step, processes)
     try:
         tool = _find_profile_tool(toolchain, known)
-        invocations = _compute_invocations(invocation_ms)
+        invocations = max(_FEWEST, min(_MOST, int(_ENOUGH_MS / invocation_ms))) if invocation_ms else _FEWEST
         bundle = Path(step.folder) / f"{name}ireeprof"
         bundle.unlink(missing_ok=True)
         work.run(_profile(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
@@ -208,19 +208,17 @@ def _find_profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
     return tool
 
 
-def _compute_invocations(invocation_ms: float | None) -> int:
-    if not invocation_ms or invocation_ms <= 0:
-        return _FEWEST
-    return max(_FEWEST, min(_MOST, int(_ENOUGH_MS / invocation_ms)))
-
-
 def _profile(command: Command, device: str, bundle: Path, invocations: int) -> Command:
     """The benchmark under the profiler.
 
     Each repetition is one invocation, so that each has a time of its own. No warm-up: what runs before the times are
     taken would be in the profile, uncounted.
     """
-    kept = [word for word in command.argv if not word.startswith(_REPLACED) and not _is_replaced(word)]
+    kept = [
+        word
+        for word in command.argv
+        if not word.startswith(_REPLACED) and word.partition("=")[0] not in _REPLACED_FLAGS
+    ]
     devices = [word.partition("=")[2] for word in kept if word.startswith("--device=")] or [device]
     local = all(name.startswith("local-") for name in devices)
     return replace(
@@ -234,7 +232,3 @@ def _profile(command: Command, device: str, bundle: Path, invocations: int) -> C
             f"--{_OUTPUT}={bundle}",
         ),
     )
-
-
-def _is_replaced(word: str) -> bool:
-    return word.partition("=")[0] in _REPLACED_FLAGS

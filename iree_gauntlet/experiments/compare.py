@@ -260,8 +260,13 @@ class _Comparison:
         for chain, verdict in verdicts.items():
             event = verdict.recorded
             if work := works.get(chain):
-                more = f"; {_describe_work(work)}" if verdict.verdict == TimeVerdict.INCONCLUSIVE else ""
-                event = replace(event, work=work, reason=event.reason + more)
+                event = replace(event, work=work)
+                if verdict.verdict == TimeVerdict.INCONCLUSIVE:
+                    made = f" as compiled for {work.cpu}" if work.cpu else ""
+                    change = f"{work.verdict} ({work.change_with_outside}){made}"
+                    same = f"the {change}: the code that was counted does no more"
+                    more = same if work.verdict == Work.SAME else change
+                    event = replace(event, reason=f"{event.reason}; {more}")
             self.log.write("verdict", event.as_dict())
         self.log.write("summary", summary_of(verdicts).as_dict())
         return works
@@ -398,13 +403,6 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
         replace_disturbed=conduct.replaces_disturbed,
     )
     return CompareSettings(asked.metric, rules, rounds_asked(asked, here=here))
-
-
-def _describe_work(found: WorkVerdict) -> str:
-    """Beside a verdict on times."""
-    made = f" as compiled for {found.cpu}" if found.cpu else ""
-    change = f"{found.verdict} ({found.change_with_outside}){made}"
-    return f"the {change}: the code that was counted does no more" if found.verdict == Work.SAME else change
 
 
 def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> ComparedDispatches:

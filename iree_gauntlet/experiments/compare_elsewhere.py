@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence
 from iree_gauntlet.experiments.run import Machines
-from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.records.compare_record import MeasuredElsewhere, WhereChanged
 
 if TYPE_CHECKING:
@@ -162,11 +161,8 @@ class RoundsLog:
         found = self.evidence[step.chain] = PairEvidence(failure=measured.problem)
         for block in measured.blocks:
             found.add(block)
-        what = found.failure or "the time is up, before its first block"
-        if found.blocks:
-            so_far = self._rules.judged(found.blocks)
-            change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(found.cpus or ())}"
-            what = f"{so_far.verdict} ({change}) after {len(found.blocks)} blocks"
+        nothing = found.failure or "the time is up, before its first block"
+        what = self._rules.describe(found) if found.blocks else nothing
         self.session.progress.message(f"{step.chain}: {what}, on {result.worker}")
         return result.verdict
 

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.event_log import EventLog
 
-    # The IREEs of a matrix, and what is run with each.
-    _Asked = tuple[tuple[AskedIree, ...], RunRequest]
-
 
 # Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
 _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
@@ -66,7 +63,16 @@ def matrix(
     """
     experiment = Experiment.find("matrix", MATRIX_RECORD, request.folder)
     earlier = read_matrix(experiment.before) if experiment.before else None
-    asked, request = _read_asked_before(earlier, irees, request) if earlier else _read_asked_now(irees, request)
+    toolchain = request.toolchain
+    if earlier:
+        asked, request = _read_asked_before(earlier, irees, request)
+    elif toolchain.iree_compiler and toolchain.iree_runtime:
+        raise UsageError(
+            "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
+            "Give one of them, to vary the other side alone, or none.",
+        )
+    else:
+        asked = asked_irees(irees)
     # A mistake in the selection is reported before anything is installed.
     chosen = choose(request, machines)
     folder = experiment.folder
@@ -188,18 +194,10 @@ def _describe_opening(asked: tuple[AskedIree, ...], chosen: Chosen) -> MatrixOpe
     )
 
 
-def _read_asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
-    """What a command line asks for."""
-    if request.toolchain.iree_compiler and request.toolchain.iree_runtime:
-        raise UsageError(
-            "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
-            "Give one of them, to vary the other side alone, or none.",
-        )
-    return asked_irees(irees), request
-
-
-def _read_asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _Asked:
-    """What the matrix of a record was asked for."""
+def _read_asked_before(
+    record: MatrixRecord, irees: Sequence[str], request: RunRequest
+) -> tuple[tuple[AskedIree, ...], RunRequest]:
+    """The IREEs of the matrix of a record, and what is run with each."""
     folder = shown(record.path.parent)
     if not record.parts:
         raise UsageError(f"{folder} does not say what was to run", "Start a new matrix.")

@@ -251,6 +251,12 @@ class Rules(RecordedRules):
         """B against A, by these rules."""
         return compare(blocks, self.plan, self.least, self.band, allow=self.allow)
 
+    def describe(self, evidence: PairEvidence) -> str:
+        """What its blocks say so far, in a line."""
+        so_far = self.judged(evidence.blocks)
+        change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(evidence.cpus or ())}"
+        return f"{so_far.verdict} ({change}) after {len(evidence.blocks)} blocks"
+
     def contradicts(self, own: Comparison, comparison: Comparison) -> bool:
         """Whether the interval in the spec's own way rules out what a comparison on other CPUs says."""
         slower, same = 1 + self.least, 1 + self.band
@@ -356,9 +362,5 @@ class Comparer:
         if evidence.failure or not evidence.blocks:
             self._progress.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
             return
-        so_far = self._rules.judged(evidence.blocks)
-        more = (
-            "" if so_far.next_look is None or so_far.verdict is not TimeVerdict.INCONCLUSIVE else "; more rounds follow"
-        )
-        change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(evidence.cpus or ())}"
-        self._progress.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")
+        more = "" if next_look(evidence, self._rules) is None else "; more rounds follow"
+        self._progress.message(f"{pair.chain}: {self._rules.describe(evidence)}{more}")

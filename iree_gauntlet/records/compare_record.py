@@ -371,7 +371,7 @@ class ComparisonRecord:
     prepared: PreparedComparison
     begun: Counter[str]
     measured: dict[str, MeasuredElsewhere]
-    sides: tuple[ComparedSide, ...] = ()
+    sides: list[ComparedSide] = field(default_factory=list)
     verdicts: dict[str, RecordedVerdict] = field(default_factory=dict)
     works: dict[str, WorkVerdict] = field(default_factory=dict)
     summary: ComparisonSummary | None = None
@@ -458,11 +458,8 @@ def read_comparison(folder: Path) -> ComparisonRecord:
         ) from error
     if record is None:
         raise GauntletError(f"{path}: does not say what was compared", "Start a new comparison.")
-    record.sides = tuple(_make_side(name, side, folder) for name, side in record.prepared.sides.items())
+    for name, side in record.prepared.sides.items():
+        journal = folder / side.folder / JOURNAL
+        run = read_journal(journal) if journal.is_file() else None
+        record.sides.append(ComparedSide(name, side.asked, side.toolchain, run))
     return record
-
-
-def _make_side(name: str, side: RecordedSide, folder: Path) -> ComparedSide:
-    journal = folder / side.folder / JOURNAL
-    run = read_journal(journal) if journal.is_file() else None
-    return ComparedSide(name, side.asked, side.toolchain, run)

@@ -178,11 +178,13 @@ def _make_comparison_document(
     if notable:
         blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
     code = ExitCode(record.end.exit_code) if record.end else None
+    what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(record.opening.metric, "")
+    names = [f"{side.name} = {side.title}" for side in reversed(record.sides)]
     worse = "B does more work" if by_work else "B is slower"
     # The runs of its sides have the command that began it.
     runs = next((side.run.runs for side in record.sides if side.run and side.run.runs), ({},))
     return Document(
-        _format_title(record),
+        f"Comparison: {what}{', '.join(names)}",
         _format_headline(record, rows),
         (),
         tuple(blocks),
@@ -212,12 +214,6 @@ def _make_table(rows: Sequence[TimeRow], columns: Mapping[str, Column], margins:
         if name not in _WHERE_KNOWN or any(getattr(row, name) for row in rows)
     }
     return Table(tuple(shown.values()), tuple(tuple(getattr(row, name) for name in shown) for row in rows))
-
-
-def _format_title(record: ComparisonRecord) -> str:
-    what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(record.opening.metric, "")
-    names = [f"{side.name} = {side.title}" for side in record.sides]
-    return f"Comparison: {what}{', '.join(reversed(names))}"
 
 
 def _format_headline(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:
