@@ -106,19 +106,14 @@ def _reader(hint: Any) -> tuple[type | None, Callable[[Any], Any]]:
         if Ellipsis in get_args(hint):
             return None, lambda values: tuple(map(readers[0], values))
         return None, lambda values: tuple(read(value) for read, value in zip(readers, values, strict=True))
-    if get_origin(hint) is dict and _holds_recorded(hint):
-        read = _reader(get_args(hint)[1])[1]
-        return None, lambda values: {name: read(value) for name, value in values.items()}
+    if get_origin(hint) is dict:
+        kind, read = _reader(get_args(hint)[1])
+        if kind is None:
+            return None, lambda values: {name: read(value) for name, value in values.items()}
     kind = get_origin(hint) or hint
     if issubclass(kind, Recorded):
         return None, kind.from_dict
     return kind, number if kind is float else kind
-
-
-def _holds_recorded(hint: Any) -> bool:
-    """Whether what a dict holds has to be read: objects, or dicts of them."""
-    kind = get_origin(hint) or hint
-    return _holds_recorded(get_args(hint)[1]) if kind is dict and get_args(hint) else issubclass(kind, Recorded)
 
 
 def number(value: Any) -> float | None:

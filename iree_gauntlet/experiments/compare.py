@@ -258,7 +258,7 @@ class _Comparison:
         """With the work beside the times, where it was counted."""
         works = self._judge_counts(verdicts)
         for chain, verdict in verdicts.items():
-            event = verdict.recorded
+            event = verdict.record()
             if work := works.get(chain):
                 event = replace(event, work=work)
                 if verdict.verdict == TimeVerdict.INCONCLUSIVE:

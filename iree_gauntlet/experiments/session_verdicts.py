@@ -84,8 +84,7 @@ class ModelVerdict:
             return "error"
         return str(self.comparison.verdict if self.comparison else TimeVerdict.INCONCLUSIVE)
 
-    @property
-    def recorded(self) -> RecordedVerdict:
+    def record(self) -> RecordedVerdict:
         """For the log."""
         evidence, comparison, figures = self.evidence, self.comparison, None
         if comparison is not None:
