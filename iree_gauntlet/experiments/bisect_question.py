@@ -67,7 +67,7 @@ _FIGURES = {
     "instructions": ("instructions", "instructions", "they were not counted"),
 }
 # Of rounds.
-TIMED_METRICS = ("time", "compile-time")
+_TIMED_METRICS = ("time", "compile-time")
 # Options that only these metrics have a use for.
 _TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
 # Of a bundle, which says so itself.
@@ -129,7 +129,7 @@ class Question:
         kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
         return BisectOpening(
             resumed=resumed,
-            confidence=1 - DEFAULT_ALPHA if self.metric in TIMED_METRICS else 1.0,
+            confidence=1 - DEFAULT_ALPHA if self.metric in _TIMED_METRICS else 1.0,
             metric=self.metric,
             chain=self.chain,
             good=self.good.label,
@@ -175,7 +175,7 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     if asked.packages and not (asked.source or asked.into):
         raise UsageError("--packages is for commits", "Name their checkout with --source or --into.")
     _require_one_way(asked.among, asked.source, asked.into, nightlies=asked.nightlies)
-    if asked.into and metric in TIMED_METRICS:
+    if asked.into and metric in _TIMED_METRICS:
         hint = f"When the releases are known: --source {asked.into} --good … --bad … (their confidence is for one row)."
         raise UsageError(f"--into is for exact metrics, and {metric} is none", hint)
     place = place_of(request)
@@ -203,12 +203,14 @@ def place_of(request: RunRequest) -> ToolchainPlace:
 def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
     """Make sure that there is such a metric, and that what is said of rounds is for it."""
     metric = asked.metric
-    if metric in TIMED_METRICS:
+    if metric in _TIMED_METRICS:
         rounds_asked(asked)
     elif metric not in EXACT_METRICS:
-        raise UsageError(f"--metric {metric}: unknown metric", f"Known: {', '.join((*TIMED_METRICS, *EXACT_METRICS))}.")
+        raise UsageError(
+            f"--metric {metric}: unknown metric", f"Known: {', '.join((*_TIMED_METRICS, *EXACT_METRICS))}."
+        )
     elif useless := [name for name in given((asked, request.conduct)) if name in _TIMING_NAMES]:
-        what = f"{dashed(useless[0])} is for --metric {' and '.join(TIMED_METRICS)}"
+        what = f"{dashed(useless[0])} is for --metric {' and '.join(_TIMED_METRICS)}"
         raise UsageError(what, f"The metric {metric} is exact: leave it out.")
 
 
@@ -244,7 +246,7 @@ def chain_of(chosen: Chosen, metric: str) -> str:
         UsageError: it is not one.
     """
     kind: Kind | None = None
-    if metric in TIMED_METRICS or EXACT_METRICS[metric] is Stage.COUNT:
+    if metric in _TIMED_METRICS or EXACT_METRICS[metric] is Stage.COUNT:
         kind = Kind.BENCHMARK
     elif EXACT_METRICS[metric] is Stage.THRESHOLD:
         kind = Kind.QUALITY
