@@ -28,7 +28,6 @@ from iree_gauntlet.experiments.bisect_question import (
     describe_cost,
     find_ready,
     keep_bundle,
-    list_commits_inside,
     list_nightlies_inside,
     question_before,
     question_of,
@@ -69,6 +68,7 @@ from iree_gauntlet.progress import Presenter
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectFound, BisectRow, Judged
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.settings import shown
+from iree_gauntlet.toolchains.candidates import list_commits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -224,7 +224,8 @@ class BisectSearch:
         if not all(commits):
             what = f"the commits of {old.label} and {new.label} are not known"
             raise GauntletError(what, "Search with --source between two of them.")
-        inside = list_commits_inside(*commits, source, place)
+        row, _ = list_commits(*commits, source, place)
+        inside = row[1:-1]
         if inside:
             cost = describe_cost(inside, count_most_tries(len(inside) + 2), place)
             self.say(f"between {old.label} and {new.label}: {cost}")

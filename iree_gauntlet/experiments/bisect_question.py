@@ -329,17 +329,6 @@ def list_nightlies_inside(
     return row[1:-1]
 
 
-def list_commits_inside(old: str, new: str, source: str, place: ToolchainPlace) -> tuple[Candidate, ...]:
-    """The commits of a checkout between two, without those, from the oldest to the newest.
-
-    Raises:
-        UsageError: neither leads to the other.
-        ToolchainError: there is no such checkout or commit.
-    """
-    row, _ = list_commits(old, new, source, place)
-    return row[1:-1]
-
-
 def describe_change(commit: str, source: str, place: ToolchainPlace) -> BisectChange:
     """The commit that made a change.
 

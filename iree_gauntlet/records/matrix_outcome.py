@@ -143,7 +143,7 @@ class MatrixOutcome:
 
     Attributes:
         name: of its folder.
-        started: when it began, ISO 8601.
+        opening: the last one, with time and command of the first.
         irees: in the order given; the first is the base that the others are held against.
         rows: chains in plan order.
         state: `complete`, `interrupted`, `stopped` (by --fail-fast) or `unfinished`.
@@ -152,11 +152,7 @@ class MatrixOutcome:
     """
 
     name: str
-    suite: str
-    version: str
-    command: str
-    cwd: str
-    started: str
+    opening: MatrixOpening
     machine: dict[str, Any]
     irees: tuple[MatrixIree, ...]
     rows: tuple[MatrixRow, ...]
@@ -193,11 +189,7 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
         codes = [ExitCode.ERROR]
     return MatrixOutcome(
         name=last.matrix or folder.name,
-        suite=last.suite,
-        version=last.version,
-        command=first.command,
-        cwd=last.cwd,
-        started=first.time,
+        opening=replace(last, time=first.time, command=first.command),
         machine=outcomes[0].machine if outcomes else {},
         irees=irees,
         rows=rows,

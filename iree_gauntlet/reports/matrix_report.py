@@ -51,7 +51,7 @@ from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, matrix_outcome
 from iree_gauntlet.records.outcome import version
 from iree_gauntlet.reports.junit import format_junit, list_suites
-from iree_gauntlet.reports.provenance import ORIGIN, provenance
+from iree_gauntlet.reports.provenance import provenance
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ _HEATS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
 _SAME_TIME = 0.05
 # Errors of different schedules differ in their last digits.
 _SAME_ERROR = 1.0
-_OF_THE_MATRIX = ("suite", "version", "command", "cwd", "started", "state", "remarks", "exit_code")
+_OF_THE_OPENING = ("suite", "version", "command", "cwd")
 _FORMULA = ("=", "+", "-", "@")
 _RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
 
@@ -187,7 +187,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
     """What changed, what went wrong, and the figures of every chain with every IREE."""
     count = len(matrix.irees)
     good = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
-    suite = f": suite {matrix.suite}" if matrix.suite else ""
+    suite = f": suite {matrix.opening.suite}" if matrix.opening.suite else ""
     hints = (f"{iree.label}: {iree.hint}" for iree in matrix.irees if iree.hint)
     irees = tuple(
         (
@@ -209,7 +209,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
         (*matrix.remarks, *hints),
         provenance=provenance(
             ", ".join(iree.label for iree in matrix.irees),
-            {"time": matrix.started} | {name: getattr(matrix, name) for name in ORIGIN},
+            {**matrix.opening.as_dict(), "machine": matrix.machine},
             ("matrix.md", "matrix.json", "matrix.csv", "junit.xml"),
             matrix.seconds if matrix.state == "complete" else None,
         ),
@@ -403,7 +403,7 @@ def matrix_junit(matrix: MatrixOutcome) -> str:
         suites += list_suites(iree.outcome, iree.label) if iree.outcome is not None else []
         suites += [_without_run(iree)] if iree.problem else []
     seconds = sum(float(suite.get("time", "0")) for suite in suites)
-    return format_junit(f"iree-gauntlet matrix {matrix.suite}".rstrip(), suites, seconds)
+    return format_junit(f"iree-gauntlet matrix {matrix.opening.suite}".rstrip(), suites, seconds)
 
 
 def _without_run(iree: MatrixIree) -> ET.Element:
@@ -425,7 +425,11 @@ def matrix_json(matrix: MatrixOutcome) -> str:
     document = {
         "schema": 1,
         "matrix": matrix.name,
-        **{name: getattr(matrix, name) for name in _OF_THE_MATRIX},
+        **{name: getattr(matrix.opening, name) for name in _OF_THE_OPENING},
+        "started": matrix.opening.time,
+        "state": matrix.state,
+        "remarks": matrix.remarks,
+        "exit_code": matrix.exit_code,
         "exit_meaning": matrix.exit_code.meaning,
         "seconds": matrix.seconds,
         "base": matrix.base,
