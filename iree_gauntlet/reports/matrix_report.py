@@ -161,7 +161,6 @@ _HEATS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
 _SAME_TIME = 0.05
 # Errors of different schedules differ in their last digits.
 _SAME_ERROR = 1.0
-_OF_THE_OPENING = ("suite", "version", "command", "cwd")
 _FORMULA = ("=", "+", "-", "@")
 _RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
 
@@ -240,8 +239,7 @@ def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
     if items:
         yield Heading("What went wrong")
         yield Items(items, _MOST_CHANGES)
-        where = "Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run."
-        yield Paragraph(where)
+        yield Paragraph(("Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run."))
 
 
 def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
@@ -273,10 +271,8 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
         *((line.format(base=matrix.base),) for line in _LEGEND),
         *((line,) for line in _list_mean_lines(matrix)),
     ]
-    legend = (
-        f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less; full from double"
-    )
-    yield OnPage((Paragraph((f"{legend} and from half on.",)), *_show_heat_maps(matrix, labels)))
+    legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
+    yield OnPage((Paragraph((f"{legend}; full from double and from half on.",)), *_show_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*said, *_NOTES))
 
@@ -317,8 +313,10 @@ def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
 def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
     """A row for each chain, a column for each IREE."""
     labels = [iree.label for iree in matrix.ran]
-    cells = ((row.chain, [row.cells.get(label) for label in labels]) for row in matrix.rows)
-    rows = tuple((chain, *(cell.verdict_text if cell else None for cell in row)) for chain, row in cells)
+    rows = tuple(
+        (row.chain, *(row.cells[label].verdict_text if label in row.cells else None for label in labels))
+        for row in matrix.rows
+    )
     yield Heading("Verdicts")
     yield Table((Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.VERDICT) for label in labels)), rows)
 
@@ -330,9 +328,7 @@ def figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
     than 5 % off, where a count or a size is not the same, and where an error is more than twice or less than half.
     A `~` stands before a time that was taken while the machine did other work.
 
-    Args:
-        cell: with this one.
-        base: with the first IREE; None for that itself, and where it did not run the chain.
+    `base` is with the first IREE; None for that itself, and where it did not run the chain.
     """
     error = NOTHING
     if cell.max_abs_error is not None:
@@ -425,7 +421,7 @@ def matrix_json(matrix: MatrixOutcome) -> str:
     document = {
         "schema": 1,
         "matrix": matrix.name,
-        **{name: getattr(matrix.opening, name) for name in _OF_THE_OPENING},
+        **{name: getattr(matrix.opening, name) for name in ("suite", "version", "command", "cwd")},
         "started": matrix.opening.time,
         "state": matrix.state,
         "remarks": matrix.remarks,
