@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments import compare_elsewhere
 from iree_gauntlet.experiments.compare import compare_settings
 from iree_gauntlet.experiments.compare_elsewhere import ENDED, RoundsLog
 from iree_gauntlet.progress import Progress
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.requests import CompareRequest, ConductRequest
 from iree_gauntlet.results import Result
@@ -110,6 +112,20 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
     (event,) = events_of(tmp_path)
     assert event["problem"] == why
     assert evidence_of([event]) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "does not say what was compared"),
+        ('{"event":"remark","text":"one"}\n', "does not say what was compared"),
+        ('{"event":"comparison"}\n', "is no whole record of a comparison"),
+    ],
+)
+def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / COMPARISON_FILE).write_text(line)
+    with pytest.raises(GauntletError, match=says):
+        read_comparison(tmp_path)
 
 
 def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last() -> None:
