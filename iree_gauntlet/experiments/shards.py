@@ -143,37 +143,31 @@ def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:
     Downloads do not count, nor what was not judged. What came from a cache counts where no run did it itself. The
     compile of a batch is its cases', in equal parts.
     """
-    whole: dict[str, list[float]] = {}
-    cached: dict[str, list[float]] = {}
+    whole: dict[str, list[float]] = defaultdict(list)
+    cached: dict[str, list[float]] = defaultdict(list)
     for record in records:
-        seconds, served = _collect_spent(record)
+        planned = record.planned
+        batches = {step.id for step in planned if step.model == BATCH_MODEL}
+        members: dict[str, list[str]] = defaultdict(list)
+        for step in planned:
+            for need in batches.intersection(step.needs):
+                members[need].append(step.chain)
+        seconds: dict[str, float] = defaultdict(float)
+        served: set[str] = set()
+        for step in planned:
+            result = record.results.get(step.id)
+            if result is None or step.stage is Stage.FETCH or result.verdict is Verdict.SKIPPED:
+                continue
+            chains = members[step.id] if step.id in batches else [step.chain]
+            for chain in chains:
+                seconds[chain] += result.seconds / len(chains)
+            if result.cache and result.cache.hit:
+                served.update(chains)
         for chain, cost in seconds.items():
-            (cached if chain in served else whole).setdefault(chain, []).append(cost)
+            (cached if chain in served else whole)[chain].append(cost)
     return {
         chain: round(statistics.median(whole.get(chain) or cached[chain]), 3) for chain in sorted({*whole, *cached})
     }
-
-
-def _collect_spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
-    """Seconds of each chain in a run, and the chains of which something came from a cache."""
-    planned = record.planned
-    batches = {step.id for step in planned if step.model == BATCH_MODEL}
-    members: dict[str, list[str]] = defaultdict(list)
-    for step in planned:
-        for need in batches.intersection(step.needs):
-            members[need].append(step.chain)
-    seconds: dict[str, float] = defaultdict(float)
-    served: set[str] = set()
-    for step in planned:
-        result = record.results.get(step.id)
-        if result is None or step.stage is Stage.FETCH or result.verdict is Verdict.SKIPPED:
-            continue
-        chains = members[step.id] if step.id in batches else [step.chain]
-        for chain in chains:
-            seconds[chain] += result.seconds / len(chains)
-        if result.cache and result.cache.hit:
-            served.update(chains)
-    return seconds, served
 
 
 def record_costs(named: str, output: str) -> ExitCode:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import outside_text, work_change
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
-from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, Recorded
+from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded
 from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.experiment_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.records.run_folder import newest_of
@@ -339,14 +339,12 @@ class MeasuredElsewhere(Recorded):
     where: WhereChanged | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedSide:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedSide(RecordedSide):
     """A side with the record of its run; None where there is none."""
 
     name: str
-    asked: str
-    toolchain: dict[str, str]
-    run: JournalRecord | None
+    run: JournalRecord | None = field(metadata=UNRECORDED)
 
     @property
     def title(self) -> str:
@@ -461,5 +459,5 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     for name, side in record.prepared.sides.items():
         journal = folder / side.folder / JOURNAL
         run = read_journal(journal) if journal.is_file() else None
-        record.sides.append(ComparedSide(name, side.asked, side.toolchain, run))
+        record.sides.append(ComparedSide(**asdict(side), name=name, run=run))
     return record

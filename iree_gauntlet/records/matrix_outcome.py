@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import ExitCode, GauntletError
@@ -21,6 +21,10 @@ from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
 from iree_gauntlet.records.experiment_events import ExperimentOpening
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of, remarks_of_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 MATRIX_RECORD = "matrix.jsonl"
 # What an event has to have.
@@ -196,7 +200,7 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
         exit_code=ExitCode.INTERRUPTED if record.interrupted else ExitCode.worst(codes),
         state=record.state,
         seconds=sum(outcome.seconds for outcome in outcomes),
-        remarks=(*_list_remarks(record, irees), *_list_disturbances(irees, rows), *_list_apart(rows)),
+        remarks=tuple(_list_remarks(record, irees, rows)),
     )
 
 
@@ -256,52 +260,34 @@ def _list_rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
     return tuple(rows.values())
 
 
-def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...]) -> tuple[str, ...]:
+def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
+    """What is to be known of the record, and what keeps the figures of its IREEs from being compared as they stand."""
     end = record.end.as_dict() if record.end else None
-    remarks = remarks_of_record("matrix", "record", len(record.parts), end, torn=record.torn)
-    remarks += _describe_irees(irees)
-    for iree in irees:
-        remarks += [f"{iree.label}: {remark}" for remark in (iree.outcome.remarks if iree.outcome else ())]
-        if iree.problem and iree.exit_code is not None:
-            remarks.append(f"{iree.label}: {iree.problem}")
-    return tuple(remarks)
-
-
-def _describe_irees(irees: tuple[MatrixIree, ...]) -> list[str]:
-    """What keeps their figures from being compared as they stand."""
+    yield from remarks_of_record("matrix", "record", len(record.parts), end, torn=record.torn)
     same: dict[tuple[str, str], list[str]] = {}
     for iree in irees:
         key = str(iree.toolchain.get("identity") or ""), str(iree.toolchain.get("runtime_identity") or "")
-        if any(key):
-            same.setdefault(key, []).append(iree.label)
-    remarks = [
-        f"{' and '.join(labels)} are the same IREE: what differs between them is noise"
-        for labels in same.values()
-        if len(labels) > 1
-    ]
+        same.setdefault(key, []).append(iree.label)
+    for key, labels in same.items():
+        if any(key) and len(labels) > 1:
+            yield f"{' and '.join(labels)} are the same IREE: what differs between them is noise"
     hosts = {str(iree.outcome.machine.get("host") or "") for iree in irees if iree.outcome is not None} - {""}
     if len(hosts) > 1:
-        remarks.append(f"made on several machines ({', '.join(sorted(hosts))}): their times cannot be compared")
-    return remarks
-
-
-def _list_disturbances(irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> list[str]:
-    remarks = []
+        yield f"made on several machines ({', '.join(sorted(hosts))}): their times cannot be compared"
+    for iree in irees:
+        yield from (f"{iree.label}: {remark}" for remark in (iree.outcome.remarks if iree.outcome else ()))
+        if iree.problem and iree.exit_code is not None:
+            yield f"{iree.label}: {iree.problem}"
     for iree in irees:
         timed = [cell for row in rows if (cell := row.cells.get(iree.label)) and cell.time_ms is not None]
-        disturbed = [cell for cell in timed if cell.disturbed]
+        disturbed = sum(bool(cell.disturbed) for cell in timed)
         if disturbed:
-            count = f"{len(disturbed)} of {len(timed)} times were"
-            remarks.append(f"{iree.label}: {count} taken while the machine did other work (~): measure them again")
-    return remarks
-
-
-def _list_apart(rows: tuple[MatrixRow, ...]) -> list[str]:
+            count = f"{disturbed} of {len(timed)} times were"
+            yield f"{iree.label}: {count} taken while the machine did other work (~): measure them again"
     apart = [row.chain for row in rows if not row.timed_on_one_machine]
-    if not apart:
-        return []
-    how = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"
-    return [f"{counted(len(apart), 'model')} timed on several machines of the cluster ({apart[0]}, …): {how}"]
+    if apart:
+        how = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"
+        yield f"{counted(len(apart), 'model')} timed on several machines of the cluster ({apart[0]}, …): {how}"
 
 
 @dataclass(slots=True)
