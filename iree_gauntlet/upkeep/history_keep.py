@@ -263,16 +263,13 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
     elsewhere = record.measured.get(finding.key.case)
     if verdict is None:
         return
-    figures = verdict.figures
     confirms = {
         "case": finding.key.case,
         "figure": finding.key.figure,
         "before": finding.before.iree,
         "after": finding.after.iree,
         "verdict": verdict.verdict,
-        "ratio": figures.ratio if figures else None,
-        "low": figures.low if figures else None,
-        "high": figures.high if figures else None,
+        **{name: getattr(verdict.figures, name, None) for name in ("ratio", "low", "high")},
         "blocks": verdict.blocks,
     }
     run = HistoryRun(
