@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import EventRecord, read_events
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.experiment_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.records.outcome import lock_remark
 
@@ -45,6 +45,7 @@ class BisectOpening(ExperimentOpening):
 
     Attributes:
         confidence: how sure an answer is; 1 where it is exact.
+        lock_folder: of the machine's locks, where they are not the user's own.
         chain: of the one model; the title of a bundle.
         good, bad: labels of the ends.
         asked: the options that a resumed bisect keeps.
@@ -53,6 +54,7 @@ class BisectOpening(ExperimentOpening):
 
     resumed: bool = False
     confidence: float
+    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
     metric: str
     chain: str
     good: str

@@ -69,6 +69,7 @@ class ComparisonOpening(ExperimentOpening):
     Attributes:
         sides: by name, as those of all else that both have.
         options: those that a resumed comparison keeps.
+        lock_folder: of the machine's locks, where they are not the user's own.
         elsewhere: a cluster takes the rounds.
     """
 
@@ -78,6 +79,7 @@ class ComparisonOpening(ExperimentOpening):
     rules: RecordedRules
     rounds: RecordedRounds
     machine: dict[str, Any]
+    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
     elsewhere: bool = False
 
     @property

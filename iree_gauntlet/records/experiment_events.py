@@ -14,14 +14,12 @@ class ExperimentOpening(Recorded):
     Attributes:
         time: ISO 8601, as every event of a record has it.
         command: as it was typed, in the folder `cwd`.
-        lock_folder: of the machine's locks, where they are not the user's own.
     """
 
     time: str = field(default="", metadata=UNLESS_DEFAULT)
     version: str = field(default="", metadata=UNLESS_DEFAULT)
     command: str = field(default="", metadata=UNLESS_DEFAULT)
     cwd: str = field(default="", metadata=UNLESS_DEFAULT)
-    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
