@@ -140,19 +140,23 @@ class RoundsLog:
     def conclude(self, step: Step, result: Result) -> Verdict:
         """A unit is over."""
         events = self._events.pop(step.id, ())
-        ended = next((event for event in events if event["event"] == ENDED), None)
-        where = next((WhereChanged.from_dict(event) for event in events if event["event"] == "where"), None)
+        problem, machine, where = result.reason, {}, None
+        blocks: list[dict[str, Any]] = []
+        for event in events:
+            match event:
+                case {"event": "block"}:
+                    blocks.append({name: value for name, value in event.items() if name not in ("event", "time")})
+                case {"event": "where"}:
+                    where = WhereChanged.from_dict(event)
+                case {"event": kind, "machine": about, "failure": why} if kind == ENDED:
+                    problem, machine = why, about
         measured = MeasuredElsewhere(
             chain=step.chain,
             worker=result.worker,
-            problem=ended["failure"] if ended else result.reason,
+            problem=problem,
             notes=result.notes,
-            machine=ended["machine"] if ended else {},
-            blocks=tuple(
-                {name: value for name, value in event.items() if name not in ("event", "time")}
-                for event in events
-                if event["event"] == "block"
-            ),
+            machine=machine,
+            blocks=tuple(blocks),
             where=where,
         )
         self.session.log.write("measured", measured.as_dict())

@@ -284,18 +284,18 @@ def _read_outcome(name: str, record: EventRecord) -> BisectOutcome | None:
     change: BisectChange | None = None
     end: ExperimentEnd | None = None
     for _, event in record.events:
-        match event.get("event"):
-            case "bisect":
+        match event:
+            case {"event": "bisect"}:
                 # A resumed one is made again by the command that began it.
                 opening, end = BisectOpening.from_dict(event), None
                 asked = replace(opening, command=(asked or opening).command)
-            case "refined" if asked:
+            case {"event": "refined"} if asked:
                 asked = replace(asked, row=BisectRow.from_dict(event).row)
-            case "change":
+            case {"event": "change"}:
                 change = BisectChange.from_dict(event)
-            case "judged":
-                judged[str(event.get("candidate"))] = Judged.from_dict(event)
-            case "end":
+            case {"event": "judged", "candidate": label}:
+                judged[label] = Judged.from_dict(event)
+            case {"event": "end"}:
                 end = ExperimentEnd.from_dict(event)
         if event.get("search"):
             search = BisectFound.from_dict(event["search"])

@@ -386,35 +386,34 @@ class ComparisonRecord:
 
     def take(self, event: dict[str, Any]) -> None:
         """Reads an event that is no opening."""
-        match event["event"]:
-            case "prepared":
+        match event:
+            case {"event": "prepared"}:
                 self.prepared = PreparedComparison.from_dict(event)
-            case "block":
-                self.begun[str(event["chain"])] += 1
-            case "verdict" if "instructions" in event:
-                self.works[str(event["chain"])] = WorkVerdict.from_dict(event)
-            case "verdict":
-                self.verdicts[str(event["chain"])] = RecordedVerdict.from_dict(event)
-            case "summary":
+            case {"event": "block", "chain": chain}:
+                self.begun[chain] += 1
+            case {"event": "verdict", "chain": chain, "instructions": _}:
+                self.works[chain] = WorkVerdict.from_dict(event)
+            case {"event": "verdict", "chain": chain}:
+                self.verdicts[chain] = RecordedVerdict.from_dict(event)
+            case {"event": "summary"}:
                 self.summary = ComparisonSummary.from_dict(event)
-            case "where":
-                self.where[str(event["chain"])] = WhereChanged.from_dict(event)
-            case "end":
+            case {"event": "where", "chain": chain}:
+                self.where[chain] = WhereChanged.from_dict(event)
+            case {"event": "end"}:
                 self.end = ExperimentEnd.from_dict(event)
             case _:
                 self._take_of_a_cluster(event)
 
     def _take_of_a_cluster(self, event: dict[str, Any]) -> None:
-        match event["event"]:
-            case "begun":
-                self.under_way[str(event["chain"])] = str(event["worker"])
-            case "measured":
-                measured = MeasuredElsewhere.from_dict(event)
-                self.under_way.pop(measured.chain, None)
-                self.measured[measured.chain] = measured
-                self.begun[measured.chain] = len(measured.blocks)
-            case "remark":
-                self.remarks.append(str(event["text"]))
+        match event:
+            case {"event": "begun", "chain": chain, "worker": worker}:
+                self.under_way[chain] = worker
+            case {"event": "measured", "chain": chain}:
+                self.under_way.pop(chain, None)
+                self.measured[chain] = MeasuredElsewhere.from_dict(event)
+                self.begun[chain] = len(self.measured[chain].blocks)
+            case {"event": "remark", "text": text}:
+                self.remarks.append(text)
 
 
 def comparison_named(text: str) -> Path:

@@ -250,9 +250,7 @@ class PageScripts:
     def written(self) -> Markup:
         """The data and the scripts, for the end of the page."""
         # In a script, only what could end it has a meaning.
-        data = json.dumps(_make_data(self._charts), separators=(",", ":"), ensure_ascii=False).replace(
-            "<", "\\u003c"
-        )
+        data = json.dumps(_make_data(self._charts), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
         charts = Markup('<script type="application/json" id="charts">{}</script>\n').format(Markup(data))  # noqa: S704
         scripts = (Markup("<script>{}</script>").format(Markup(script)) for script in self._scripts)  # noqa: S704
         return (charts if self._charts else Markup()) + Markup("\n").join(scripts)
