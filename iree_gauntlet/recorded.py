@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, Self, cast, get_args, get_origin, get_typ
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    # The type that needs no reading, and what reads another.
+    _Reader = tuple[type | None, Callable[[Any], Any]]
+
 
 # Metadata of a field that the journal does not have; that it does not have where it is its default; and of an object
 # whose fields stand among those of the one that holds it, or of none.
@@ -34,14 +37,12 @@ class Recorded:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the journal; a dict that the object holds is not copied."""
+        readers, defaults, flat = self._layout()
         # Most are as they should be; thousands of results are written one by one.
-        found = {
-            name: value if type(value := getattr(self, name)) in _PLAIN else _plain(value) for name in self._readers()
-        }
-        for name, default in self._defaults().items():
+        found = {name: value if type(value := getattr(self, name)) in _PLAIN else _plain(value) for name in readers}
+        for name, default in defaults.items():
             if getattr(self, name) == default:
                 del found[name]
-        flat = self._flat()
         if not flat:
             return found
         written: dict[str, Any] = {}
@@ -56,58 +57,49 @@ class Recorded:
         Raises:
             TypeError, ValueError: a field without a default is missing, or one holds what it cannot.
         """
+        readers, _, flat = cls._layout()
         given = {}
-        for name, (kind, read) in cls._readers().items():
+        for name, (kind, read) in readers.items():
             value = data.get(name)
             # Most are what they should be; thousands of results are read at once.
             if type(value) is kind:
                 given[name] = value
             elif value is not None:
                 given[name] = read(value)
-        for name, (flat, needed) in cls._flat().items():
+        for name, (part, needed) in flat.items():
             if needed <= data.keys():
-                given[name] = flat.from_dict(data)
+                given[name] = part.from_dict(data)
         return cls(**given)
 
     @classmethod
     @cache
-    def _readers(cls) -> dict[str, tuple[type | None, Callable[[Any], Any]]]:
-        """Of each field that the journal has, in order: the type that needs no reading, and what reads another."""
+    def _layout(cls) -> tuple[dict[str, _Reader], dict[str, Any], dict[str, tuple[type[Recorded], set[str]]]]:
+        """How fields are read, in their order; defaults that are left out; flat fields: type, and what that has to have."""
         hints, known = get_type_hints(cls), fields(cast("Any", cls))
-        return {item.name: _reader(hints[item.name]) for item in known if item.metadata != UNRECORDED}
-
-    @classmethod
-    @cache
-    def _flat(cls) -> dict[str, tuple[type[Recorded], set[str]]]:
-        """Of each field that is flat: its type, and the fields that one of that has to have."""
-        hints = get_type_hints(cls)
-        found: dict[str, tuple[type[Recorded], set[str]]] = {}
-        for item in fields(cast("Any", cls)):
-            if item.metadata == FLAT:
+        readers = {item.name: _find_reader(hints[item.name]) for item in known if item.metadata != UNRECORDED}
+        defaults: dict[str, Any] = {}
+        flat: dict[str, tuple[type[Recorded], set[str]]] = {}
+        for item in known:
+            if item.metadata == UNLESS_DEFAULT:
+                defaults[item.name] = item.default_factory() if callable(item.default_factory) else item.default
+            elif item.metadata == FLAT:
                 kind = (*get_args(hints[item.name]), hints[item.name])[0]
                 needed = {part.name for part in fields(kind) if part.default is part.default_factory is MISSING}
-                found[item.name] = kind, needed
-        return found
-
-    @classmethod
-    @cache
-    def _defaults(cls) -> dict[str, Any]:
-        """The defaults of the fields that are left out where they have them."""
-        known = [item for item in fields(cast("Any", cls)) if item.metadata == UNLESS_DEFAULT]
-        return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in known}
+                flat[item.name] = kind, needed
+        return readers, defaults, flat
 
 
-def _reader(hint: Any) -> tuple[type | None, Callable[[Any], Any]]:
+def _find_reader(hint: Any) -> _Reader:
     """For values that are not null."""
     if isinstance(hint, UnionType):
         hint, _ = get_args(hint)
     if get_origin(hint) is tuple:
-        readers = [_reader(item)[1] for item in get_args(hint) if item is not Ellipsis]
+        readers = [_find_reader(item)[1] for item in get_args(hint) if item is not Ellipsis]
         if Ellipsis in get_args(hint):
             return None, lambda values: tuple(map(readers[0], values))
         return None, lambda values: tuple(read(value) for read, value in zip(readers, values, strict=True))
     if get_origin(hint) is dict:
-        kind, read = _reader(get_args(hint)[1])
+        kind, read = _find_reader(get_args(hint)[1])
         if kind is None:
             return None, lambda values: {name: read(value) for name, value in values.items()}
     kind = get_origin(hint) or hint
