@@ -74,7 +74,7 @@ class Recorded:
     @classmethod
     @cache
     def _layout(cls) -> tuple[dict[str, _Reader], dict[str, Any], dict[str, tuple[type[Recorded], set[str]]]]:
-        """How fields are read, in their order; defaults that are left out; flat fields: type, and what that has to have."""
+        """How fields are read, in order; defaults that are left out; flat fields: their types, and what those need."""
         hints, known = get_type_hints(cls), fields(cast("Any", cls))
         readers = {item.name: _find_reader(hints[item.name]) for item in known if item.metadata != UNRECORDED}
         defaults: dict[str, Any] = {}
