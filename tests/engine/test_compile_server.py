@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.compile_client import (
     CompileJob,
@@ -26,12 +26,12 @@ from iree_gauntlet.engine.processes.compile_client import (
     served,
 )
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.steps import Step
 from iree_gauntlet.workers.iree_side import compile_server
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times
 from tests.support.places import CORPUS, ROOT
 from tests.support.processes import wait_until
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,19 +259,7 @@ def test_a_crash_is_told_as_the_tool_tells_it(server: CompileServer, job: Compil
     assert outcome.signal == "SIGFPE"
     assert "ireeCompiler" in outcome.tail[-1] or "runIreecMain" in outcome.tail[-1]
     assert not any("_PyEval" in line for line in outcome.tail)
-    step = Step(
-        id="m/s@cpu:compile",
-        chain="m/s@cpu",
-        dialect="",
-        model="m",
-        submodel="s",
-        target="cpu",
-        sku="",
-        stage=Stage.COMPILE,
-        folder=str(folder),
-        timeout=60.0,
-        origin=Origin("spec.json"),
-    )
+    step = make_step(Stage.COMPILE, folder=str(folder))
     result = after_process(step, outcome, outcome.tail, tool="iree-compile")
     assert result.crashed
     assert result.reason == "iree-compile crashed with SIGFPE"

@@ -13,7 +13,7 @@ import pytest
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
@@ -28,24 +28,13 @@ from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-STEP = Step(
-    id="m/s@cpu:threshold",
-    chain="m/s@cpu",
-    dialect="op_tests",
-    model="m",
-    submodel="s",
-    target="cpu",
-    sku="",
-    stage=Stage.THRESHOLD,
-    folder="/nowhere",
-    timeout=5.0,
-    origin=Origin("spec.json"),
-)
+STEP = make_step(Stage.THRESHOLD, dialect="op_tests")
 
 
 class Kept(Progress):

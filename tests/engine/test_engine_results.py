@@ -11,21 +11,9 @@ from iree_gauntlet.engine.judging import after_process, first_error, with_expect
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.engine.threshold import _find_other_types
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.steps import Step
+from tests.support.steps import make_step
 
-_STEP = Step(
-    id="m/s@cpu:compile",
-    chain="m/s@cpu",
-    dialect="",
-    model="m",
-    submodel="s",
-    target="cpu",
-    sku="",
-    stage=Stage.COMPILE,
-    folder="/nowhere",
-    timeout=5.0,
-    origin=Origin("spec.json"),
-)
+_STEP = make_step(Stage.COMPILE, timeout=5.0)
 _EXPECTING = replace(
     _STEP,
     expect_failure="known (suite.toml)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -27,8 +26,10 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype
 from iree_gauntlet.steps import Command, Step
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.native_tools import find_native
 from tests.support.places import CORPUS
 from tests.support.processes import wait_until
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,15 +63,8 @@ TYPES = {
 ENDLESS = 1 << 60
 
 
-def native(package: str, name: str) -> str:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed")
-    return str(Path(spec.submodule_search_locations[0]) / name)
-
-
 def compile_program(source: Path, module: Path) -> None:
-    compiler = native("iree.compiler._mlir_libs", "iree-compile")
+    compiler = find_native("iree-compile")
     command = [compiler, str(source), *COMPILE_FLAGS, "--mlir-disable-threading", f"-o={module}"]
     # The linker's temporary files stay next to the module.
     subprocess.run(command, capture_output=True, check=True, env={**os.environ, "TMPDIR": str(module.parent)})
@@ -109,20 +103,17 @@ def supervisor() -> Iterator[Supervisor]:
 
 
 def threshold_step(folder: Path, module: str, flags: list[str], cwd: Path, name: str = "case") -> Step:
-    tool = native("iree._runtime_libs", "iree-run-module")
+    tool = find_native("iree-run-module")
     place = folder / "steps" / name
     count = sum(flag.startswith("--expected_output=") for flag in flags)
-    return Step(
-        id=f"{name}:threshold",
-        chain=name,
+    return make_step(
+        Stage.THRESHOLD,
+        name,
         dialect="op_tests",
         model="ops",
         submodel=name,
         target="cpu",
-        sku="",
-        stage=Stage.THRESHOLD,
         folder=str(place),
-        timeout=LIMIT_SECONDS,
         origin=Origin("cpu.json", ""),
         command=Command((tool, "--device=local-sync", f"--module={module}", *flags), str(cwd)),
         outputs=tuple(("actual_output", f"{place}/actual_{index}.npy") for index in range(count)),
