@@ -218,7 +218,7 @@ def _note_found(found: SlowerSearch) -> dict[str, Any]:
     }
     if found.slow is not None:
         inputs = [kind for kind, _ in found.slow.inputs]
-        record |= {**asdict(found.slow.suspect), "inputs": inputs, "times": found.slow.verdict.as_dict()}
+        record |= {**asdict(found.slow.suspect), "inputs": inputs, "times": found.slow.verdict.record().as_dict()}
     return record
 
 
@@ -243,7 +243,7 @@ def _make_slower_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolcha
         "base_flags": list(flags[0]),
         "arguments": arguments[1],
         "base_arguments": arguments[0],
-        "times": slow.verdict.as_dict(),
+        "times": slow.verdict.record().as_dict(),
         "machine": _format_machine(),
     }
     return pack({name: text.encode() for name, text in texts.items()} | dict([*files, *named]), facts, folder)
@@ -311,7 +311,7 @@ def _make_readme(
     flags, arguments = how
     comparison, suspect = slow.verdict.comparison, slow.suspect
     assert comparison is not None, "a verdict of slower has figures"
-    times = slow.verdict.as_dict()["time_ms"]
+    times = slow.verdict.record().as_dict()["time_ms"]
     base, new = irees
     cpus = slower.rounds.cpus
     where = f"CPU {cpus_text(cpus)}" if cpus else "all CPUs"
@@ -327,7 +327,7 @@ def _make_readme(
 
 ## What happened?
 
-{slower.case} got slower ({100 * (slower.verdict["ratio"] - 1):+.1f} %): {slower.reason}.
+{slower.case} got slower ({100 * (slower.ratio - 1):+.1f} %): {slower.reason}.
 
 Of its dispatches `{suspect.name}` went
 {change}, which is {100 * suspect.share:.0f} % of the loss. Cut out (`{PROGRAM}`, function
