@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, OnnxImport, Stage
-from iree_gauntlet.engine.commands import import_argv
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.experiments.explaining.failures import program_of
 from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
-from iree_gauntlet.workers import iree_side
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.experiments.explaining.tools import ToolResult, Tools
+    from iree_gauntlet.experiments.explaining.tools import Tools
     from iree_gauntlet.journal_format import JournalRecord
 
 
@@ -42,62 +40,44 @@ class OnnxSource:
 
 def onnx_source(record: JournalRecord, chain: str) -> OnnxSource | None:
     """The ONNX file of a chain's main module; None where it was not imported."""
-    for step in record.steps:
-        if (step["chain"], step["stage"], step.get("role", MAIN)) == (chain, Stage.IMPORT, MAIN) and step.get("onnx"):
-            said = step["onnx"]
-            shapes = tuple((name, tuple(shape)) for name, shape in said["shapes"])
-            program = next(item["path"] for item in step["inputs"] if item["role"] == "program")
-            options = OnnxImport(said["opset"], shapes, said["least_opset"])
-            return OnnxSource(Path(program), options, float(step["timeout"]))
+    for step in record.planned:
+        if (step.chain, step.stage, step.role) == (chain, Stage.IMPORT, MAIN) and step.onnx is not None:
+            return OnnxSource(Path(program_of(step).path), step.onnx, step.timeout)
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxValue:
+class OnnxValue(Recorded):
     """A tensor that onnxruntime takes or gives.
 
     Attributes:
+        type, dtype: as IREE writes it, with its shape, and of an element as NumPy has it.
         largest: |value|; of what it gives.
-        error: of others' value of it, by side: the largest difference, as a share of that; None where infinite.
+        error: of others' value of it, by side: the largest difference, as a share of that.
     """
 
     name: str
-    kind: str
+    type: str
     dtype: str
     shape: tuple[int, ...]
     file: Path
-    largest: float
-    error: Mapping[str, float | None]
-    wrong: Mapping[str, bool]
+    largest: float = 0.0
+    error: dict[str, float] = field(default_factory=dict)
+    wrong: dict[str, bool] = field(default_factory=dict)
 
     @property
     def as_array(self) -> dict[str, Any]:
         """What a plan says of it."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "file": str(self.file)}
+        return {"name": self.name, "dtype": self.dtype, "shape": self.shape, "file": str(self.file)}
 
 
 @dataclass(frozen=True, slots=True)
-class HeldValues:
+class HeldValues(Recorded):
     """What onnxruntime took and gave."""
 
     onnxruntime: str
     inputs: tuple[OnnxValue, ...]
     outputs: tuple[OnnxValue, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What is cut out of a model.
-
-    Attributes:
-        inputs: values that it takes; None for those of the model.
-        repeat: large constants hold so many values over and over; 0 for their own.
-    """
-
-    outputs: Sequence[str]
-    inputs: Sequence[OnnxValue] | None = None
-    constants: Sequence[OnnxValue] = ()
-    repeat: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +103,20 @@ class OnnxWorkers:
         Raises:
             GauntletError: it cannot be cut.
         """
-        words = import_argv(
-            "", _find_script("describe"), str(self.source.file), str(self.prepared), self.source.options
-        )[1:]
-        ran = self.tools.python("describe", words, timeout=self.source.timeout)
-        return read_graph(self._answer("describe", ran))
+        plan = {"model": str(self.source.file), "prepared": str(self.prepared), **self.source.options.as_dict()}
+        return Graph.from_dict(self._ask("cut_onnx", "describe", plan, self.source.timeout))
 
-    def cut(self, name: str, cut: Cut, *, imported: bool = True) -> tuple[Path, Path]:
-        """Cut the prepared model; the .onnx, and the program that it is imported as.
+    def cut(
+        self,
+        name: str,
+        outputs: Sequence[str],
+        inputs: Sequence[OnnxValue] | None = None,
+        constants: Sequence[OnnxValue] = (),
+        *,
+        repeat: int = 0,
+        imported: bool = True,
+    ) -> tuple[Path, Path]:
+        """Cut the prepared model; the .onnx, and the program that it is imported as. See `cut_onnx.py`.
 
         Raises:
             GauntletError: that cannot be cut, or imported.
@@ -138,16 +124,14 @@ class OnnxWorkers:
         onnx, mlir = self.tools.folder / f"{name}.onnx", self.tools.folder / f"{name}.mlir"
         plan = {
             "model": str(self.prepared),
-            "inputs": None if cut.inputs is None else [value.as_array for value in cut.inputs],
-            "constants": [value.as_array for value in cut.constants],
-            "outputs": list(cut.outputs),
-            "repeat": cut.repeat,
+            "inputs": None if inputs is None else [value.as_array for value in inputs],
+            "constants": [value.as_array for value in constants],
+            "outputs": outputs,
+            "repeat": repeat,
             "onnx": str(onnx),
             "mlir": str(mlir) if imported else "",
         }
-        file = self._plan(f"{name}_cut", plan)
-        ran = self.tools.python(f"{name}_cut", (_find_script("cut"), file), timeout=self.source.timeout)
-        self._answer(f"{name}_cut", ran)
+        self._ask("cut_onnx", f"{name}_cut", plan, self.source.timeout)
         return onnx, mlir
 
     def hold(
@@ -160,48 +144,31 @@ class OnnxWorkers:
         """
         plan = {
             "model": str(model),
-            "inputs": list(inputs),
+            "inputs": inputs,
             "cwd": str(cwd or self.tools.folder),
             "folder": str(self.tools.folder),
             "name": name,
-            "sides": {side: list(texts) for side, texts in sides.items()},
+            "sides": sides,
             "tolerances": TOLERANCES,
         }
-        file = self._plan(f"{name}_hold", plan)
-        ran = self.tools.own_python(f"{name}_hold", (_find_script("hold"), file), timeout=self.timeout)
-        said = self._answer(f"{name}_hold", ran)
-        parts = (tuple(map(_make_value, said[part])) for part in ("inputs", "outputs"))
-        return HeldValues(said["onnxruntime"], *parts)
+        return HeldValues.from_dict(self._ask("hold_onnx", f"{name}_hold", plan, self.timeout, own=True))
 
-    def _plan(self, name: str, plan: dict[str, Any]) -> str:
-        file = self.tools.folder / f"{name}.json"
-        file.write_text(json.dumps(plan), encoding="utf-8")
-        return str(file)
-
-    def _answer(self, name: str, ran: ToolResult) -> dict[str, Any]:
-        if not ran.passed:
-            lines = ran.errors.strip().splitlines()
-            why = "it took too long" if ran.outcome.timed_out else (lines or [f"exit code {ran.outcome.exit_code}"])[-1]
-            raise GauntletError(f"{self.source.file.name}: {why[:400]}", f"See {self.tools.folder / name}.txt.")
-        found: dict[str, Any] = json.loads((self.tools.folder / f"{name}.out.txt").read_text(encoding="utf-8"))
-        return found
+    def _ask(self, worker: str, name: str, plan: Mapping[str, object], timeout: float, *, own: bool = False) -> Any:
+        argv = self.tools.plan(worker, name, plan)
+        return self.tools.ask(name, argv, self.source.file.name, timeout=timeout, own=own)
 
 
-def _find_script(name: str) -> str:
-    return str(Path(iree_side.__file__).with_name(f"{name}_onnx.py"))
-
-
-def _make_value(said: Mapping[str, Any]) -> OnnxValue:
-    shape, file = tuple(said["shape"]), Path(said["file"])
-    errors, wrong = said.get("error", {}), said.get("wrong", {})
-    return OnnxValue(said["name"], said["type"], said["dtype"], shape, file, said.get("largest", 0.0), errors, wrong)
+def compute_worst(values: Iterable[OnnxValue], side: str) -> float:
+    """The largest error of a side's values."""
+    return max((value.error.get(side, 0.0) for value in values), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(Recorded):
     """An operator in the graph.
 
     Attributes:
+        index: its place in the graph.
         place: which node of the published file it is, from 1; 0 for none of them.
     """
 
@@ -219,7 +186,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(Recorded):
     """The graph that is imported.
 
     Attributes:
@@ -231,7 +198,7 @@ class Graph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     constants: frozenset[str]
-    sizes: Mapping[str, int | None]
+    sizes: dict[str, int | None]
     of: int
 
     @cached_property
@@ -304,13 +271,3 @@ class Graph:
                 if node is not None and value not in self.fixed:
                     found[node.index] = node
         return [found[index] for index in sorted(found)]
-
-
-def read_graph(said: Mapping[str, Any]) -> Graph:
-    """The graph that `describe_onnx.py` answers."""
-    nodes = tuple(
-        Node(index, item["name"], item["op"], tuple(item["inputs"]), tuple(item["outputs"]), item["place"])
-        for index, item in enumerate(said["nodes"])
-    )
-    inputs, outputs = tuple(said["inputs"]), tuple(said["outputs"])
-    return Graph(nodes, inputs, outputs, frozenset(said["constants"]), said["sizes"], said["of"])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.explaining.onnx_workers import Cut, OnnxWorkers
+from iree_gauntlet.experiments.explaining.locate import finite
+from iree_gauntlet.experiments.explaining.onnx_workers import OnnxWorkers, compute_worst
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -56,7 +57,7 @@ class WrongOperator:
     @property
     def error(self) -> float:
         """The largest, as a share of the output's largest value."""
-        return _compute_worst(self.outputs, _IREE)
+        return compute_worst(self.outputs, _IREE)
 
     @property
     def title(self) -> str:
@@ -95,9 +96,9 @@ class OperatorSearch:
         if self.operator is None:
             return found
         one = self.operator
-        found |= {"operator": one.title, "error": one.error if math.isfinite(one.error) else None}
+        found |= {"operator": one.title, "error": finite(one.error)}
         found |= {"reference": f"onnxruntime {one.onnxruntime}", "repeated": one.repeated}
-        return found | {"inputs": [v.kind for v in one.inputs], "outputs": [v.kind for v in one.outputs]}
+        return found | {"inputs": [v.type for v in one.inputs], "outputs": [v.type for v in one.outputs]}
 
 
 def first_wrong_operator(
@@ -137,11 +138,11 @@ class _Search:
         against = f"onnxruntime {whole.onnxruntime}"
         note = ""
         if any(value.wrong.get(_EXPECTED) for value in whole.outputs):
-            share = _format_share(_compute_worst(whole.outputs, _EXPECTED))
+            share = _format_share(compute_worst(whole.outputs, _EXPECTED))
             note = f"the expected values differ from {against}'s, by {share}"
         targets = [value for value in whole.outputs if value.wrong[_IREE]]
         if not targets:
-            off = _format_share(_compute_worst(whole.outputs, _IREE))
+            off = _format_share(compute_worst(whole.outputs, _IREE))
             near = f"IREE gives what {against} gives, to {off}"
             return OperatorSearch(why=f"{near}: {note}" if note else f"{near}: is the tolerance right?", agrees=True)
         try:
@@ -177,7 +178,7 @@ class _Search:
             held = self._mark(targets, marks, published)
             changed = [value for value in held.outputs if value.wrong[_PUBLISHED]]
             if changed:
-                off = _format_share(_compute_worst(changed, _PUBLISHED))
+                off = _format_share(compute_worst(changed, _PUBLISHED))
                 what = f"in onnxruntime the model gives other numbers when it is prepared for the import, by {off}"
                 raise GauntletError(what, "Conversion to another opset is onnx's; try without `opset`.")
             bad = [value.name for value in held.outputs if value.wrong[_IREE]]
@@ -194,26 +195,25 @@ class _Search:
     def _mark(self, targets: Sequence[str], marks: Sequence[str], published: dict[str, str]) -> HeldValues:
         """Run the model, as far as targets need it, with marked values as outputs too; fewer where it does not run."""
         texts = self.failure.values("--input")
-        problem: GauntletError | None = None
+        problems: list[GauntletError] = []
         for stride in _STRIDES:
             self.rounds += 1
             name = f"onnx_marked_{self.rounds}"
             outputs = [*targets, *marks[stride // 2 :: stride]]
             self.say(f"looking at {len(outputs)} values of {len(self.graph.nodes)} operators")
             try:
-                onnx, program = self.workers.cut(name, Cut(outputs))
+                onnx, program = self.workers.cut(name, outputs)
                 files = self._run(name, program, texts, len(outputs))
             except GauntletError as error:
                 self.say(error.on_one_line)
-                problem = problem or error
+                problems.append(error)
                 continue
             sides = {_IREE: files, _PUBLISHED: [published.get(value, "") for value in outputs]}
             held = self.workers.hold(name, onnx, texts, sides, self.failure.cwd)
             self.values |= {value.name: value for value in held.outputs}
             return held
-        assert problem is not None, "the last one failed"
-        what = f"the model does not run with values in between as outputs: {problem.what}"
-        raise GauntletError(what, problem.hint) from problem
+        what = f"the model does not run with values in between as outputs: {problems[0].what}"
+        raise GauntletError(what, problems[0].hint) from problems[0]
 
     def _find_smallest(self, group: list[Node]) -> WrongOperator | None:
         """The smallest group of those tried that is wrong by itself, in a form that is small enough to be passed on."""
@@ -251,8 +251,8 @@ class _Search:
         if repeat:
             inputs = [_repeat(value, repeat, self.tools.folder / f"{name}_{i}.bin") for i, value in enumerate(inputs)]
         outputs = self.graph.given(nodes)
-        onnx, program = self.workers.cut(name, Cut(outputs, inputs, constants, repeat))
-        texts = [f"{value.kind}=@{value.file}" for value in inputs]
+        onnx, program = self.workers.cut(name, outputs, inputs, constants, repeat=repeat)
+        texts = [f"{value.type}=@{value.file}" for value in inputs]
         files = self._run(name, program, texts, len(outputs))
         held = self.workers.hold(name, onnx, texts, {_IREE: files})
         if not any(value.wrong[_IREE] for value in held.outputs):
@@ -266,7 +266,7 @@ class _Search:
         if missing:
             self.rounds += 1
             name = f"onnx_values_{self.rounds}"
-            onnx, _ = self.workers.cut(name, Cut(missing), imported=False)
+            onnx, _ = self.workers.cut(name, missing, imported=False)
             held = self.workers.hold(name, onnx, self.failure.values("--input"), {}, self.failure.cwd)
             self.values |= {value.name: value for value in held.outputs}
         return [self.values[name] for name in names]
@@ -298,11 +298,6 @@ def _repeat(value: OnnxValue, first: int, file: Path) -> OnnxValue:
         return value
     file.write_bytes((data[:period] * (len(data) // period + 1))[: len(data)])
     return replace(value, file=file)
-
-
-def _compute_worst(values: Iterable[OnnxValue], side: str) -> float:
-    errors = (value.error.get(side, 0.0) for value in values)
-    return max((math.inf if error is None else error for error in errors), default=0.0)
 
 
 def _format_share(error: float) -> str:

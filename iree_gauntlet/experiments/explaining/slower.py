@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
+from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, gpu_of
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
-from iree_gauntlet.experiments.explaining.failures import Failure, chain_folder, compile_of, expanded
+from iree_gauntlet.experiments.explaining.failures import Failure, failure_of
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, as_function
-from iree_gauntlet.experiments.explaining.traced_sides import target_side, traced_program
+from iree_gauntlet.experiments.explaining.traced_sides import capture_inputs, target_side, traced_program
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
@@ -22,17 +20,18 @@ from iree_gauntlet.measuring.statistics.rounds import plan_looks
 from iree_gauntlet.requests import ConductRequest
 from iree_gauntlet.results import Result
 from iree_gauntlet.settings import shown
-from iree_gauntlet.steps import Command, Resources, Step
-from iree_gauntlet.workers import iree_side
+from iree_gauntlet.steps import Command, Resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.explaining.flow_program import Dispatch
     from iree_gauntlet.experiments.explaining.tools import Tools
-    from iree_gauntlet.records.compare_record import ComparisonRecord
+    from iree_gauntlet.experiments.explaining.traced_sides import CapturedInputs
+    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
+    from iree_gauntlet.records.compare_record import ComparedSide, ComparisonRecord
+    from iree_gauntlet.steps import Step
 
 
 # A dispatch that makes up less of the loss does not explain it; and so many are measured by themselves.
@@ -50,6 +49,7 @@ class Slower:
     verdict: dict[str, Any]
     where: dict[str, Any]
     sides: tuple[Failure, Failure]
+    compiled: Step
     resources: Resources
     rules: Rules
     rounds: RoundSettings
@@ -58,6 +58,11 @@ class Slower:
     def reason(self) -> str:
         """What the comparison said of it."""
         return str(self.verdict["reason"])
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long B takes."""
+        return float(self.verdict["ratio"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,26 @@ class SlowSuspect:
 
 @dataclass(frozen=True, slots=True)
 class SlowDispatch:
-    """One that is slower by itself."""
+    """One that is slower by itself.
+
+    Attributes:
+        arguments: of a round of each side, without the module and the inputs, which are named by paths.
+        gpu: that it runs on; empty for a CPU.
+    """
 
     suspect: SlowSuspect
     function: str
     inputs: tuple[tuple[str, Path], ...]
     verdict: ModelVerdict
-    measured: tuple[Measurement, Measurement]
+    comparison: Comparison
+    arguments: tuple[tuple[str, ...], tuple[str, ...]]
+    gpu: str
+
+    @property
+    def medians_ms(self) -> tuple[float, float]:
+        """Of A and B."""
+        times = self.verdict.as_dict()["time_ms"]
+        return times["A"]["median"], times["B"]["median"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +116,15 @@ class SlowerSearch:
     slow: SlowDispatch | None = None
     why: str = ""
     tried: tuple[tuple[SlowSuspect, str], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        tried = [{**asdict(suspect), "said": said} for suspect, said in self.tried]
+        if self.slow is None:
+            return {"why": self.why, "tried": tried}
+        inputs = [kind for kind, _ in self.slow.inputs]
+        times = self.slow.verdict.as_dict()
+        return {"why": self.why, "tried": tried, **asdict(self.slow.suspect), "inputs": inputs, "times": times}
 
 
 def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[Slower]:
@@ -136,13 +163,19 @@ def _make_slower(chain: str, record: ComparisonRecord, folder: Path) -> Slower:
         again = f"`compare --resume --run-dir {shown(folder)}` adds it; what was measured stays."
         raise GauntletError(f"{chain}: the comparison {what}", again)
     verdict, where = record.verdicts[chain], record.where[chain]
-    sides = [_make_side(chain, steps[side.name], side.run, verdict["reason"]) for side in record.sides]
+    compiled = [_find_compile(chain, side) for side in record.sides]
+    result = Result(Verdict.FAILED, verdict["reason"])
+    sides = [
+        failure_of(step, Command.from_dict(how["command"]), Stage.BENCHMARK, result, float(how["timeout"]))
+        for step, how in zip(compiled, (steps["A"], steps["B"]), strict=True)
+    ]
     return Slower(
         case=chain,
         verdict=verdict,
         # Releases without profiles have counts.
         where=where["work"] if "reason" in where["dispatches"] and "work" in where else where["dispatches"],
         sides=(sides[0], sides[1]),
+        compiled=compiled[1],
         resources=Resources(**steps["B"]["resources"]),
         rules=Rules(
             plan=plan_looks(rules["alpha"]),
@@ -159,24 +192,12 @@ def _make_slower(chain: str, record: ComparisonRecord, folder: Path) -> Slower:
     )
 
 
-def _make_side(chain: str, benchmark: dict[str, Any], run: Any, reason: str) -> Failure:
-    compiled = next(step for step in run.steps if step["id"] == f"{chain}:{Stage.COMPILE}")
-    cwd, program, flags = compile_of(compiled)
-    command = benchmark["command"]
-    return Failure(
-        case=chain,
-        stage=Stage.BENCHMARK,
-        result=Result(Verdict.FAILED, reason),
-        program=program,
-        flags=flags,
-        compile_cwd=cwd,
-        compile_timeout=float(compiled["timeout"]),
-        argv=expanded(command["argv"], Path(command["cwd"])),
-        cwd=Path(command["cwd"]),
-        timeout=float(benchmark["timeout"]),
-        folder=chain_folder(compiled),
-        urls={},
-    )
+def _find_compile(chain: str, side: ComparedSide) -> Step:
+    planned = side.run.planned if side.run else ()
+    found = next((step for step in planned if step.id == f"{chain}:{Stage.COMPILE}"), None)
+    if found is None:
+        raise GauntletError(f"{chain}: the comparison has no compile of {side.name}", "Begin a new comparison.")
+    return found
 
 
 def suspects_of(where: dict[str, Any]) -> list[SlowSuspect]:
@@ -214,10 +235,10 @@ def find_slow_dispatch(
     places = {dispatch.name: dispatch for dispatch in reversed(list(program.dispatches.values()))}
     functions = {item.name: as_function(program, places[item.name]) for item in suspects if item.name in places}
     wanted = [places[name] for name, function in functions.items() if function]
-    captured: dict[str, Any] = {}
+    captured: CapturedInputs = {}
     if wanted:
         say(f"tracing {len(program.dispatches)} dispatches")
-        captured = _capture(tools[1], target_side(target, tools[1], program), wanted, target.timeout)
+        captured = capture_inputs(tools[1], target_side(target, tools[1], program), wanted, target.timeout)
     tried: list[tuple[SlowSuspect, str]] = []
     for number, suspect in enumerate(suspects):
         function = functions.get(suspect.name, "")
@@ -228,7 +249,7 @@ def find_slow_dispatch(
         if tensors is None:
             tried.append((suspect, "traced, the program does not run that far"))
             continue
-        inputs = tuple((tensors[i]["type"], Path(tensors[i]["file"])) for i in places[suspect.name].places)
+        inputs = tuple((tensors[i].type, tensors[i].file) for i in places[suspect.name].places)
         say(f"measuring {suspect.name} by itself")
         try:
             steps = [_make_step(slower, side, tools[side], f"cut_{number}", (function, inputs)) for side in (0, 1)]
@@ -238,8 +259,13 @@ def find_slow_dispatch(
         pair = pair_of(f"{slower.case} {suspect.name}", (steps[0], steps[1]), "time", slower.rounds)
         verdict = judge(Comparer(session, slower.rules).run([pair], {}), slower.rules)[pair.chain]
         tried.append((suspect, _describe_said(verdict)))
-        if verdict.verdict == TimeVerdict.SLOWER:
-            slow = SlowDispatch(suspect, function, inputs, verdict, pair.measured(slower.rounds.cpus))
+        if verdict.comparison is not None and verdict.verdict == TimeVerdict.SLOWER:
+            measured = pair.measured(slower.rounds.cpus)
+            base, new = (
+                _list_arguments(one.command.argv, side) for one, side in zip(measured, slower.sides, strict=True)
+            )
+            gpu = gpu_of(steps[1])
+            slow = SlowDispatch(suspect, function, inputs, verdict, verdict.comparison, (base, new), gpu)
             return SlowerSearch(slow, tried=tuple(tried))
     return SlowerSearch(
         why=f"the loss is spread over {_describe_most(slower.where)}; none of them alone is slower", tried=tuple(tried)
@@ -258,17 +284,10 @@ def _describe_said(verdict: ModelVerdict) -> str:
     return f"by itself {verdict.verdict}: {verdict.comparison.reason}"
 
 
-def _capture(tools: Tools, target: dict[str, Any], wanted: Sequence[Dispatch], timeout: float) -> dict[str, Any]:
-    """The inputs of some dispatches: by their keys, types and files."""
-    plan = {"target": target, "capture": [dispatch.key for dispatch in wanted], "folder": str(tools.folder)}
-    file = tools.folder / "capture.json"
-    file.write_text(json.dumps(plan), encoding="utf-8")
-    script = str(Path(iree_side.__file__).with_name("trace_dispatches.py"))
-    ran = tools.python("capture", (script, str(file)), timeout=timeout)
-    if not ran.passed:
-        raise GauntletError(f"the inputs could not be captured: {ran.errors.strip()[-300:]}", f"See {tools.folder}.")
-    found: dict[str, Any] = json.loads((tools.folder / "captured.json").read_text(encoding="utf-8"))
-    return found
+def _list_arguments(argv: Sequence[str], side: Failure) -> tuple[str, ...]:
+    # Before the tool may be taskset.
+    begin = argv.index(side.argv[0]) + 1
+    return tuple(word for word in argv[begin:] if not word.startswith(("--module=", "--input=")))
 
 
 def _make_step(
@@ -283,14 +302,9 @@ def _make_step(
     values = [f"--input={kind}=@{path}" for kind, path in inputs]
     kept = [word for word in asked.argv if not word.startswith(_OF_PROGRAM)]
     argv = (*kept, f"--module={module}", f"--function={CUT_OUT}", *values)
-    return Step(
+    return replace(
+        slower.compiled,
         id=f"{slower.case} {name}:{Stage.BENCHMARK}",
-        chain=slower.case,
-        dialect="",
-        model="",
-        submodel="",
-        target="",
-        sku="",
         stage=Stage.BENCHMARK,
         folder=str(tools.folder / name),
         timeout=asked.timeout,

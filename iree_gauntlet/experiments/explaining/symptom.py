@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.diagnostics import diagnostic_of, same_in_all
 from iree_gauntlet.figures import one_line
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import SENT_SIGNALS
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _SPECIAL = re.compile(r"([\\.\[\](){}*+?^$|])")
 
 
 @dataclass(frozen=True, slots=True)
-class Symptom:
+class Symptom(Recorded):
     """What a failure shows.
 
     Attributes:
@@ -47,10 +48,6 @@ class Symptom:
     said: str = ""
     pattern: str = ""
     seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the record."""
-        return asdict(self)
 
     def is_in(self, ran: ToolResult) -> bool:
         """Whether a process shows it too."""

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
 from iree_gauntlet.engine.processes.supervisor import Outcome, disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.steps import Command
 from iree_gauntlet.toolchains.host import means_host, read_host_cpu
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.engine.workbench import Workbench
@@ -122,6 +124,30 @@ class Tools:
         """Run iree-run-module with its arguments; what it says stands in `<name>.txt`."""
         return self._run((self.workbench.iree.runtime.run_module, *argv), name, cwd or self.folder, timeout)
 
+    def plan(self, worker: str, name: str, plan: Mapping[str, object]) -> tuple[str, ...]:
+        """The arguments of a program of `workers/iree_side` that carries out a plan, which stands in `<name>.json`."""
+        file = self.folder / f"{name}.json"
+        file.write_text(json.dumps(plan), encoding="utf-8")
+        return str(Path(iree_side.__file__).with_name(f"{worker}.py")), str(file)
+
+    def ask(self, name: str, argv: Sequence[str], what: str, *, timeout: float, own: bool = False) -> Any:
+        """What a program answers in JSON, in the Python that has IREE's bindings, or in that of this toolkit.
+
+        Raises:
+            GauntletError: that it does not, and why; `what` stands before it.
+        """
+        ran = (
+            self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
+            if own
+            else self.python(name, argv, timeout=timeout)
+        )
+        if ran.passed:
+            return json.loads((self.folder / f"{name}.out.txt").read_text(encoding="utf-8"))
+        lines = ran.errors.strip().splitlines()
+        why = ran.outcome.signal or (lines or [f"exit code {ran.outcome.exit_code}"])[-1]
+        why = "it does not end" if ran.outcome.timed_out else why
+        raise GauntletError(f"{what}: {why[:400]}", f"See {self.folder / name}.txt.")
+
     def python(self, name: str, argv: Sequence[str], *, timeout: float) -> ToolResult:
         """Run a program in the Python that has IREE's bindings."""
         python = self.workbench.iree.compiler.python
@@ -132,7 +158,7 @@ class Tools:
             )
         return self._run((python, "-B", *argv), name, self.folder, timeout)
 
-    def watched_python(
+    def watch(
         self, name: str, argv: Sequence[str], *, timeout: float, log: Path, line: Callable[[str], None]
     ) -> ToolResult:
         """The same; `line` is given each line that it writes to a file, as it does."""
@@ -147,10 +173,6 @@ class Tools:
                 shown = len(whole)
                 if ended:
                     return running.result()
-
-    def own_python(self, name: str, argv: Sequence[str], *, timeout: float) -> ToolResult:
-        """Run a program in the Python that this toolkit runs in."""
-        return self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
 
     def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> ToolResult:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"

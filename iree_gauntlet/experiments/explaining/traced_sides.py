@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path  # noqa: TC003 - the codec looks it up
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.flow_program import FlowProgram, read_flow
-from iree_gauntlet.workers import iree_side
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.experiments.explaining.failures import Failure
+    from iree_gauntlet.experiments.explaining.flow_program import Dispatch
     from iree_gauntlet.experiments.explaining.tools import ToolResult, Tools
+
+    CapturedInputs = Mapping[str, Sequence["CapturedTensor"]]
 
 
 TRACED = "--iree-flow-trace-dispatch-tensors"
@@ -25,6 +30,87 @@ TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}
 _MOST_SUSPECTS = 8
 # The worker ends what it runs when the time is up, and writes.
 _MARGIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSide:
+    """How a traced program is run, as `trace_dispatches.py` takes it."""
+
+    device: str
+    modules: tuple[str, ...]
+    parameters: tuple[tuple[str, ...], ...]
+    function: str
+    inputs: tuple[str, ...]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTrace(Recorded):
+    """A tensor of the target, and how far it is off the reference's; see `trace_dispatches.py`."""
+
+    type: str
+    wrong: bool
+    error: float = math.inf
+    largest: float = 0.0
+
+    @property
+    def shape(self) -> list[int]:
+        """Its sizes."""
+        return [int(size) for size in self.type.split("x")[:-1]]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedDispatch(Recorded):
+    """A dispatch that ran: by its key, which call it was, and the folder of its tensors within the trace's."""
+
+    dispatch: str
+    call: int
+    inputs: tuple[TensorTrace, ...]
+    outputs: tuple[TensorTrace, ...]
+    suspect: bool
+    kept: str
+
+    @property
+    def worst(self) -> float:
+        """The largest error of an output."""
+        return max((item.error for item in self.outputs), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedDispatch(Recorded):
+    """A dispatch that was begun and gave nothing; by values, nothing of it is kept."""
+
+    dispatch: str
+    inputs: tuple[TensorTrace, ...] = ()
+    kept: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEnd(Recorded):
+    """How a trace ended: exit codes, where the sides differ, and what the function gives; see `trace_dispatches.py`."""
+
+    target: int
+    reference: int
+    unfinished: tuple[UnfinishedDispatch, ...]
+    differs: str = ""
+    results: tuple[TensorTrace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOfBoth:
+    """What was seen of both sides."""
+
+    folder: Path
+    dispatches: tuple[TracedDispatch, ...]
+    end: TraceEnd
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTensor(Recorded):
+    """What a dispatch is given: its type, and the file with its raw values."""
+
+    type: str
+    file: Path
 
 
 def traced_program(failure: Failure, tools: Tools) -> FlowProgram:
@@ -59,34 +145,30 @@ def run_with(
 
 def from_flow(tools: Tools, name: str, source: Path, flags: Sequence[str], failure: Failure) -> Path:
     """Compile a program in the flow phase to the end."""
-    return tools.compile(name, source, ["--compile-from=flow", *flags], timeout=failure.compile_timeout)
+    return tools.compile(
+        name, source, ["--compile-from=flow", *flags], timeout=failure.compile_timeout, cwd=failure.compile_cwd
+    )
 
 
-def target_side(failure: Failure, tools: Tools, program: FlowProgram) -> dict[str, Any]:
+def target_side(failure: Failure, tools: Tools, program: FlowProgram) -> TracedSide:
     """How the traced program is run where it fails."""
     source = tools.folder / "target.mlir"
     source.write_text(program.text, encoding="utf-8")
-    module = from_flow(tools, "target.vmfb", source, failure.flags, failure)
-    archives = [text.partition("=")[::2] if "=" in text else ("", text) for text in failure.values("--parameters")]
-    return {
-        "device": failure.device,
-        "modules": [str(module)],
-        "parameters": archives,
-        "function": failure.function,
-        "inputs": failure.values("--input"),
-        "cwd": str(failure.cwd),
-    }
+    return TracedSide(
+        device=failure.device,
+        modules=(str(from_flow(tools, "target.vmfb", source, failure.flags, failure)),),
+        parameters=tuple(
+            text.partition("=")[::2] if "=" in text else ("", text) for text in failure.values("--parameters")
+        ),
+        function=failure.function,
+        inputs=tuple(failure.values("--input")),
+        cwd=str(failure.cwd),
+    )
 
 
 def trace_both(
-    tools: Tools,
-    name: str,
-    target: dict[str, Any],
-    reference: dict[str, Any],
-    timeout: float,
-    *,
-    by_values: bool = False,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    tools: Tools, name: str, target: TracedSide, reference: TracedSide, timeout: float, *, by_values: bool = False
+) -> TraceOfBoth:
     """What both sides did, dispatch by dispatch, and how they ended.
 
     Raises:
@@ -95,25 +177,30 @@ def trace_both(
     folder = tools.folder / name
     folder.mkdir()
     plan = {
-        "target": target,
-        "reference": reference,
+        "target": asdict(target),
+        "reference": asdict(reference),
         "tolerances": TOLERANCES,
         "keep": _MOST_SUSPECTS,
         "by_values": by_values,
         "timeout": timeout,
         "folder": str(folder),
     }
-    file = folder / "plan.json"
-    file.write_text(json.dumps(plan), encoding="utf-8")
-    script = str(Path(iree_side.__file__).with_name("trace_dispatches.py"))
-    ran = tools.python(name, (script, str(file)), timeout=timeout + _MARGIN_SECONDS)
-    if not ran.passed:
-        said = "it does not end" if ran.outcome.timed_out else ran.errors.strip()[-300:]
-        raise GauntletError(f"the dispatches could not be traced: {said}", f"See {folder}.")
-    end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
+    argv = tools.plan("trace_dispatches", name, plan)
+    said = tools.ask(name, argv, "the dispatches could not be traced", timeout=timeout + _MARGIN_SECONDS)
+    end = TraceEnd.from_dict(said)
     lines = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines]
-    if not (found or end["unfinished"]):
-        said = last_line(folder / "target.txt")
-        raise GauntletError(f"nothing was traced: {said}", f"See {folder}.")
-    return found, end
+    if not (lines or end.unfinished):
+        raise GauntletError(f"nothing was traced: {last_line(folder / 'target.txt')}", f"See {folder}.")
+    return TraceOfBoth(folder, tuple(TracedDispatch.from_dict(json.loads(line)) for line in lines), end)
+
+
+def capture_inputs(tools: Tools, target: TracedSide, wanted: Sequence[Dispatch], timeout: float) -> CapturedInputs:
+    """The inputs of some dispatches, by their keys; of those that ran.
+
+    Raises:
+        GauntletError: they could not be run.
+    """
+    plan = {"target": asdict(target), "capture": [dispatch.key for dispatch in wanted], "folder": str(tools.folder)}
+    argv = tools.plan("trace_dispatches", "capture", plan)
+    found = tools.ask("capture", argv, "the inputs could not be captured", timeout=timeout)
+    return {key: tuple(map(CapturedTensor.from_dict, tensors)) for key, tensors in found.items()}

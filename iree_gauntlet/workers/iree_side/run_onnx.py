@@ -44,22 +44,26 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
+from iree_gauntlet.workers.iree_side.import_onnx import list_inner_graphs
 from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
     OnnxEvaluator,
     OnnxRuntime,
+    float_type,
     load_evaluator_instead,
+    load_model,
     load_reference,
     pack_bytes,
     read_declared_type,
-    read_input,
-    require_inputs,
+    read_inputs,
     tensor_type,
     walk_nodes,
 )
@@ -69,15 +73,12 @@ from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference,
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import onnx
-
     from iree_gauntlet.workers.iree_side.onnx_reference import ReferenceProgram
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
     Outputs = dict[str, Array]
 
 
-_FLOATS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _RANDOM = frozenset(
     (
         *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
@@ -95,6 +96,7 @@ _ITS_OWN_WAYS = frozenset(("Attention", "DFT", "MaxUnpool", "STFT"))
 _APART = {"f64": 1e-9, "f32": 1e-3, "f16": 1e-2, "bf16": 2e-2}
 
 
+_NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # Attributes that name an element type.
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 
@@ -105,58 +107,41 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     Weights, constants, inputs, outputs, casts: what its numbers would be, were there no rounding to its own types.
     Operators that no kernel has in f64 are for whoever runs it to find out.
     """
-    import onnx  # noqa: PLC0415
-
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    _widen_graph(copy.graph)
-    for function in copy.functions:
-        for node in function.node:
-            _widen_node(node)
+    _widen_values(copy.graph)
+    for node in walk_nodes(copy):
+        for graph in list_inner_graphs(node):
+            _widen_values(graph)
+        for attribute in node.attribute:
+            _widen_attribute(node, attribute)
     return copy
 
 
-def _is_narrow(element_type: int) -> bool:
-    from onnx import TensorProto  # noqa: PLC0415
-
-    return element_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
-
-def _widen_graph(graph: onnx.GraphProto) -> None:
-    from onnx import TensorProto  # noqa: PLC0415
-
+def _widen_values(graph: onnx.GraphProto) -> None:
     # Of values in between, which say nothing that does not follow.
     del graph.value_info[:]
     for value in (*graph.input, *graph.output):
-        if _is_narrow(value.type.tensor_type.elem_type):
+        if value.type.tensor_type.elem_type in _NARROW:
             value.type.tensor_type.elem_type = TensorProto.DOUBLE
     for tensor in graph.initializer:
         _widen_tensor(tensor)
-    for node in graph.node:
-        _widen_node(node)
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    from onnx import numpy_helper  # noqa: PLC0415
-
-    if _is_narrow(tensor.data_type):
+    if tensor.data_type in _NARROW:
         values = numpy_helper.to_array(tensor).astype(np.float64)
         tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
-def _widen_node(node: onnx.NodeProto) -> None:
-    from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415
-
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            _widen_tensor(attribute.t)
-        if attribute.HasField("g"):
-            _widen_graph(attribute.g)
-        if attribute.name in _TYPE_ATTRIBUTES and _is_narrow(attribute.i):
-            attribute.i = TensorProto.DOUBLE
-        if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
-            values = np.array(attribute.f if attribute.name == "value_float" else attribute.floats, np.float64)
-            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
+def _widen_attribute(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
+    if attribute.HasField("t"):
+        _widen_tensor(attribute.t)
+    if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _NARROW:
+        attribute.i = TensorProto.DOUBLE
+    if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+        values = np.array(attribute.f if attribute.name == "value_float" else attribute.floats, np.float64)
+        attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +155,9 @@ class _RunPlan:
 
 
 def _answer(said: dict[str, Any]) -> dict[str, Any]:
-    import onnx  # noqa: PLC0415 - only where the plan could be used
-
     plan = read_plan(_RunPlan, said)
     path = Path(plan.model)
-    try:
-        model = onnx.load(str(path))
-    # Of protobuf, by one of several names; or a weight's file is missing.
-    except Exception as error:
-        raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
+    model = load_model(path)
     reference, notes = load_reference(path, model)
     taken, refused, arrays, outputs = _run_first_fitting(model, reference, plan)
     if outputs is None and reference.name == OnnxRuntime.name and plan.last:
@@ -245,8 +224,7 @@ def _run_first_fitting(
     refused: list[str] = []
     best: tuple[int, list[str], list[Array], Outputs] | None = None
     for index, texts in enumerate(plan.inputs):
-        require_inputs(reference.inputs, texts)
-        arrays = [read_input(text, plan.cwd, item.dtype) for text, item in zip(texts, reference.inputs, strict=True)]
+        arrays = read_inputs(texts, plan.cwd, reference.inputs)
         try:
             outputs = reference.run(arrays)
         except InferenceFailedError as error:
@@ -328,7 +306,7 @@ def _count_weights(model: onnx.ModelProto) -> int:
 
 def _are_apart(outputs: Outputs, others: Outputs) -> bool:
     for array, other in zip(outputs.values(), others.values(), strict=True):
-        element = _FLOATS.get(array.dtype.name, "")
+        element = float_type(array)
         scale = find_largest(other)
         if difference(array, other) > (_APART[element] * scale if element else 0.0):
             return True
@@ -344,7 +322,7 @@ def _choose_allowed(
     other: Outputs | None,
 ) -> dict[str, Allowed]:
     """What outputs may differ by, by element type: as the spec says, or as their rounding says."""
-    elements = dict.fromkeys(_FLOATS[array.dtype.name] for array in outputs.values() if array.dtype.name in _FLOATS)
+    elements = dict.fromkeys(filter(None, map(float_type, outputs.values())))
     if given is not None:
         return {name: Allowed(given[name], given["rtol"], "as the spec says") for name in elements}
     exact = _run_in_f64(model, reference, arrays) if elements else None
@@ -353,7 +331,7 @@ def _choose_allowed(
         pairs = [
             (array, exact[name] if exact else None, other[name] if other else None)
             for name, array in outputs.items()
-            if _FLOATS.get(array.dtype.name) == element
+            if float_type(array) == element
         ]
         found[element] = allow(element, pairs, _find_longest_sum(model, arrays))
     return found
@@ -423,7 +401,7 @@ def _measure_excess(array: Array, other: Array | None, allowed: Mapping[str, All
     if other is None:
         return None
     apart = difference(array, other)
-    element = _FLOATS.get(array.dtype.name, "")
+    element = float_type(array)
     if apart == math.inf:
         return -1.0
     if element:
