@@ -101,8 +101,7 @@ def _write_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, To
         GauntletError: it would be too large.
     """
     files, suspect, cpus = BundleFiles(), slow.suspect, slower.rounds.cpus
-    tensors = [files.add_tensor(kind, file, f"input_{index}.bin") for index, (kind, file) in enumerate(slow.inputs)]
-    inputs = [f"--input={text}" for text in tensors]
+    inputs = [f"--input={text}" for text in files.add_tensors(slow.inputs, "input")]
     packages = list(map(packages_of, irees))
     flags = [files.add_flags(side.flags, side.compile_cwd) for side in slower.sides]
     arguments = [[*words, *inputs] for words in slow.arguments]

@@ -173,6 +173,10 @@ class CaseEnd(Recorded):
     seconds: float = 0.0
     budget: float | None = None
 
+    def allows(self, budget: float) -> bool:
+        """Whether a reduction could take so many minutes; records of others do not say."""
+        return self.budget is None or self.budget >= budget
+
 
 @dataclass(frozen=True, slots=True)
 class ExplainedCase:
@@ -189,8 +193,12 @@ class ExplainedCase:
     events: dict[str, dict[str, Any]]
     found: FoundParts
     done: bool
-    bundled: bool
-    seconds: float
+    end: CaseEnd
+
+    @property
+    def bundled(self) -> bool:
+        """Whether a bundle shows it."""
+        return self.end.bundled
 
     @property
     def answer(self) -> str:
@@ -271,7 +279,7 @@ class ExplainOutcome:
                     "reason": case.reason,
                     "answer": case.answer,
                     "bundled": case.bundled,
-                    "seconds": case.seconds,
+                    "seconds": case.end.seconds,
                     "found": {
                         part: {name: value for name, value in event.items() if name not in _EVENT}
                         for part, event in case.events.items()
@@ -288,40 +296,44 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
     Raises:
         GauntletError: there is none, or it cannot be read.
     """
-    record = read_events(folder / EXPLAIN_RECORD, "explain")
+    asked, known, end = _read_record(folder)
+    if asked is None:
+        path = folder / EXPLAIN_RECORD
+        raise GauntletError(f"{path}: does not say what was explained", "Start a new `explain`.")
+    cases = tuple(known[item["case"]] for item in asked["cases"])
+    return ExplainOutcome(folder.parent.name, asked, cases, end, known)
+
+
+def _read_record(folder: Path) -> tuple[dict[str, Any] | None, dict[str, ExplainedCase], dict[str, Any] | None]:
+    """The last `explain` event, all cases by name, and the `end` event behind it."""
     asked: dict[str, Any] | None = None
     named: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    done: dict[str, CaseEnd] = {}
+    ends: dict[str, CaseEnd] = {}
     end: dict[str, Any] | None = None
-    for _, event in record.events:
+    for _, event in read_events(folder / EXPLAIN_RECORD, "explain").events:
         case = str(event.get("case", ""))
         match event.get("event"):
             case "explain":
                 asked, end = event, None
                 named |= {item["case"]: item for item in event["cases"]}
             case "start":
-                found[case], _ = {}, done.pop(case, None)
+                found[case], _ = {}, ends.pop(case, None)
             case "found":
                 found.setdefault(case, {})[str(event.get("part"))] = event
             case "case":
-                done[case] = CaseEnd.from_dict(event)
+                ends[case] = CaseEnd.from_dict(event)
             case "end":
                 end = event
-    if asked is None:
-        raise GauntletError(f"{record.path}: does not say what was explained", "Start a new `explain`.")
     known: dict[str, ExplainedCase] = {}
     for name, item in named.items():
-        events, ended = found.get(name, {}), done.get(name, CaseEnd(name))
-        read = FoundParts.from_dict(events)
-        known[name] = ExplainedCase(
-            name, item["kind"], item["reason"], events, read, name in done, ended.bundled, ended.seconds
-        )
-    cases = tuple(known[item["case"]] for item in asked["cases"])
-    return ExplainOutcome(folder.parent.name, asked, cases, end, known)
+        events, done = found.get(name, {}), ends.get(name, CaseEnd(name))
+        parts = FoundParts.from_dict(events)
+        known[name] = ExplainedCase(name, item["kind"], item["reason"], events, parts, name in ends, done)
+    return asked, known, end
 
 
-def explained_before(folder: Path, *, private: bool = False, budget: float = 0.0) -> set[str]:
+def explained_before(folder: Path, *, private: bool, budget: float) -> set[str]:
     """The cases that a bundle shows already; none where nothing was explained yet.
 
     Args:
@@ -329,19 +341,13 @@ def explained_before(folder: Path, *, private: bool = False, budget: float = 0.0
         private: whether bundles that hold the model's own values do not count.
         budget: minutes that a reduction may take: one that was cut short after fewer does not count.
     """
-    if not (folder / EXPLAIN_RECORD).is_file():
-        return set()
-    events = [event for _, event in read_events(folder / EXPLAIN_RECORD, "explain").events]
-    ends = {end.case: end for event in events if event.get("event") == "case" for end in (CaseEnd.from_dict(event),)}
-    whole = {
-        str(event["case"]): bool(event.get("complete", True)) for event in events if event.get("part") == "reduced"
-    }
+    known = _read_record(folder)[1] if (folder / EXPLAIN_RECORD).is_file() else {}
     return {
-        case
-        for case, end in ends.items()
-        if end.bundled
-        and (end.private or not private)
-        and (whole.get(case, True) or end.budget is None or end.budget >= budget)
+        case.case
+        for case in known.values()
+        if case.bundled
+        and (case.end.private or not private)
+        and (not case.found.reduced or case.found.reduced.complete or case.end.allows(budget))
     }
 
 

@@ -138,7 +138,7 @@ def _describe_case(case: ExplainedCase, folder: Path | None) -> list[Block]:
         reasons = tuple(f"{item.name}: {item.reason}" for item in probes if item.reason)
         blocks += [Notes(reasons)] if reasons else []
     if case.done:
-        blocks.append(Paragraph((f"It took {duration(case.seconds)}.",)))
+        blocks.append(Paragraph((f"It took {duration(case.end.seconds)}.",)))
     return blocks
 
 

@@ -36,6 +36,7 @@ from iree_gauntlet.system.plain_tar import unpack_plain
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from iree_gauntlet.experiments.explaining.traced_sides import HeldTensor
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -83,16 +84,18 @@ class BundleFiles:
     made: list[tuple[str, ...]] = field(default_factory=list)
     fetched: list[tuple[str, ...]] = field(default_factory=list)
 
-    def add_tensor(self, kind: str, file: Path, name: str, made: tuple[str, ...] = ()) -> str:
-        """An argument of iree-run-module for the raw values of a file; zeros need none."""
-        if made:
-            self.made.append((name, *made))
-        else:
-            data = file.read_bytes()
-            if not any(data):
-                return kind
-            self.held[name] = data
-        return f"{kind}=@{name}"
+    def add_tensors(self, tensors: Sequence[HeldTensor], name: str) -> list[str]:
+        """Arguments of iree-run-module for tensors, as `<name>_0.bin` and so on; zeros need no file."""
+        texts: list[str] = []
+        for index, tensor in enumerate(tensors):
+            file = f"{name}_{index}.bin"
+            data = b"" if tensor.made else tensor.file.read_bytes()
+            if tensor.made:
+                self.made.append((file, *tensor.made))
+            elif any(data):
+                self.held[file] = data
+            texts.append(f"{tensor.type}=@{file}" if tensor.made or any(data) else tensor.type)
+        return texts
 
     def add_flags(self, flags: Sequence[str], folder: Path = Path()) -> tuple[str, ...]:
         """Flags that name files, relative to a folder, by their names in the bundle."""

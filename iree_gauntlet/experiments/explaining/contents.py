@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.diagnostics import without_expectation
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.explaining.bundle import LIMIT, PROGRAM, BundleFiles, Contents
+from iree_gauntlet.experiments.explaining.bundle import LIMIT, PROGRAM, BundleFiles, Contents, render
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.symptom import WRONG
@@ -20,13 +20,14 @@ from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
 from iree_gauntlet.figures import byte_size, counted, last_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.locate import WrongDispatch
     from iree_gauntlet.experiments.explaining.operators import WrongOperator
     from iree_gauntlet.experiments.explaining.reduce import Reduced
     from iree_gauntlet.experiments.explaining.symptom import Symptom
+    from iree_gauntlet.experiments.explaining.traced_sides import HeldTensor
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
@@ -56,36 +57,13 @@ class FailureForms:
 
     def of_dispatch(self, suspect: WrongDispatch) -> Iterator[Contents]:
         """A dispatch: as a function that every release reads where it can be one, then as this release has it."""
-        files, device = BundleFiles(), self.failure.device
-        inputs = [
-            files.add_tensor(item.kind, item.file, f"input_{index}.bin", item.made)
-            for index, item in enumerate(suspect.inputs)
-        ]
-        name, given = suspect.dispatch.name, "made-up inputs" if files.made else "the inputs that it had"
-        if suspect.expected:
-            title = f"Wrong numbers in {name} ({device})"
-            found = (
-                f"Of {suspect.of} dispatches, `{name}` (call {suspect.call}) is the first whose inputs agree with "
-                f"those of {suspect.reference} and whose output does not: it is off by "
-                f"{_format_share(suspect.error)}. Cut out, and run on "
-                f"{given}, it is wrong too. `program.mlir` is that dispatch, and what is expected is what "
-                f"{suspect.reference} gives on these inputs."
-            )
-            if suspect.in_f64 is not None:
-                found += (
-                    f" The same computed in f64 says who is right: the one is off by "
-                    f"{_format_share(suspect.in_f64.target)}, "
-                    f"{suspect.reference} by {_format_share(suspect.in_f64.reference)}."
-                )
-        else:
-            title = f"{self.symptom.said or self.symptom.ending} in {name} ({device})"
-            found = (
-                f"Of {suspect.of} dispatches, `{name}` (call {suspect.call}) is begun and not ended. Cut out, and run "
-                f"on {given}, it fails too. `program.mlir` is that dispatch."
-            )
-        arguments = _list_arguments(CUT_OUT, inputs, suspect.expected, suspect.largest, files)
-        flags = files.add_flags(self.failure.flags)
-        program = suspect.program.encode()
+        files = BundleFiles()
+        arguments = _list_arguments(CUT_OUT, suspect.inputs, suspect.expected, files)
+        what = "Wrong numbers" if suspect.expected else self.symptom.said or self.symptom.ending
+        title = f"{what} in {suspect.dispatch.name} ({self.failure.device})"
+        given = "made-up inputs" if files.made else "the inputs that it had"
+        found = _describe_found("dispatch", suspect=suspect, given=given)
+        flags, program = self._add_flags(files), suspect.program.encode()
         contents = self._fill(title, program, ("--compile-from=flow", *flags), files, found, arguments=arguments)
         if suspect.function:
             yield replace(contents, program=suspect.function.encode(), flags=flags)
@@ -94,23 +72,11 @@ class FailureForms:
     def of_operator(self, operator: WrongOperator) -> Contents:
         """An operator of an ONNX model, as a model of its own, and what onnxruntime makes of it."""
         files = BundleFiles()
-        inputs = [
-            files.add_tensor(value.type, value.file, f"input_{index}.bin")
-            for index, value in enumerate(operator.inputs)
-        ]
-        expected = [(value.type, value.file) for value in operator.outputs]
-        largest = [value.largest for value in operator.outputs]
-        arguments = _list_arguments(OPERATOR, inputs, expected, largest, files)
+        arguments = _list_arguments(OPERATOR, operator.inputs, operator.outputs, files)
         model = operator.onnx.read_bytes()
         if len(model) <= _SMALL_BYTES:
             files.held["model.onnx"] = model
-        found = (
-            f"{operator.title} is the first operator whose inputs agree with those of onnxruntime "
-            f"{operator.onnxruntime} and whose output does not. As a model of its own, on the inputs that onnxruntime "
-            f"has there, it is off by {_format_share(operator.error)}. `program.mlir` is what that model is imported as"
-            f"{', `model.onnx` the model' if 'model.onnx' in files.held else ''}, and what is expected is what "
-            "onnxruntime gives."
-        )
+        found = _describe_found("operator", operator=operator, has_model="model.onnx" in files.held)
         repeated = "Its large tensors hold their first values over and over, in place of the model's own."
         kinds = ", ".join(dict.fromkeys(node.op for node in operator.nodes))
         title = f"Wrong numbers in {kinds} of ONNX ({self.failure.device})"
@@ -215,27 +181,27 @@ def holds_constants(program: bytes) -> bool:
     return _CONSTANTS.search(program) is not None
 
 
+def _describe_found(form: str, **values: object) -> str:
+    """A paragraph, on one line."""
+    return " ".join(render("found.md", form=form, share=_format_share, **values).split())
+
+
 def _format_share(error: float) -> str:
     return f"{error:.3g} of its largest value" if math.isfinite(error) else "infinity"
 
 
 def _list_arguments(
-    function: str,
-    inputs: Iterable[str],
-    expected: Sequence[tuple[str, Path]],
-    largest: Iterable[float],
-    files: BundleFiles,
+    function: str, inputs: Sequence[HeldTensor], expected: Sequence[HeldTensor], files: BundleFiles
 ) -> tuple[str, ...]:
     """Of a run that is right within what another order of operations may change, by type and largest |value|."""
-    outputs = [files.add_tensor(kind, file, f"expected_{index}.bin") for index, (kind, file) in enumerate(expected)]
-    most: dict[str, float] = {}
-    for (kind, _), value in zip(expected, largest, strict=True):
-        name = kind.rpartition("x")[2]
-        most[name] = max(most.get(name, 0.0), value)
-    allowed = {name: TOLERANCES[name] * value for name, value in most.items() if name in TOLERANCES}
+    largest: dict[str, float] = {}
+    for item in expected:
+        name = item.type.rpartition("x")[2]
+        largest[name] = max(largest.get(name, 0.0), item.largest)
+    allowed = {name: TOLERANCES[name] * value for name, value in largest.items() if name in TOLERANCES}
     return (
         f"--function={function}",
-        *(f"--input={text}" for text in inputs),
-        *(f"--expected_output={text}" for text in outputs),
+        *(f"--input={text}" for text in files.add_tensors(inputs, "input")),
+        *(f"--expected_output={text}" for text in files.add_tensors(expected, "expected")),
         *(f"--expected_{name}_threshold={value:.3g}" for name, value in allowed.items()),
     )

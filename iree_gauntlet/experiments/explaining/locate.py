@@ -18,6 +18,7 @@ from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
 from iree_gauntlet.experiments.explaining.traced_sides import (
     TOLERANCES,
     TRACED,
+    HeldTensor,
     TracedSide,
     from_flow,
     last_line,
@@ -92,7 +93,7 @@ class WrongDispatch:
         function: the same as a function that every release reads; empty where it cannot be one.
         reference: what it was held against; empty where it fails before it gives anything.
         error: its largest error, as a share of the largest value; infinite where one side alone has NaN or infinity.
-        expected: files of raw values that the reference gives, with their types; `largest` is |value| of each.
+        expected: what the reference gives.
         in_f64: how far both sides are off what f64 gives; None where that is not known.
         withheld: why it may not be passed on; empty where it may.
     """
@@ -102,11 +103,10 @@ class WrongDispatch:
     of: int
     program: str
     function: str
-    inputs: tuple[Input, ...]
+    inputs: tuple[HeldTensor, ...]
     reference: str = ""
     error: float = 0.0
-    expected: tuple[tuple[str, Path], ...] = ()
-    largest: tuple[float, ...] = ()
+    expected: tuple[HeldTensor, ...] = ()
     in_f64: InF64 | None = None
     withheld: str = ""
 
@@ -140,7 +140,7 @@ class Located:
         # It says nothing of numbers where a run fails before it gives any.
         found |= {"dispatch": one.dispatch.name, "call": one.call, "of": one.of, "error": finite(one.error)}
         found["around"] = [[call, name, finite(off)] for call, name, off in self.around]
-        return found | {"inputs": [item.kind for item in one.inputs], "outputs": [kind for kind, _ in one.expected]}
+        return found | {"inputs": [item.type for item in one.inputs], "outputs": [item.type for item in one.expected]}
 
 
 def finite(error: float) -> float | None:
@@ -340,7 +340,7 @@ class DispatchSearch:
         text, flags = with_device(traced, held.device), self._general_flags
         reference = self._cut_side(f"cut_{item.call}_reference", text, flags, _REFERENCE_DEVICE)
 
-        def try_on(name: str, inputs: Sequence[Input]) -> WrongDispatch | None:
+        def try_on(name: str, inputs: Sequence[HeldTensor]) -> WrongDispatch | None:
             return self._find_wrong_on(
                 self._make_suspect(dispatch, item.call, count, item.inputs, inputs, held.reference),
                 (target, reference),
@@ -360,7 +360,7 @@ class DispatchSearch:
         call: int,
         of: int,
         traced: Sequence[TensorTrace],
-        inputs: Sequence[Input],
+        inputs: Sequence[HeldTensor],
         reference: str = "",
     ) -> WrongDispatch:
         program = self.program.cut_out(dispatch, [tensor.shape for tensor in traced])
@@ -371,24 +371,21 @@ class DispatchSearch:
         self, suspect: WrongDispatch, sides: tuple[TracedSide, TracedSide], name: str
     ) -> WrongDispatch | None:
         """The suspect with what it gives for its inputs; None where it is right on them."""
-        texts = tuple(f"{item.kind}=@{item.file}" for item in suspect.inputs)
+        texts = tuple(item.argument for item in suspect.inputs)
         target, reference = (replace(side, inputs=texts) for side in sides)
         trace = trace_both(self.tools, name, target, reference, self.failure.timeout)
         ran = trace.dispatches[0]
         if not ran.suspect:
             return None
-        folder, kinds = trace.folder / ran.kept, [item.type for item in ran.outputs]
-        exact = _hold_against_f64(suspect, kinds, folder, self.tools, f"{name}_f64")
+        folder = trace.folder / ran.kept
+        exact = _hold_against_f64(suspect, ran.outputs, folder, self.tools, f"{name}_f64")
         if exact is not None and exact.only_rounds:
             return None
-        files = [folder / f"reference_output_{index}.bin" for index in range(len(kinds))]
-        return replace(
-            suspect,
-            error=ran.worst,
-            expected=tuple(zip(kinds, files, strict=True)),
-            largest=tuple(item.largest for item in ran.outputs),
-            in_f64=exact,
+        expected = tuple(
+            HeldTensor(item.type, folder / f"reference_output_{index}.bin", largest=item.largest)
+            for index, item in enumerate(ran.outputs)
         )
+        return replace(suspect, error=ran.worst, expected=expected, in_f64=exact)
 
     def _confirm_failing(
         self, item: UnfinishedDispatch, trace: TraceOfBoth, symptom: Symptom, timeout: float
@@ -399,9 +396,9 @@ class DispatchSearch:
         text = self.program.cut_out(dispatch, [tensor.shape for tensor in item.inputs])
         module = self._compile_flow("cut", text, self.failure.flags)
 
-        def try_on(_: str, inputs: Sequence[Input]) -> WrongDispatch | None:
+        def try_on(_: str, inputs: Sequence[HeldTensor]) -> WrongDispatch | None:
             words = (f"--device={self.failure.device}", f"--module={module}", f"--function={CUT_OUT}")
-            texts = (f"--input={one.kind}=@{one.file}" for one in inputs)
+            texts = (f"--input={one.argument}" for one in inputs)
             if not symptom.is_in(self.tools.run_module("cut", (*words, *texts), timeout=timeout)):
                 return None
             count = len(self.program.dispatches)
@@ -411,7 +408,10 @@ class DispatchSearch:
         return self._choose_inputs(inputs, try_on, "it does not fail")
 
     def _choose_inputs(
-        self, inputs: Sequence[Input], try_on: Callable[[str, Sequence[Input]], WrongDispatch | None], otherwise: str
+        self,
+        inputs: Sequence[HeldTensor],
+        try_on: Callable[[str, Sequence[HeldTensor]], WrongDispatch | None],
+        otherwise: str,
     ) -> WrongDispatch | None:
         """A suspect on its own inputs, or on made-up ones in place of large or private ones where it shows it too."""
         suspect = try_on("cut", inputs)
@@ -451,13 +451,13 @@ def text_in_f64(function: str) -> str:
 
 
 def _hold_against_f64(
-    suspect: WrongDispatch, outputs: Sequence[str], kept: Path, tools: Tools, name: str
+    suspect: WrongDispatch, outputs: Sequence[TensorTrace], kept: Path, tools: Tools, name: str
 ) -> InF64 | None:
     """How far both sides of a dispatch are off what f64 gives; None where that cannot be had."""
     import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
 
     text = text_in_f64(suspect.function)
-    if not text or any(not kind.endswith("xf32") for kind in outputs):
+    if not text or any(not item.type.endswith("xf32") for item in outputs):
         return None
     source = tools.folder / f"{name}.mlir"
     source.write_text(text, encoding="utf-8")
@@ -467,7 +467,7 @@ def _hold_against_f64(
         return None
     words = ["--device=local-task", f"--module={module}", f"--function={CUT_OUT}"]
     for index, item in enumerate(suspect.inputs):
-        file, kind = item.file, item.kind
+        file, kind = item.file, item.type
         if kind.endswith("f32"):
             file, kind = tools.folder / f"{name}_input_{index}.bin", f"{kind.removesuffix('f32')}f64"
             file.write_bytes(np.fromfile(item.file, "<f4").astype("<f8").tobytes())
@@ -497,31 +497,18 @@ def _compute_distance(given: Any, exact: Any) -> float:
     return difference / largest if largest else difference
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A tensor that a dispatch is given.
-
-    Attributes:
-        made: the arguments of `make_values.py` behind the file that make it; none where the values are the model's own.
-    """
-
-    kind: str
-    file: Path
-    made: tuple[str, ...] = ()
-
-
-def _list_inputs(dispatch: Dispatch, traced: Sequence[TensorTrace], kept: Path) -> list[Input]:
+def _list_inputs(dispatch: Dispatch, traced: Sequence[TensorTrace], kept: Path) -> list[HeldTensor]:
     """What a dispatch was given, each value once."""
-    return [Input(traced[i].type, kept / f"target_input_{i}.bin") for i in dispatch.places]
+    return [HeldTensor(traced[i].type, kept / f"target_input_{i}.bin") for i in dispatch.places]
 
 
-def made_up(inputs: Sequence[Input], folder: Path) -> tuple[Input, ...]:
+def made_up(inputs: Sequence[HeldTensor], folder: Path) -> tuple[HeldTensor, ...]:
     """The same with values of a seed, within the bounds of their own; what has no known type, or none, stays."""
     return tuple(_make_up_input(item, index, folder) for index, item in enumerate(inputs))
 
 
-def _make_up_input(item: Input, index: int, folder: Path) -> Input:
-    *sizes, kind = item.kind.split("x")
+def _make_up_input(item: HeldTensor, index: int, folder: Path) -> HeldTensor:
+    *sizes, kind = item.type.split("x")
     count = math.prod(map(int, sizes)) if kind in CODES else 0
     if not count:
         return item
@@ -529,7 +516,7 @@ def _make_up_input(item: Input, index: int, folder: Path) -> Input:
     seed = index + 1
     file = folder / f"made_up_{index}.bin"
     file.write_bytes(seeded_values(kind, count, seed, low, high))
-    return Input(item.kind, file, (kind, str(count), str(seed), repr(low), repr(high)))
+    return HeldTensor(item.type, file, (kind, str(count), str(seed), repr(low), repr(high)))
 
 
 def _find_bounds(file: Path, kind: str) -> tuple[float, float]:

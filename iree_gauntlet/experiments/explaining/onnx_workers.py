@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, OnnxImport, Stage
 from iree_gauntlet.experiments.explaining.failures import program_of
-from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
+from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES, HeldTensor
 from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
@@ -46,22 +46,18 @@ def onnx_source(record: JournalRecord, chain: str) -> OnnxSource | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxValue(Recorded):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxValue(HeldTensor):
     """A tensor that onnxruntime takes or gives.
 
     Attributes:
-        type, dtype: as IREE writes it, with its shape, and of an element as NumPy has it.
-        largest: |value|; of what it gives.
-        error: of others' value of it, by side: the largest difference, as a share of that.
+        dtype: of an element, as NumPy has it.
+        error: of others' value of it, by side: the largest difference, as a share of the largest value.
     """
 
     name: str
-    type: str
     dtype: str
     shape: tuple[int, ...]
-    file: Path
-    largest: float = 0.0
     error: dict[str, float] = field(default_factory=dict)
     wrong: dict[str, bool] = field(default_factory=dict)
 

@@ -252,7 +252,7 @@ class _Search:
             inputs = [_repeat(value, repeat, self.tools.folder / f"{name}_{i}.bin") for i, value in enumerate(inputs)]
         outputs = self.graph.given(nodes)
         onnx, program = self.workers.cut(name, outputs, inputs, constants, repeat=repeat)
-        texts = [f"{value.type}=@{value.file}" for value in inputs]
+        texts = [value.argument for value in inputs]
         files = self._run(name, program, texts, len(outputs))
         held = self.workers.hold(name, onnx, texts, {_IREE: files})
         if not any(value.wrong[_IREE] for value in held.outputs):

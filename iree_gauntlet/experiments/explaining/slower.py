@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.explaining.tools import Tools
-    from iree_gauntlet.experiments.explaining.traced_sides import CapturedInputs
+    from iree_gauntlet.experiments.explaining.traced_sides import CapturedInputs, HeldTensor
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.records.compare_record import ComparedSide, ComparisonRecord
     from iree_gauntlet.steps import Step
@@ -92,7 +92,7 @@ class SlowDispatch:
 
     suspect: SlowSuspect
     function: str
-    inputs: tuple[tuple[str, Path], ...]
+    inputs: tuple[HeldTensor, ...]
     verdict: ModelVerdict
     comparison: Comparison
     arguments: tuple[tuple[str, ...], tuple[str, ...]]
@@ -122,7 +122,7 @@ class SlowerSearch:
         tried = [{**asdict(suspect), "said": said} for suspect, said in self.tried]
         if self.slow is None:
             return {"why": self.why, "tried": tried}
-        inputs = [kind for kind, _ in self.slow.inputs]
+        inputs = [item.type for item in self.slow.inputs]
         times = self.slow.verdict.as_dict()
         return {"why": self.why, "tried": tried, **asdict(self.slow.suspect), "inputs": inputs, "times": times}
 
@@ -249,7 +249,7 @@ def find_slow_dispatch(
         if tensors is None:
             tried.append((suspect, "traced, the program does not run that far"))
             continue
-        inputs = tuple((tensors[i].type, tensors[i].file) for i in places[suspect.name].places)
+        inputs = tuple(tensors[i] for i in places[suspect.name].places)
         say(f"measuring {suspect.name} by itself")
         try:
             steps = [_make_step(slower, side, tools[side], f"cut_{number}", (function, inputs)) for side in (0, 1)]
@@ -290,16 +290,14 @@ def _list_arguments(argv: Sequence[str], side: Failure) -> tuple[str, ...]:
     return tuple(word for word in argv[begin:] if not word.startswith(("--module=", "--input=")))
 
 
-def _make_step(
-    slower: Slower, side: int, tools: Tools, name: str, cut_out: tuple[str, Sequence[tuple[str, Path]]]
-) -> Step:
+def _make_step(slower: Slower, side: int, tools: Tools, name: str, cut_out: tuple[str, Sequence[HeldTensor]]) -> Step:
     """A dispatch's benchmark on one side, compiled."""
     function, inputs = cut_out
     asked = slower.sides[side]
     source = tools.folder / f"{name}.mlir"
     source.write_text(function, encoding="utf-8")
     module = tools.compile(f"{name}.vmfb", source, asked.flags, timeout=asked.compile_timeout, cwd=asked.compile_cwd)
-    values = [f"--input={kind}=@{path}" for kind, path in inputs]
+    values = [f"--input={item.argument}" for item in inputs]
     kept = [word for word in asked.argv if not word.startswith(_OF_PROGRAM)]
     argv = (*kept, f"--module={module}", f"--function={CUT_OUT}", *values)
     return replace(

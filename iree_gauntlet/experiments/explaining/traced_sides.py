@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.explaining.flow_program import Dispatch
     from iree_gauntlet.experiments.explaining.tools import ToolResult, Tools
 
-    CapturedInputs = Mapping[str, Sequence["CapturedTensor"]]
+    CapturedInputs = Mapping[str, Sequence["HeldTensor"]]
 
 
 TRACED = "--iree-flow-trace-dispatch-tensors"
@@ -106,11 +106,24 @@ class TraceOfBoth:
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedTensor(Recorded):
-    """What a dispatch is given: its type, and the file with its raw values."""
+class HeldTensor(Recorded):
+    """A tensor whose raw values a file holds.
+
+    Attributes:
+        type: as IREE writes it: `2x3xf32`.
+        made: the arguments of `make_values.py` behind the file that make it; none where the values are the model's own.
+        largest: |value|, of what a program gives.
+    """
 
     type: str
     file: Path
+    made: tuple[str, ...] = ()
+    largest: float = 0.0
+
+    @property
+    def argument(self) -> str:
+        """As iree-run-module takes it."""
+        return f"{self.type}=@{self.file}"
 
 
 def traced_program(failure: Failure, tools: Tools) -> FlowProgram:
@@ -203,4 +216,4 @@ def capture_inputs(tools: Tools, target: TracedSide, wanted: Sequence[Dispatch],
     plan = {"target": asdict(target), "capture": [dispatch.key for dispatch in wanted], "folder": str(tools.folder)}
     argv = tools.plan("trace_dispatches", "capture", plan)
     found = tools.ask("capture", argv, "the inputs could not be captured", timeout=timeout)
-    return {key: tuple(map(CapturedTensor.from_dict, tensors)) for key, tensors in found.items()}
+    return {key: tuple(map(HeldTensor.from_dict, tensors)) for key, tensors in found.items()}
