@@ -27,12 +27,10 @@ from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, STILL_T
 from iree_gauntlet.experiments.explaining.contents import FailureForms, holds_constants
 from iree_gauntlet.experiments.explaining.failures import Failure, Lost, failures_of
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, Located
-from iree_gauntlet.experiments.explaining.onnx_workers import onnx_source
-from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
+from iree_gauntlet.experiments.explaining.operators import first_wrong_operator, onnx_source
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
 from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom, symptom_of
 from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
-from iree_gauntlet.experiments.explaining.traced_sides import run_with
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
@@ -109,8 +107,8 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
             if asked.no_weights:
                 # A bundle with the model's own values stays.
                 folder = folder.with_name(f"{folder.name}.no-weights")
-            tools = make_tools(machine, notes.session, folder)
-            return _FailureExplainer(failure, notes, tools, record, asked, twins).explain()
+            tools = make_tools(machine, notes.session, folder, failure)
+            return _FailureExplainer(notes, tools, record, asked, twins).explain()
 
         said = {"cases": cases, "toolchain": toolchain}
         return explain_each(run_dir, said, failures, look, asked, presenter, progress)
@@ -187,18 +185,17 @@ class CaseNotes:
         return fact
 
 
-def make_tools(machine: Workbench, session: Session[Any], folder: Path) -> Tools:
+def make_tools(machine: Workbench, session: Session[Any], folder: Path, failure: Failure) -> Tools:
     """In a folder that is made anew."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return Tools(machine, session.supervisor, folder)
+    return Tools(machine, session.supervisor, folder, failure)
 
 
 @dataclass(frozen=True)
 class _FailureExplainer:
     """Explains a failure; `twins` has what was explained of a compile: the case, and what its bundle is recorded as."""
 
-    failure: Failure
     notes: CaseNotes
     tools: Tools
     record: JournalRecord
@@ -207,7 +204,7 @@ class _FailureExplainer:
 
     def explain(self) -> bool:
         """Whether a bundle shows it; of compiles of one program with the same flags, one is explained for all."""
-        failure = self.failure
+        failure = self.tools.failure
         self.notes.say(failure.kind)
         key: tuple[str, ...] = (failure.case, failure.stage)
         if failure.stage is Stage.COMPILE:
@@ -224,11 +221,11 @@ class _FailureExplainer:
 
     @property
     def _program_sha256(self) -> str:
-        return self.tools.workbench.store.verified.sha256(self.failure.program)
+        return self.tools.workbench.store.verified.sha256(self.tools.failure.program)
 
     def _explain_alone(self) -> dict[str, Any] | None:
         """What is recorded of a bundle that shows it; None where none does."""
-        failure = self.failure
+        failure = self.tools.failure
         if failure.sha256 and failure.sha256 != self._program_sha256:
             why = f"{shown(failure.program)} is not what it was in the run: run again, and explain that run"
             self.notes.add("nothing", {"why": why})
@@ -239,7 +236,7 @@ class _FailureExplainer:
             return None
         forms = FailureForms(failure, symptom, self.tools.workbench.iree)
         with ThreadPoolExecutor(read_machine_facts().cores) as pool:
-            probes = _Probes(failure, symptom, self.tools, pool)
+            probes = _Probes(symptom, self.tools, pool)
             try:
                 return self._pursue(forms, probes)
             finally:
@@ -247,17 +244,15 @@ class _FailureExplainer:
 
     def _fail_again(self) -> Symptom | None:
         """What it shows when it is done twice more, as it was; None where it passes."""
-        failure, tools = self.failure, self.tools
+        tools, failure = self.tools, self.tools.failure
         compiles = failure.stage is Stage.COMPILE
         timeout = failure.compile_timeout if compiles else failure.timeout
         if failure.result.timed_out:
             timeout = min(timeout, _HANG_SECONDS)
         runs = [
-            tools.try_compile(
-                f"again_{i}.vmfb", failure.program, failure.flags, timeout=timeout, cwd=failure.compile_cwd
-            )
+            tools.try_compile(f"again_{i}.vmfb", failure.program, failure.flags, timeout=timeout)
             if compiles
-            else tools.run_module(f"again_{i}", failure.argv[1:], timeout=timeout, cwd=failure.cwd)
+            else tools.run_module(f"again_{i}", failure.argv[1:], timeout=timeout)
             for i in _TIMES
         ]
         symptoms = [symptom_of(ran, timeout) for ran in runs]
@@ -271,12 +266,12 @@ class _FailureExplainer:
         """What is at fault in it, what shows that to others, and which switches mend it."""
         begun: tuple[Future[ProbedSwitch], ...] = ()
         early = False
-        if self.failure.stage is Stage.COMPILE:
+        if self.tools.failure.stage is Stage.COMPILE:
             reduced, why = self._reduce(forms.symptom)
             listed = self._list_reduced_forms(forms, reduced, why)
             early = reduced is not None and reduced.phase == EARLIEST
         else:
-            if _is_side_by_side(self.failure):
+            if _is_side_by_side(self.tools.failure):
                 begun = probes.begin()
             listed = self._list_located_forms(forms, self._locate(forms.symptom))
         probed = []
@@ -292,7 +287,7 @@ class _FailureExplainer:
         """What is left of a program; or why nothing could be taken from it."""
         self.notes.say("reducing the program")
         try:
-            reduced = reduce(self.failure, symptom, self.tools, 60 * self.asked.budget, self.notes.say)
+            reduced = reduce(symptom, self.tools, 60 * self.asked.budget, self.notes.say)
         except GauntletError as error:
             self.notes.add("reduced", {"why": error.on_one_line})
             return None, error.on_one_line
@@ -307,7 +302,7 @@ class _FailureExplainer:
             return found is not None and (found.operator is not None or found.agrees)
 
         try:
-            search = DispatchSearch.begin(self.failure, self.tools, self.notes.say, private=self.asked.no_weights)
+            search = DispatchSearch.begin(self.tools, self.notes.say, private=self.asked.no_weights)
             wrong = symptom.ending == WRONG
             located = search.find_wrong(is_in_operators) if wrong else search.find_failing(symptom)
         except GauntletError as error:
@@ -318,10 +313,10 @@ class _FailureExplainer:
     @cached_property
     def _operator(self) -> OperatorSearch | None:
         """What a search for the operator comes to; None where the program was not imported."""
-        source = onnx_source(self.record, self.failure.case)
+        source = onnx_source(self.record, self.tools.failure.case)
         if source is None:
             return None
-        found = first_wrong_operator(self.failure, source, self.tools, self.notes.say)
+        found = first_wrong_operator(source, self.tools, self.notes.say)
         self.notes.add("operator", found.as_dict())
         return found
 
@@ -371,7 +366,7 @@ class _FailureExplainer:
                 code = run_bundle(bundle.folder, tools.workbench.iree, supervisor, tools.folder)
                 last = bundle, form, code
                 if code == STILL_THERE:
-                    last = _with_replay(whole, bundle, tools, timeout=self.failure.compile_timeout), form, code
+                    last = _with_replay(whole, bundle, tools), form, code
                     break
         except GauntletError as error:
             # Of this one alone; the others go on.
@@ -383,16 +378,16 @@ class _FailureExplainer:
         return fact if last[2] == STILL_THERE else None
 
 
-def _with_replay(contents: Contents, bundle: Bundle, tools: Tools, *, timeout: float) -> Bundle:
+def _with_replay(contents: Contents, bundle: Bundle, tools: Tools) -> Bundle:
     """The bundle with its run recorded; as it is where the runtime records none, or a large one, or none to its end."""
     if contents.symptom.ending not in (WRONG, FAILURE) or not contents.device or not tools.knows(RUN_MODULE, _OUTPUT):
         return bundle
-    module = tools.compile("replay.vmfb", bundle.folder / PROGRAM, contents.flags, timeout=timeout, cwd=bundle.folder)
+    module = tools.compile("replay.vmfb", bundle.folder / PROGRAM, contents.flags, cwd=bundle.folder)
     recorded = tools.folder / REPLAY
     argv = (f"--device={contents.device}", f"--module={module}", *contents.arguments)
     # Weights that a program reads from archives go into the recording, and no more of these files.
     argv = (*argv, f"{_OUTPUT}={recorded}", "--device_replay_file_policy=capture-ranges")
-    tools.run_module("replay", argv, timeout=timeout, cwd=bundle.folder)
+    tools.run_module("replay", argv, timeout=tools.failure.compile_timeout, cwd=bundle.folder)
     if not (recorded.is_file() and 0 < recorded.stat().st_size <= _LIMIT):
         return bundle
     files = replace(contents.files, held={**contents.files.held, REPLAY: recorded.read_bytes()})
@@ -407,7 +402,6 @@ def _with_replay(contents: Contents, bundle: Bundle, tools: Tools, *, timeout: f
 class _Probes:
     """Which switches mend a failure: each by itself, compiled, and run where that is what fails."""
 
-    failure: Failure
     symptom: Symptom
     tools: Tools
     pool: ThreadPoolExecutor
@@ -416,33 +410,33 @@ class _Probes:
 
     def begin(self) -> tuple[Future[ProbedSwitch], ...]:
         """Begin to find out."""
-        of_cpu = any("llvm-cpu" in word for word in self.failure.flags)
+        of_cpu = any("llvm-cpu" in word for word in self.tools.failure.flags)
         probes = [
             self.pool.submit(self._compile_with, name, flag)
             for name, flag in _PROBES
             if self.tools.knows(COMPILE, flag) and (of_cpu or not flag.startswith("--iree-llvmcpu"))
         ]
-        if self.failure.argv and self.failure.device == "local-task":
+        if self.tools.failure.argv and self.tools.failure.device == "local-task":
             probes.append(self.pool.submit(self._run_on_one_thread))
         return tuple(probes)
 
     def _compile_with(self, name: str, flag: str) -> ProbedSwitch:
-        failure, setting = self.failure, flag.partition("=")[0]
+        failure, setting = self.tools.failure, flag.partition("=")[0]
         flags = [*(word for word in failure.flags if word.partition("=")[0] != setting), flag]
-        file, timeout = f"probe_{setting.removeprefix('--')}.vmfb", failure.compile_timeout
-        ran = self.tools.cached_compile(file, failure.program, flags, timeout=timeout, cwd=failure.compile_cwd)
+        file = f"probe_{setting.removeprefix('--')}.vmfb"
+        ran = self.tools.cached_compile(file, flags)
         if failure.stage is not Stage.COMPILE:
             if not ran.passed:
                 return ProbedSwitch(name, flag, "unknown", f"does not compile: {_find_first_error(ran)}")
             with self.running:
-                ran = run_with(failure, self.tools, file, self.tools.folder / file)
+                ran = self.tools.run_with(file, self.tools.folder / file)
         return self._judge(name, flag, ran)
 
     def _run_on_one_thread(self) -> ProbedSwitch:
-        failure, flag = self.failure, "--device=local-sync"
+        failure, flag = self.tools.failure, "--device=local-sync"
         argv = [flag, *(word for word in failure.argv[1:] if not word.startswith("--device="))]
         with self.running:
-            ran = self.tools.run_module("probe_local_sync", argv, timeout=failure.timeout, cwd=failure.cwd)
+            ran = self.tools.run_module("probe_local_sync", argv)
         return self._judge("one thread", flag, ran)
 
     def _judge(self, name: str, flag: str, ran: ToolResult) -> ProbedSwitch:

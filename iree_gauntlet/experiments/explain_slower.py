@@ -72,7 +72,10 @@ def _explain_slower(slower: Slower, notes: CaseNotes, machines: tuple[Workbench,
     """Whether a bundle shows a dispatch that B is slower with."""
     session, folder = notes.session, notes.session.folder / slower.sides[1].folder
     shutil.rmtree(folder, ignore_errors=True)
-    a, b = (make_tools(machine, session, folder / side) for side, machine in zip("ab", machines, strict=True))
+    a, b = (
+        make_tools(machine, session, folder / name, side)
+        for name, machine, side in zip("ab", machines, slower.sides, strict=True)
+    )
     notes.say("slower")
     base, new = (machine.iree for machine in machines)
     try:

@@ -72,7 +72,7 @@ class FailureForms:
     def of_operator(self, operator: WrongOperator) -> Contents:
         """An operator of an ONNX model, as a model of its own, and what onnxruntime makes of it."""
         files = BundleFiles()
-        arguments = _list_arguments(OPERATOR, operator.inputs, operator.outputs, files)
+        arguments = _list_arguments(OPERATOR, operator.held.inputs, operator.held.outputs, files)
         model = operator.onnx.read_bytes()
         if len(model) <= _SMALL_BYTES:
             files.held["model.onnx"] = model

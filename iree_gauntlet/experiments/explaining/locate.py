@@ -20,9 +20,8 @@ from iree_gauntlet.experiments.explaining.traced_sides import (
     TRACED,
     HeldTensor,
     TracedSide,
-    from_flow,
+    compile_flow,
     last_line,
-    run_with,
     target_side,
     trace_both,
     traced_program,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.flow_program import Dispatch
     from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.experiments.explaining.tools import Tools
@@ -162,21 +160,20 @@ class _Held:
 class DispatchSearch:
     """A search in the program of a failure; `private` where the model's own values are not to be passed on."""
 
-    failure: Failure
     tools: Tools
     say: Callable[[str], None]
     private: bool
     program: FlowProgram
 
     @classmethod
-    def begin(cls, failure: Failure, tools: Tools, say: Callable[[str], None], *, private: bool) -> DispatchSearch:
+    def begin(cls, tools: Tools, say: Callable[[str], None], *, private: bool) -> DispatchSearch:
         """Compile it to its dispatches.
 
         Raises:
             GauntletError: the program cannot be traced.
         """
         say("compiling to dispatches")
-        return cls(failure, tools, say, private, traced_program(failure, tools))
+        return cls(tools, say, private, traced_program(tools))
 
     def find_wrong(self, elsewhere: Callable[[], bool]) -> Located:
         """The first dispatch that is wrong on right inputs, confirmed on those inputs; GauntletError for no trace.
@@ -184,7 +181,7 @@ class DispatchSearch:
         `elsewhere` is asked where the same dispatches give the same for every target: whether the fault is found before
         them, so that no others are tried.
         """
-        held = self._hold_against_reference(target_side(self.failure, self.tools, self.program), elsewhere)
+        held = self._hold_against_reference(target_side(self.tools, self.program), elsewhere)
         if held is None:
             return Located(
                 why="no reference gives the expected numbers either: the fault lies before the dispatches (in the "
@@ -228,11 +225,11 @@ class DispatchSearch:
 
     def find_failing(self, symptom: Symptom) -> Located:
         """The dispatch in which a run fails, confirmed by itself on the inputs that it had; GauntletError as above."""
-        side = target_side(self.failure, self.tools, self.program)
+        side = target_side(self.tools, self.program)
         self.say(f"tracing {len(self.program.dispatches)} dispatches")
         # Both sides are the same program: whichever fails first is looked at.
-        timeout = symptom.seconds or self.failure.timeout
-        trace = trace_both(self.tools, "trace", side, side, timeout)
+        timeout = symptom.seconds or self.tools.failure.timeout
+        trace = trace_both(self.tools, "trace", (side, side), timeout)
         end, count = trace.end, len(trace.dispatches)
         if not (end.target or end.reference):
             why = "with its dispatches traced it does not fail: the fault is in allocation, aliasing or"
@@ -253,7 +250,7 @@ class DispatchSearch:
     def _hold_against_reference(self, target: TracedSide, elsewhere: Callable[[], bool]) -> _Held | None:
         """The target against the same dispatches for another target; where there are none, against other dispatches."""
         held = None
-        count, timeout = len(self.program.dispatches), self.failure.timeout
+        count, timeout = len(self.program.dispatches), self.tools.failure.timeout
         for by_values in (False, True):
             chosen = self._find_reference(by_values=by_values)
             if chosen is None:
@@ -265,7 +262,7 @@ class DispatchSearch:
             folder, flags = "trace_values" if by_values else "trace", _REFERENCES[name]
             module = self._make_reference(f"{folder}_reference", flags, device, by_values=by_values, traced=True)
             reference = replace(target, device=_REFERENCE_DEVICE, modules=(str(module),))
-            trace = trace_both(self.tools, folder, target, reference, timeout, by_values=by_values)
+            trace = trace_both(self.tools, folder, (target, reference), timeout, by_values=by_values)
             held = _Held(name, device, trace, by_values)
             if not trace.end.differs:
                 break
@@ -274,8 +271,8 @@ class DispatchSearch:
     def _find_reference(self, *, by_values: bool) -> tuple[str, str] | None:
         """Name and device of the first reference that gives the expected numbers; None where none does."""
         kind = "reference compiled from the source" if by_values else "reference"
-        error = self.failure.result.max_abs_error
-        argv = self.failure.argv[1:]
+        error = self.tools.failure.result.max_abs_error
+        argv = self.tools.failure.argv[1:]
         if error is not None and math.isfinite(error):
             # Another target rounds otherwise: a tenth of the failure is near enough to be told from it.
             argv = loosened(argv, error / _MUCH)
@@ -288,7 +285,7 @@ class DispatchSearch:
             except CompileError as problem:
                 self.say(f"{kind} {name}: {problem.what}")
                 continue
-            ran = run_with(self.failure, self.tools, file, module, argv=argv, device=_REFERENCE_DEVICE)
+            ran = self.tools.run_with(file, module, argv=argv, device=_REFERENCE_DEVICE)
             gives = "gives" if ran.passed else "does not give"
             self.say(f"{kind} {name}: {gives} the expected numbers")
             if ran.passed:
@@ -297,36 +294,27 @@ class DispatchSearch:
 
     def _format_device(self, target: Sequence[str]) -> str:
         """How this release writes a target: the `#hal.device.target` of a program that is compiled for it."""
-        source = self.tools.folder / "trivial.mlir"
-        source.write_text(_TRIVIAL, encoding="utf-8")
-        flow = self.tools.compile("trivial.flow.mlir", source, [*target, "--compile-to=flow"], timeout=60.0)
+        flow = self.tools.compile_text("trivial", _TRIVIAL, [*target, "--compile-to=flow"], timeout=60.0)
         return device_of(flow.read_text(encoding="utf-8"))
 
     def _make_reference(self, file: str, target: Sequence[str], device: str, *, by_values: bool, traced: bool) -> Path:
         """A reference of the same dispatches; by values, of dispatches of its own."""
         if not by_values:
             return self._make_from_flow(file, self.program.text if traced else self.program.untraced, device)
-        failure, flags = self.failure, [flag for flag in self._general_flags if flag != TRACED]
-        flags += [*target, *((TRACED,) if traced else ())]
-        timeout, cwd = failure.compile_timeout, failure.compile_cwd
-        return self.tools.compile(f"{file}_source.vmfb", failure.program, flags, timeout=timeout, cwd=cwd)
+        flags = [*(flag for flag in self._general_flags if flag != TRACED), *target, *((TRACED,) if traced else ())]
+        return self.tools.compile(f"{file}_source.vmfb", self.tools.failure.program, flags)
 
     def _make_from_flow(self, file: str, text: str, device: str) -> Path:
-        return self._compile_flow(file, with_device(text, device), self._general_flags)
-
-    def _compile_flow(self, name: str, text: str, flags: Sequence[str]) -> Path:
-        source = self.tools.folder / f"{name}.mlir"
-        source.write_text(text, encoding="utf-8")
-        return from_flow(self.tools, f"{name}.vmfb", source, flags, self.failure)
+        return compile_flow(self.tools, file, with_device(text, device), self._general_flags)
 
     @property
     def _general_flags(self) -> tuple[str, ...]:
         """Flags that mean something for every target; an executable that was put in stays with its own."""
-        return tuple(flag for flag in self.failure.flags if not flag.startswith(_OF_TARGETS))
+        return tuple(flag for flag in self.tools.failure.flags if not flag.startswith(_OF_TARGETS))
 
     def _is_right(self, results: Sequence[TensorTrace]) -> bool:
         """Whether the traced program gives in the end what its reference gives: much nearer than it failed by."""
-        error = self.failure.result.max_abs_error
+        error = self.tools.failure.result.max_abs_error
         if not results or error is None or not math.isfinite(error):
             return bool(results) and not any(item.wrong for item in results)
         return all(math.isfinite(item.error) and item.error * item.largest <= error / _MUCH for item in results)
@@ -336,7 +324,7 @@ class DispatchSearch:
         dispatch, count = self.program.dispatches[item.dispatch], len(held.trace.dispatches)
         self.say(f"confirming {dispatch.name}")
         traced = self.program.cut_out(dispatch, [tensor.shape for tensor in item.inputs], traced=True)
-        target = self._cut_side(f"cut_{item.call}_target", traced, self.failure.flags, self.failure.device)
+        target = self._cut_side(f"cut_{item.call}_target", traced, self.tools.failure.flags, self.tools.failure.device)
         text, flags = with_device(traced, held.device), self._general_flags
         reference = self._cut_side(f"cut_{item.call}_reference", text, flags, _REFERENCE_DEVICE)
 
@@ -351,7 +339,7 @@ class DispatchSearch:
         return self._choose_inputs(inputs, try_on, "it is right")
 
     def _cut_side(self, name: str, text: str, flags: Sequence[str], device: str) -> TracedSide:
-        module = self._compile_flow(name, text, flags)
+        module = compile_flow(self.tools, name, text, flags)
         return TracedSide(device, (str(module),), (), CUT_OUT, (), str(self.tools.folder))
 
     def _make_suspect(
@@ -373,7 +361,7 @@ class DispatchSearch:
         """The suspect with what it gives for its inputs; None where it is right on them."""
         texts = tuple(item.argument for item in suspect.inputs)
         target, reference = (replace(side, inputs=texts) for side in sides)
-        trace = trace_both(self.tools, name, target, reference, self.failure.timeout)
+        trace = trace_both(self.tools, name, (target, reference), self.tools.failure.timeout)
         ran = trace.dispatches[0]
         if not ran.suspect:
             return None
@@ -394,10 +382,10 @@ class DispatchSearch:
         dispatch = self.program.dispatches[item.dispatch]
         self.say(f"confirming {dispatch.name}")
         text = self.program.cut_out(dispatch, [tensor.shape for tensor in item.inputs])
-        module = self._compile_flow("cut", text, self.failure.flags)
+        module = compile_flow(self.tools, "cut", text, self.tools.failure.flags)
 
         def try_on(_: str, inputs: Sequence[HeldTensor]) -> WrongDispatch | None:
-            words = (f"--device={self.failure.device}", f"--module={module}", f"--function={CUT_OUT}")
+            words = (f"--device={self.tools.failure.device}", f"--module={module}", f"--function={CUT_OUT}")
             texts = (f"--input={one.argument}" for one in inputs)
             if not symptom.is_in(self.tools.run_module("cut", (*words, *texts), timeout=timeout)):
                 return None
@@ -459,10 +447,8 @@ def _hold_against_f64(
     text = text_in_f64(suspect.function)
     if not text or any(not item.type.endswith("xf32") for item in outputs):
         return None
-    source = tools.folder / f"{name}.mlir"
-    source.write_text(text, encoding="utf-8")
     try:
-        module = tools.compile(f"{name}.vmfb", source, _FLAGS, timeout=_TIMEOUT_SECONDS)
+        module = tools.compile_text(name, text, _FLAGS, timeout=_TIMEOUT_SECONDS)
     except CompileError:
         return None
     words = ["--device=local-task", f"--module={module}", f"--function={CUT_OUT}"]

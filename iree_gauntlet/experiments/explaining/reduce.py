@@ -15,7 +15,6 @@ from iree_gauntlet.records.explain_outcome import FoundReduced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.experiments.explaining.tools import Tools
 
@@ -57,20 +56,19 @@ class Reduced(FoundReduced):
         return {name: value for name, value in self.as_dict().items() if name not in ("why", "constants")}
 
 
-def reduce(failure: Failure, symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
+def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
     """Make the program of a failed compile smaller.
 
     Args:
-        failure: of the compile.
         symptom: what it shows, which the smaller one shows too.
-        tools: of the IREE that failed.
+        tools: of the compile that failed.
         budget: seconds; what is best by then counts.
         say: takes how it goes.
 
     Raises:
         GauntletError: it cannot be reduced.
     """
-    folder = tools.folder / "reduce"
+    folder, failure = tools.folder / "reduce", tools.failure
     folder.mkdir()
     plan = {
         "compile": tools.workbench.iree.compiler.compile,

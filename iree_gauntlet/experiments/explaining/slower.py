@@ -229,8 +229,7 @@ def find_slow_dispatch(
             why=f"the loss is spread over {_describe_most(slower.where)}; none of them alone makes up a tenth of it"
         )
     say("compiling to dispatches")
-    target = slower.sides[1]
-    program = traced_program(target, tools[1])
+    program = traced_program(tools[1])
     # One that is dispatched from several places is the same function each time.
     places = {dispatch.name: dispatch for dispatch in reversed(list(program.dispatches.values()))}
     functions = {item.name: as_function(program, places[item.name]) for item in suspects if item.name in places}
@@ -238,7 +237,7 @@ def find_slow_dispatch(
     captured: CapturedInputs = {}
     if wanted:
         say(f"tracing {len(program.dispatches)} dispatches")
-        captured = capture_inputs(tools[1], target_side(target, tools[1], program), wanted, target.timeout)
+        captured = capture_inputs(tools[1], target_side(tools[1], program), wanted)
     tried: list[tuple[SlowSuspect, str]] = []
     for number, suspect in enumerate(suspects):
         function = functions.get(suspect.name, "")
@@ -252,11 +251,11 @@ def find_slow_dispatch(
         inputs = tuple(tensors[i] for i in places[suspect.name].places)
         say(f"measuring {suspect.name} by itself")
         try:
-            steps = [_make_step(slower, side, tools[side], f"cut_{number}", (function, inputs)) for side in (0, 1)]
+            a, b = (_make_step(slower, side, f"cut_{number}", function, inputs) for side in tools)
         except GauntletError as error:
             tried.append((suspect, error.on_one_line))
             continue
-        pair = pair_of(f"{slower.case} {suspect.name}", (steps[0], steps[1]), "time", slower.rounds)
+        pair = pair_of(f"{slower.case} {suspect.name}", (a, b), "time", slower.rounds)
         verdict = judge(Comparer(session, slower.rules).run([pair], {}), slower.rules)[pair.chain]
         tried.append((suspect, _describe_said(verdict)))
         if verdict.comparison is not None and verdict.verdict == TimeVerdict.SLOWER:
@@ -264,7 +263,7 @@ def find_slow_dispatch(
             base, new = (
                 _list_arguments(one.command.argv, side) for one, side in zip(measured, slower.sides, strict=True)
             )
-            gpu = gpu_of(steps[1])
+            gpu = gpu_of(b)
             slow = SlowDispatch(suspect, function, inputs, verdict, verdict.comparison, (base, new), gpu)
             return SlowerSearch(slow, tried=tuple(tried))
     return SlowerSearch(
@@ -290,13 +289,10 @@ def _list_arguments(argv: Sequence[str], side: Failure) -> tuple[str, ...]:
     return tuple(word for word in argv[begin:] if not word.startswith(("--module=", "--input=")))
 
 
-def _make_step(slower: Slower, side: int, tools: Tools, name: str, cut_out: tuple[str, Sequence[HeldTensor]]) -> Step:
+def _make_step(slower: Slower, tools: Tools, name: str, function: str, inputs: Sequence[HeldTensor]) -> Step:
     """A dispatch's benchmark on one side, compiled."""
-    function, inputs = cut_out
-    asked = slower.sides[side]
-    source = tools.folder / f"{name}.mlir"
-    source.write_text(function, encoding="utf-8")
-    module = tools.compile(f"{name}.vmfb", source, asked.flags, timeout=asked.compile_timeout, cwd=asked.compile_cwd)
+    asked = tools.failure
+    module = tools.compile_text(name, function, asked.flags)
     values = [f"--input={item.argument}" for item in inputs]
     kept = [word for word in asked.argv if not word.startswith(_OF_PROGRAM)]
     argv = (*kept, f"--module={module}", f"--function={CUT_OUT}", *values)
@@ -306,7 +302,7 @@ def _make_step(slower: Slower, side: int, tools: Tools, name: str, cut_out: tupl
         stage=Stage.BENCHMARK,
         folder=str(tools.folder / name),
         timeout=asked.timeout,
-        origin=Origin(str(source)),
+        origin=Origin(str(tools.folder / f"{name}.mlir")),
         command=Command(argv, str(asked.cwd)),
         resources=slower.resources,
     )

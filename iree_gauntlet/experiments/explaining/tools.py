@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.experiments.explaining.failures import Failure
 
 
 # What to do where there was no room.
@@ -65,18 +66,19 @@ class CompileError(GauntletError):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What compiles and runs."""
+    """What compiles and runs: in the folders, and in the time, that a failure has for it."""
 
     workbench: Workbench
     supervisor: Supervisor
     folder: Path
+    failure: Failure
 
     def knows(self, tool: str, flag: str) -> bool:
         """Whether a tool of this release has a flag."""
         return flag.lstrip("-").partition("=")[0] in self.workbench.flags_of(tool).names
 
     def compile(
-        self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
+        self, name: str, source: Path, flags: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
     ) -> Path:
         """Compile to `<name>`; what the compiler says stands in `<name>.txt`.
 
@@ -90,22 +92,27 @@ class Tools:
             raise CompileError(f"{name}: iree-compile {what}", first[:400])
         return self.folder / name
 
+    def compile_text(self, name: str, text: str, flags: Sequence[str], *, timeout: float | None = None) -> Path:
+        """The same of a program that stands in `<name>.mlir` then, to `<name>.vmfb`."""
+        source = self.folder / f"{name}.mlir"
+        source.write_text(text, encoding="utf-8")
+        return self.compile(f"{name}.vmfb", source, flags, timeout=timeout)
+
     def try_compile(
-        self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
+        self, name: str, source: Path, flags: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
     ) -> ToolResult:
         """Compile to `<name>`, which may fail; what the compiler says stands in `<name>.txt`."""
         argv = (self.workbench.iree.compiler.compile, str(source), *flags, "-o", str(self.folder / name))
-        return self._run(argv, name, cwd or self.folder, timeout)
+        return self._run(argv, name, cwd or self.failure.compile_cwd, timeout or self.failure.compile_timeout)
 
-    def cached_compile(
-        self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
-    ) -> ToolResult:
-        """The same, from the cache of modules where it was compiled before; what fails is compiled each time."""
+    def cached_compile(self, name: str, flags: Sequence[str]) -> ToolResult:
+        """The failure's program, from the cache of modules where it was compiled before; what fails comes again."""
         hashed, cache = self.workbench.store.verified.sha256, self.workbench.modules
+        source = self.failure.program
         ingredients = {
             "kind": "explain",
             "program": hashed(source),
-            "flags": join_flags(flag_ingredients(flags, hashed, folder=cwd)),
+            "flags": join_flags(flag_ingredients(flags, hashed, folder=self.failure.compile_cwd)),
             "compiler": self.workbench.iree.compiler.identity,
             "host": read_host_cpu().identity if means_host(flags) else "",
         }
@@ -114,15 +121,26 @@ class Tools:
         if entry is not None:
             entry.materialise("module", output)
             return ToolResult(Outcome(0), (), "")
-        ran = self.try_compile(name, source, flags, timeout=timeout, cwd=cwd)
+        ran = self.try_compile(name, source, flags)
         if ran.passed:
             files, now = {"module": output}, datetime.now(UTC)
             cache.publish(files, name=f"explain {name}", ingredients=ingredients, metadata={}, created=now)
         return ran
 
-    def run_module(self, name: str, argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> ToolResult:
+    def run_module(
+        self, name: str, argv: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
+    ) -> ToolResult:
         """Run iree-run-module with its arguments; what it says stands in `<name>.txt`."""
-        return self._run((self.workbench.iree.runtime.run_module, *argv), name, cwd or self.folder, timeout)
+        words = (self.workbench.iree.runtime.run_module, *argv)
+        return self._run(words, name, cwd or self.failure.cwd, timeout or self.failure.timeout)
+
+    def run_with(self, name: str, module: Path, *, argv: Sequence[str] = (), device: str = "") -> ToolResult:
+        """Run what failed, or other arguments, with another module in place of its own."""
+        given = argv or self.failure.argv[1:]
+        words = [f"--module={module}" if word.startswith("--module=") else word for word in given]
+        if device:
+            words = [f"--device={device}" if word.startswith("--device=") else word for word in words]
+        return self.run_module(name, words)
 
     def plan(self, worker: str, name: str, plan: Mapping[str, object]) -> tuple[str, ...]:
         """The arguments of a program of `workers/iree_side` that carries out a plan, which stands in `<name>.json`."""

@@ -15,9 +15,8 @@ from iree_gauntlet.recorded import Recorded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.flow_program import Dispatch
-    from iree_gauntlet.experiments.explaining.tools import ToolResult, Tools
+    from iree_gauntlet.experiments.explaining.tools import Tools
 
     CapturedInputs = Mapping[str, Sequence["HeldTensor"]]
 
@@ -126,18 +125,14 @@ class HeldTensor(Recorded):
         return f"{self.type}=@{self.file}"
 
 
-def traced_program(failure: Failure, tools: Tools) -> FlowProgram:
-    """Its program in the flow phase, with all dispatches traced.
+def traced_program(tools: Tools) -> FlowProgram:
+    """What failed, in the flow phase, with all dispatches traced.
 
     Raises:
         GauntletError: it does not get there.
     """
-    flags = [flag for flag in failure.flags if flag != TRACED]
-    flow = tools.compile(
-        "flow.mlir", failure.program, [*flags, "--compile-to=flow", TRACED], timeout=failure.compile_timeout,
-        cwd=failure.compile_cwd,
-    )  # fmt: skip
-    return read_flow(flow)
+    flags = [flag for flag in tools.failure.flags if flag != TRACED]
+    return read_flow(tools.compile("flow.mlir", tools.failure.program, [*flags, "--compile-to=flow", TRACED]))
 
 
 def last_line(log: Path) -> str:
@@ -146,33 +141,19 @@ def last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if "Error" in line or ": " in line), "it says nothing")[:300]
 
 
-def run_with(
-    failure: Failure, tools: Tools, name: str, module: Path, *, argv: Sequence[str] = (), device: str = ""
-) -> ToolResult:
-    """Run it with another module in place of its own."""
-    words = [f"--module={module}" if word.startswith("--module=") else word for word in argv or failure.argv[1:]]
-    if device:
-        words = [f"--device={device}" if word.startswith("--device=") else word for word in words]
-    return tools.run_module(name, words, timeout=failure.timeout, cwd=failure.cwd)
-
-
-def from_flow(tools: Tools, name: str, source: Path, flags: Sequence[str], failure: Failure) -> Path:
+def compile_flow(tools: Tools, name: str, text: str, flags: Sequence[str]) -> Path:
     """Compile a program in the flow phase to the end."""
-    return tools.compile(
-        name, source, ["--compile-from=flow", *flags], timeout=failure.compile_timeout, cwd=failure.compile_cwd
-    )
+    return tools.compile_text(name, text, ["--compile-from=flow", *flags])
 
 
-def target_side(failure: Failure, tools: Tools, program: FlowProgram) -> TracedSide:
+def target_side(tools: Tools, program: FlowProgram) -> TracedSide:
     """How the traced program is run where it fails."""
-    source = tools.folder / "target.mlir"
-    source.write_text(program.text, encoding="utf-8")
+    failure = tools.failure
+    archives = (text.partition("=")[::2] if "=" in text else ("", text) for text in failure.values("--parameters"))
     return TracedSide(
         device=failure.device,
-        modules=(str(from_flow(tools, "target.vmfb", source, failure.flags, failure)),),
-        parameters=tuple(
-            text.partition("=")[::2] if "=" in text else ("", text) for text in failure.values("--parameters")
-        ),
+        modules=(str(compile_flow(tools, "target", program.text, failure.flags)),),
+        parameters=tuple(archives),
         function=failure.function,
         inputs=tuple(failure.values("--input")),
         cwd=str(failure.cwd),
@@ -180,7 +161,7 @@ def target_side(failure: Failure, tools: Tools, program: FlowProgram) -> TracedS
 
 
 def trace_both(
-    tools: Tools, name: str, target: TracedSide, reference: TracedSide, timeout: float, *, by_values: bool = False
+    tools: Tools, name: str, sides: tuple[TracedSide, TracedSide], timeout: float, *, by_values: bool = False
 ) -> TraceOfBoth:
     """What both sides did, dispatch by dispatch, and how they ended.
 
@@ -190,8 +171,8 @@ def trace_both(
     folder = tools.folder / name
     folder.mkdir()
     plan = {
-        "target": asdict(target),
-        "reference": asdict(reference),
+        "target": asdict(sides[0]),
+        "reference": asdict(sides[1]),
         "tolerances": TOLERANCES,
         "keep": _MOST_SUSPECTS,
         "by_values": by_values,
@@ -207,7 +188,7 @@ def trace_both(
     return TraceOfBoth(folder, tuple(TracedDispatch.from_dict(json.loads(line)) for line in lines), end)
 
 
-def capture_inputs(tools: Tools, target: TracedSide, wanted: Sequence[Dispatch], timeout: float) -> CapturedInputs:
+def capture_inputs(tools: Tools, target: TracedSide, wanted: Sequence[Dispatch]) -> CapturedInputs:
     """The inputs of some dispatches, by their keys; of those that ran.
 
     Raises:
@@ -215,5 +196,5 @@ def capture_inputs(tools: Tools, target: TracedSide, wanted: Sequence[Dispatch],
     """
     plan = {"target": asdict(target), "capture": [dispatch.key for dispatch in wanted], "folder": str(tools.folder)}
     argv = tools.plan("trace_dispatches", "capture", plan)
-    found = tools.ask("capture", argv, "the inputs could not be captured", timeout=timeout)
+    found = tools.ask("capture", argv, "the inputs could not be captured", timeout=tools.failure.timeout)
     return {key: tuple(map(HeldTensor.from_dict, tensors)) for key, tensors in found.items()}
