@@ -145,6 +145,11 @@ class Contents:
     iree: Toolchain
     symptom: Symptom
 
+    @property
+    def before(self) -> list[str]:
+        """Commands that make files."""
+        return [shlex.join(("python3", tool.name, *row)) for tool, rows in self.files.tools.items() for row in rows]
+
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
@@ -161,41 +166,55 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
     Raises:
         GauntletError: it would be too large.
     """
-    iree, packages = contents.iree, packages_of(contents.iree)
-    device, arguments = contents.device, contents.arguments
-    tools = contents.files.tools
-    before = [shlex.join(("python3", tool.name, *row)) for tool, rows in tools.items() for row in rows]
-    compiled = f'"$IREE_COMPILE" {PROGRAM} {shlex.join(contents.flags)} -o "$work/module.vmfb"'
-    said = (shlex.quote(f"--device={device}"), '--module="$work/module.vmfb"', shlex.join(arguments))
-    ran = f'"$IREE_RUN_MODULE" {" ".join(said)}' if device else ""
-    steps = [*before, fold_command("iree-compile", PROGRAM, "-o module.vmfb", flags=contents.flags)]
-    if device:
-        steps.append(fold_command("iree-run-module", "--module=module.vmfb", flags=(f"--device={device}", *arguments)))
-    program = contents.program
-    # A small program, for those who read the issue alone.
-    inline = "" if len(program) > _INLINE_BYTES or b"\0" in program else program.decode(errors="replace").strip()
+    iree, packages, program = contents.iree, packages_of(contents.iree), contents.program
     facts = {
         "title": contents.title,
         # Where it is installed here is nobody else's business.
         "iree": {name: value for name, value in iree.as_dict().items() if name != "source"},
         "packages": packages,
         "flags": contents.flags,
-        "device": device,
-        "arguments": arguments,
+        "device": contents.device,
+        "arguments": contents.arguments,
     }
+    steps = [*contents.before, fold_command("iree-compile", PROGRAM, "-o module.vmfb", flags=contents.flags)]
+    if contents.device:
+        words = (f"--device={contents.device}", *contents.arguments)
+        steps.append(fold_command("iree-run-module", "--module=module.vmfb", flags=words))
     readme = render(
         "readme.md",
         contents=contents,
         iree=iree,
         packages=packages,
         steps=steps,
-        inline=inline,
+        # A small program, for those who read the issue alone.
+        inline="" if len(program) > _INLINE_BYTES or b"\0" in program else program.decode(errors="replace").strip(),
         has_replay=REPLAY in contents.files.held,
         contains=contains(contents),
     )
-    script = repro_script(packages, before, (compiled, ran), contents.symptom)
-    files = contents.files.held | {tool.name: tool.read_bytes() for tool in tools}
-    return pack(files | ({PROGRAM: program} if program else {}), readme, script, facts, folder)
+    files = contents.files.held | {tool.name: tool.read_bytes() for tool in contents.files.tools}
+    files |= {PROGRAM: program} if program else {}
+    return pack(files, readme, write_script(contents), facts, folder)
+
+
+def write_script(contents: Contents) -> str:
+    """What compiles, runs and judges it."""
+    symptom = contents.symptom
+    fixed, condition, still = _ENDINGS[symptom.ending]
+    if symptom.ending == WRONG:
+        condition += """ && grep -q '^\\[FAILED\\]' "$work/said.txt\""""
+    elif symptom.pattern:
+        # Releases break a diagnostic's lines at different places.
+        condition += f""" && tr '\\n' ' ' < "$work/said.txt" | grep -qE {shlex.quote(symptom.pattern)}"""
+    return render(
+        "repro.sh",
+        contents=contents,
+        packages=packages_of(contents.iree),
+        named="IREE_COMPILE and IREE_RUN_MODULE name" if contents.device else "IREE_COMPILE names",
+        limit=f"timeout -k 10 {symptom.seconds:.0f} " if symptom.ending == HANG else "",
+        fixed=fixed,
+        condition=condition,
+        still=still,
+    )
 
 
 def render(template: str, **values: object) -> str:
@@ -274,37 +293,6 @@ def contains(contents: Contents) -> str:
     said = f"It contains {' and '.join(parts)}." if parts else "It contains no file of the model."
     said += " Inputs are made up." if contents.files.made else ""
     return said + (f" It fetches {', '.join(row[1] for row in fetched)}." if fetched else "")
-
-
-def repro_script(packages: Sequence[str], before: Sequence[str], lines: tuple[str, str], symptom: Symptom) -> str:
-    """The script.
-
-    Args:
-        packages: what it installs.
-        before: commands that have to succeed first.
-        lines: commands that compile and run, in which `$IREE_COMPILE` and `$IREE_RUN_MODULE` are the tools and `$work`
-            a folder; the second is empty where it is the compile that fails.
-        symptom: what there is to see.
-    """
-    compiled, ran = lines
-    fixed, condition, still = _ENDINGS[symptom.ending]
-    if symptom.ending == WRONG:
-        condition += """ && grep -q '^\\[FAILED\\]' "$work/said.txt\""""
-    elif symptom.pattern:
-        # Releases break a diagnostic's lines at different places.
-        condition += f""" && tr '\\n' ' ' < "$work/said.txt" | grep -qE {shlex.quote(symptom.pattern)}"""
-    return render(
-        "repro.sh",
-        packages=packages,
-        named="IREE_COMPILE and IREE_RUN_MODULE name" if ran else "IREE_COMPILE names",
-        limit=f"timeout -k 10 {symptom.seconds:.0f} " if symptom.ending == HANG else "",
-        before=before,
-        compile=compiled,
-        run=ran,
-        fixed=fixed,
-        condition=condition,
-        still=still,
-    )
 
 
 @dataclass(frozen=True, slots=True)

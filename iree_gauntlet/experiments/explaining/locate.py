@@ -442,7 +442,10 @@ def _hold_against_f64(
     suspect: WrongDispatch, outputs: Sequence[TensorTrace], kept: Path, tools: Tools, name: str
 ) -> InF64 | None:
     """How far both sides of a dispatch are off what f64 gives; None where that cannot be had."""
-    import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
+    # `run` brings this module, and seldom needs these.
+    import numpy as np  # noqa: PLC0415
+
+    from iree_gauntlet.workers.iree_side.rounding import difference, find_largest  # noqa: PLC0415
 
     text = text_in_f64(suspect.function)
     if not text or any(not item.type.endswith("xf32") for item in outputs):
@@ -466,21 +469,10 @@ def _hold_against_f64(
 
     def measure(side: str) -> float:
         given = [np.fromfile(kept / f"{side}_output_{index}.bin", "<f4") for index in range(len(exact))]
-        return max(_compute_distance(one.astype("<f8"), other) for one, other in zip(given, exact, strict=True))
+        pairs = zip(given, exact, strict=True)
+        return max(difference(one, other) / (find_largest(other) or 1.0) for one, other in pairs)
 
     return InF64(measure("target"), measure("reference"))
-
-
-def _compute_distance(given: Any, exact: Any) -> float:
-    """The largest difference, as a share of the largest value."""
-    import numpy as np  # noqa: PLC0415 - as above
-
-    finite = np.isfinite(exact)
-    if (np.isfinite(given) != finite).any():
-        return math.inf
-    largest = float(np.abs(exact[finite]).max(initial=0.0))
-    difference = float(np.abs(given[finite] - exact[finite]).max(initial=0.0))
-    return difference / largest if largest else difference
 
 
 def _list_inputs(dispatch: Dispatch, traced: Sequence[TensorTrace], kept: Path) -> list[HeldTensor]:

@@ -205,7 +205,7 @@ class Edits:
         used: dict[Native, None] = {}
         for index in reversed(range(len(operations))):
             if index in wanted:
-                for value in _list_operands(operations[index]):
+                for value in (value for inner in _walk(operations[index]) for value in inner.operands):
                     used[value] = None
                     if value in makers and not _is_passed(value):
                         wanted.add(makers[value])
@@ -290,12 +290,6 @@ def _walk(operation: Operation) -> Iterator[Operation]:
 def _list_counted(program: Operation) -> list[Operation]:
     """Operations of its functions, nested ones too."""
     return [operation for operation in _walk(program.operation) if operation.name not in _FRAME]
-
-
-def _list_operands(operation: Operation) -> Iterator[Operation]:
-    """What an operation takes, and those in it."""
-    for inner in _walk(operation):
-        yield from inner.operands
 
 
 def _is_passed(value: Native) -> bool:

@@ -55,6 +55,7 @@ if __name__ == "__main__":
 
 from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, get_host_type, read_plan
+from iree_gauntlet.workers.iree_side.rounding import difference, find_largest
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, get_storage, read_value
 
 if TYPE_CHECKING:
@@ -155,8 +156,7 @@ class TracedTensor:
 
     def find_largest(self) -> float:
         """The largest |value| that is finite; 0 for none."""
-        numbers = np.abs(self.read_numbers())
-        return float(numbers[np.isfinite(numbers)].max(initial=0.0))
+        return find_largest(self.read_numbers())
 
 
 # What the target and the reference have of it.
@@ -167,14 +167,8 @@ def measure_error(target: TracedTensor, reference: TracedTensor) -> float:
     """The largest |difference| as a share of the reference's largest |value|; infinite where one is no number alone."""
     if target.contents == reference.contents:
         return 0.0
-    a, b = target.read_numbers(), reference.read_numbers()
-    with np.errstate(all="ignore"):
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        difference = np.where(same, 0.0, np.abs(a - b))
-    if not np.isfinite(difference).all():
-        return float("inf")
-    worst, scale = float(difference.max(initial=0.0)), reference.find_largest()
-    return worst / scale if scale else (float("inf") if worst else 0.0)
+    worst, scale = difference(target.read_numbers(), reference.read_numbers()), reference.find_largest()
+    return worst / scale if scale else (math.inf if worst else 0.0)
 
 
 @dataclass(slots=True)
