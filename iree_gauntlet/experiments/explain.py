@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
@@ -38,6 +38,7 @@ from iree_gauntlet.records.explain_outcome import (
     EXPLAIN_FOLDER,
     EXPLAIN_RECORD,
     CaseEnd,
+    FoundBundle,
     ProbedSwitch,
     explained_before,
 )
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.bundle import Bundle, Contents
     from iree_gauntlet.experiments.explaining.operators import OperatorSearch
+    from iree_gauntlet.experiments.explaining.slower import Slower
     from iree_gauntlet.experiments.explaining.tools import ToolResult
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Presenter, Progress
@@ -77,6 +79,7 @@ _LIMIT = 1_000_000
 # What did not end in the time of the spec is given no more than this.
 _HANG_SECONDS = 60.0
 _TIMES = (1, 2)
+_Case = TypeVar("_Case", bound="Failure | Lost | Slower")
 _CASE_MARKS = re.compile(r"[*?@\[]")
 
 
@@ -97,7 +100,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
     with presenter.progress() as progress:
         machine = open_iree(run_dir, toolchain, cache, progress)
-        twins: dict[tuple[str, ...], tuple[str, dict[str, Any]]] = {}
+        twins: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}
 
         def look(failure: Failure | Lost, notes: CaseNotes) -> bool:
             if isinstance(failure, Lost):
@@ -134,8 +137,8 @@ def open_iree(run_dir: Path, recorded: Mapping[str, Any], cache: CacheRequest, p
 def explain_each(
     run_dir: Path,
     said: Mapping[str, Any],
-    items: Sequence[Any],
-    look: Callable[[Any, CaseNotes], bool],
+    items: Sequence[_Case],
+    look: Callable[[_Case, CaseNotes], bool],
     asked: ExplainRequest,
     presenter: Presenter,
     progress: Progress,
@@ -177,15 +180,15 @@ class CaseNotes:
         """Tell how it goes."""
         self.session.progress.message(f"{self.case}: {text}")
 
-    def add_bundle(self, bundle: Bundle, form: str, code: int | None) -> dict[str, Any]:
+    def add_bundle(self, bundle: Bundle, form: str, code: int | None) -> FoundBundle:
         """Record a bundle, and what it ended with."""
         place = str(bundle.folder.relative_to(self.session.folder))
-        fact = {"problem": "", "folder": place, "bytes": bundle.bytes, "exit_code": code, "form": form}
-        self.add("bundle", fact)
-        return fact
+        found = FoundBundle(folder=place, bytes=bundle.bytes, exit_code=code, form=form)
+        self.add("bundle", found.as_dict())
+        return found
 
 
-def make_tools(machine: Workbench, session: Session[Any], folder: Path, failure: Failure) -> Tools:
+def make_tools(machine: Workbench, session: Session[EventLog], folder: Path, failure: Failure) -> Tools:
     """In a folder that is made anew."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -200,7 +203,7 @@ class _FailureExplainer:
     tools: Tools
     record: JournalRecord
     asked: ExplainRequest
-    twins: dict[tuple[str, ...], tuple[str, dict[str, Any]]]
+    twins: dict[tuple[str, ...], tuple[str, FoundBundle]]
 
     def explain(self) -> bool:
         """Whether a bundle shows it; of compiles of one program with the same flags, one is explained for all."""
@@ -212,7 +215,7 @@ class _FailureExplainer:
         if key in self.twins:
             case, bundle = self.twins[key]
             self.notes.add("same", {"as": case})
-            self.notes.add("bundle", bundle)
+            self.notes.add("bundle", bundle.as_dict())
             return True
         found = self._explain_alone()
         if found is not None:
@@ -223,7 +226,7 @@ class _FailureExplainer:
     def _program_sha256(self) -> str:
         return self.tools.workbench.store.verified.sha256(self.tools.failure.program)
 
-    def _explain_alone(self) -> dict[str, Any] | None:
+    def _explain_alone(self) -> FoundBundle | None:
         """What is recorded of a bundle that shows it; None where none does."""
         failure = self.tools.failure
         if failure.sha256 and failure.sha256 != self._program_sha256:
@@ -262,7 +265,7 @@ class _FailureExplainer:
         self.notes.add("again", {"failed": len(seen), "same": same, "symptom": symptom and symptom.as_dict()})
         return symptom
 
-    def _pursue(self, forms: FailureForms, probes: _Probes) -> dict[str, Any] | None:
+    def _pursue(self, forms: FailureForms, probes: _Probes) -> FoundBundle | None:
         """What is at fault in it, what shows that to others, and which switches mend it."""
         begun: tuple[Future[ProbedSwitch], ...] = ()
         early = False
@@ -353,7 +356,7 @@ class _FailureExplainer:
             raise GauntletError("it would hold the model's own values, which --no-weights leaves out", "")
         return "the whole program", forms.of_program(why)
 
-    def _write_bundle(self, forms: Iterator[tuple[str, Contents]], known: str) -> dict[str, Any] | None:
+    def _write_bundle(self, forms: Iterator[tuple[str, Contents]], known: str) -> FoundBundle | None:
         """The first that shows the failure when it is run, as it is recorded; None where none does."""
         tools, supervisor = self.tools, self.notes.session.supervisor
         last: tuple[Bundle, str, int | None] | None = None
@@ -374,8 +377,8 @@ class _FailureExplainer:
             return None
         if last is None:
             return None
-        fact = self.notes.add_bundle(*last)
-        return fact if last[2] == STILL_THERE else None
+        found = self.notes.add_bundle(*last)
+        return found if found.exit_code == STILL_THERE else None
 
 
 def _with_replay(contents: Contents, bundle: Bundle, tools: Tools) -> Bundle:

@@ -203,12 +203,8 @@ class ExplainedCase:
     @property
     def answer(self) -> str:
         """What came of it, in a line."""
-        located, operator, reduced, slower = (
-            self.found.located,
-            self.found.operator,
-            self.found.reduced,
-            self.found.slower,
-        )
+        found = self.found
+        located, operator, reduced, slower = found.located, found.operator, found.reduced, found.slower
         if slower is not None and slower.name:
             what = f"{slower.name} is slower by itself"
             return what if self.bundled else f"{what}, but its bundle does not show it"
@@ -220,7 +216,7 @@ class ExplainedCase:
             return f"the program, its flags and so the failure are those of {same['as']}"
         if reduced is not None and not reduced.why:
             return f"reduced from {reduced.change}: {', '.join(reduced.names)}"
-        parts = (operator, self.found.nothing, located, reduced, slower)
+        parts = (operator, found.nothing, located, reduced, slower)
         return next((part.why for part in parts if part and part.why), "it was not brought to an end")
 
     @property
@@ -359,14 +355,19 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     record = run_dir / _RECORD
     if not record.is_file():
         return outcome
+    found: dict[str, tuple[str, Explanation]] = {}
+    why = ""
     try:
-        found = {
-            name: _read_explanation(case) for name, case in explain_outcome(record.parent).known.items() if case.done
-        }
+        for name, case in explain_outcome(record.parent).known.items():
+            if case.done:
+                explanation = Explanation(one_line(case.answer), case.mended_by, case.archive)
+                found[name] = one_line(case.reason), explanation
     except GauntletError as error:
-        return _with_remark(outcome, error.what.replace(str(record), _RECORD))
+        why = error.what.replace(str(record), _RECORD)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return _with_remark(outcome, f"{_RECORD} is no whole record: {type(error).__name__}: {error}")
+        why = f"{_RECORD} is no whole record: {type(error).__name__}: {error}"
+    if why:
+        return replace(outcome, remarks=(*outcome.remarks, one_line(f"what `explain` found is left out: {why}")))
     chains = tuple(
         replace(chain, steps=tuple(_explain(step, found[chain.id]) for step in chain.steps))
         if chain.id in found
@@ -376,17 +377,8 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     return replace(outcome, chains=chains)
 
 
-def _with_remark(outcome: RunOutcome, why: str) -> RunOutcome:
-    return replace(outcome, remarks=(*outcome.remarks, one_line(f"what `explain` found is left out: {why}")))
-
-
-def _read_explanation(case: ExplainedCase) -> tuple[str, Explanation]:
-    """The failure that it is about, as the run tells it, and what is said of that."""
-    return one_line(case.reason), Explanation(one_line(case.answer), case.mended_by, case.archive)
-
-
 def _explain(step: StepOutcome, found: tuple[str, Explanation]) -> StepOutcome:
-    """A step with its explanation; a resumed run may have come out otherwise since."""
+    """A step with what was found of a failure for this reason; a resumed run may have come out otherwise since."""
     reason, explanation = found
     fits = step.stage in (Stage.COMPILE, Stage.THRESHOLD) and not step.role and step.reason == reason
     return replace(step, explanation=explanation) if fits and step.verdict.blocks else step

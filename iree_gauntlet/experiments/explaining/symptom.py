@@ -88,7 +88,7 @@ def _describe_ending(ran: ToolResult) -> str:
         return "" if ran.outcome.signal in SENT_SIGNALS else CRASH
     if ran.passed:
         return ""
-    return WRONG if ran.wrong else FAILURE
+    return WRONG if ran.complaints else FAILURE
 
 
 def _format_error_line(errors: str) -> str:

@@ -50,11 +50,6 @@ class ToolResult:
     errors: str
 
     @property
-    def wrong(self) -> bool:
-        """Whether it ran and gave other numbers than expected."""
-        return bool(self.complaints)
-
-    @property
     def passed(self) -> bool:
         """Whether all was as expected."""
         return self.outcome.exit_code == 0
