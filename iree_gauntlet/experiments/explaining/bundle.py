@@ -103,19 +103,16 @@ class BundleFiles:
         for flag in flags:
             head, equals, value = flag.rpartition("=")
             path = folder / value
+            text = flag
             # A word such as `host` is no file, whatever lies in the folder.
             if equals and ("/" in value or path.suffix) and path.is_file():
-                texts.append(f"{head}={self._add_file_of_flag(path.read_bytes(), path.suffix)}")
-            else:
-                texts.append(flag)
+                data, known = path.read_bytes(), [name for name in self.held if name.startswith("flag_")]
+                same = (name for name in known if self.held[name] == data and name.endswith(path.suffix))
+                name = next(same, f"flag_{len(known)}{path.suffix}")
+                self.held[name] = data
+                text = f"{head}={name}"
+            texts.append(text)
         return tuple(texts)
-
-    def _add_file_of_flag(self, data: bytes, suffix: str) -> str:
-        known = {name: held for name, held in self.held.items() if name.startswith("flag_")}
-        same = (name for name, held in known.items() if held == data and name.endswith(suffix))
-        name = next(same, f"flag_{len(known)}{suffix}")
-        self.held[name] = data
-        return name
 
     @property
     def tools(self) -> dict[Path, list[tuple[str, ...]]]:

@@ -91,7 +91,11 @@ class FailureForms:
         before, after = (counted(size.operations, "operation") for size in (reduced.before, reduced.after))
         fails = "fails" if reduced.after.operations == 1 else "fail"
         found = f"`program.mlir` is what is left of a program of {before}: {after}, which {fails} in the same way."
-        title, said = f"iree-compile: {self.symptom.said}", self._format_code(reduced.text)
+        # Where a tool lies on this machine is left out.
+        library = f"{Path(self.iree.compiler.compile).parent}/"
+        shown = _CANDIDATE.sub("program.mlir", reduced.text).replace(library, "").strip().splitlines()
+        lines = last_lines(tuple(shown[:_SAID_LINES]), count=_SAID_LINES, width=_SAID_WIDTH)
+        title, said = f"iree-compile: {self.symptom.said}", "\n".join(("```", *lines, "```"))
         return self._fill(title, reduced.program.read_bytes(), self._add_flags(files), files, found, said, device="")
 
     def of_program(self, why: str) -> Contents:
@@ -129,13 +133,6 @@ class FailureForms:
 
     def _add_flags(self, files: BundleFiles) -> tuple[str, ...]:
         return files.add_flags(self.failure.flags, self.failure.compile_cwd)
-
-    def _format_code(self, said: str) -> str:
-        """What a tool says, without where it lies on this machine."""
-        library = str(Path(self.iree.compiler.compile).parent)
-        shown = _CANDIDATE.sub("program.mlir", said).replace(f"{library}/", "")
-        lines = last_lines(tuple(shown.strip().splitlines()[:_SAID_LINES]), count=_SAID_LINES, width=_SAID_WIDTH)
-        return "\n".join(("```", *lines, "```"))
 
     def _take(self, path: Path, name: str, files: BundleFiles) -> bytes:
         """A file's bytes; none where it is large, and fetched from where it comes from."""

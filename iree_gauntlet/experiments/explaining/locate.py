@@ -187,7 +187,7 @@ class DispatchSearch:
                 why="no reference gives the expected numbers either: the fault lies before the dispatches (in the "
                 "import, in constants that the compiler computes, in the expected values, or in the tolerance)"
             )
-        traces, end = held.trace.dispatches, held.trace.end
+        traces, end = held.trace.dispatches, held.trace
         for side, code in (("target", end.target), ("reference", end.reference)):
             if code:
                 begun = self._name_dispatches(end.unfinished) or "none of its dispatches"
@@ -230,16 +230,16 @@ class DispatchSearch:
         # Both sides are the same program: whichever fails first is looked at.
         timeout = symptom.seconds or self.tools.failure.timeout
         trace = trace_both(self.tools, "trace", (side, side), timeout)
-        end, count = trace.end, len(trace.dispatches)
-        if not (end.target or end.reference):
+        count = len(trace.dispatches)
+        if not (trace.target or trace.reference):
             why = "with its dispatches traced it does not fail: the fault is in allocation, aliasing or"
             return Located(why=f"{why} synchronisation, not in a dispatch", traced=count)
-        for item in end.unfinished:
+        for item in trace.unfinished:
             suspect = self._confirm_failing(item, trace, symptom, timeout)
             if suspect is not None:
                 return Located(suspect, "", count)
-        if end.unfinished:
-            names = self._name_dispatches(end.unfinished)
+        if trace.unfinished:
+            names = self._name_dispatches(trace.unfinished)
             return Located(why=f"it fails in {names}, which alone does not fail on its inputs", traced=count)
         said = last_line(trace.folder / "target.txt")
         return Located(why=f"it fails in none of its {len(self.program.dispatches)} dispatches: {said}", traced=count)
@@ -264,7 +264,7 @@ class DispatchSearch:
             reference = replace(target, device=_REFERENCE_DEVICE, modules=(str(module),))
             trace = trace_both(self.tools, folder, (target, reference), timeout, by_values=by_values)
             held = _Held(name, device, trace, by_values)
-            if not trace.end.differs:
+            if not trace.differs:
                 break
         return held
 
@@ -279,7 +279,9 @@ class DispatchSearch:
         for name, target in _REFERENCES.items():
             file = f"reference_{name.partition(',')[0]}"
             try:
-                device = self._format_device(target)
+                # How this release writes a target, as in a program that is compiled for it.
+                flow = self.tools.compile_text("trivial", _TRIVIAL, [*target, "--compile-to=flow"], timeout=60.0)
+                device = device_of(flow.read_text(encoding="utf-8"))
                 # Traced, iree-run-module would print every tensor.
                 module = self._make_reference(file, target, device, by_values=by_values, traced=False)
             except CompileError as problem:
@@ -291,11 +293,6 @@ class DispatchSearch:
             if ran.passed:
                 return name, device
         return None
-
-    def _format_device(self, target: Sequence[str]) -> str:
-        """How this release writes a target: the `#hal.device.target` of a program that is compiled for it."""
-        flow = self.tools.compile_text("trivial", _TRIVIAL, [*target, "--compile-to=flow"], timeout=60.0)
-        return device_of(flow.read_text(encoding="utf-8"))
 
     def _make_reference(self, file: str, target: Sequence[str], device: str, *, by_values: bool, traced: bool) -> Path:
         """A reference of the same dispatches; by values, of dispatches of its own."""

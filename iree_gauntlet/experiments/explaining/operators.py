@@ -197,13 +197,16 @@ class _Search:
         """Prepare the model; GauntletError where it cannot be cut."""
         prepared = str(tools.folder / _PREPARED)
         plan = {"model": str(source.file), "prepared": prepared, **source.options.as_dict()}
-        argv = tools.plan("cut_onnx", "describe", plan)
-        said = tools.ask("describe", argv, source.file.name, timeout=source.timeout)
+        said = tools.ask("cut_onnx", "describe", plan, source.file.name, timeout=source.timeout)
         return cls(tools, source, Graph.from_dict(said), say)
 
     def found(self) -> OperatorSearch:
         """What there is to find."""
-        whole = self._run_whole()
+        # The model as published, held against IREE's outputs and those that are expected.
+        files = self._run("onnx_whole", None, self._inputs, len(self.graph.outputs))
+        expected = self.tools.failure.values("--expected_output")
+        sides = {_IREE: files} | ({_EXPECTED: expected} if len(expected) == len(files) else {})
+        whole = self._hold("onnx_whole", self.source.file, self._inputs, sides, known=False)
         self.values |= {value.name: value for value in whole.inputs}
         against = f"onnxruntime {whole.onnxruntime}"
         note = ""
@@ -225,13 +228,6 @@ class _Search:
             why = f"{titles}: the first to differ from {against}, but not by itself on {against}'s inputs"
             return OperatorSearch(why=why, note=note)
         return OperatorSearch(operator, note=note)
-
-    def _run_whole(self) -> HeldValues:
-        """The model as published, held against IREE's outputs and those that are expected."""
-        files = self._run("onnx_whole", None, self._inputs, len(self.graph.outputs))
-        expected = self.tools.failure.values("--expected_output")
-        sides = {_IREE: files} | ({_EXPECTED: expected} if len(expected) == len(files) else {})
-        return self._hold("onnx_whole", self.source.file, self._inputs, sides, known=False)
 
     @property
     def _inputs(self) -> list[str]:
@@ -371,8 +367,7 @@ class _Search:
             "onnx": str(onnx),
             "mlir": str(mlir) if imported else "",
         }
-        argv = self.tools.plan("cut_onnx", f"{name}_cut", plan)
-        self.tools.ask(f"{name}_cut", argv, self.source.file.name, timeout=self.source.timeout)
+        self.tools.ask("cut_onnx", f"{name}_cut", plan, self.source.file.name, timeout=self.source.timeout)
         return onnx, mlir
 
     def _hold(
@@ -388,8 +383,8 @@ class _Search:
             "sides": sides,
             "tolerances": TOLERANCES,
         }
-        argv, limit = self.tools.plan("hold_onnx", f"{name}_hold", plan), self.tools.failure.timeout
-        said = self.tools.ask(f"{name}_hold", argv, self.source.file.name, timeout=limit, own=True)
+        limit, what = self.tools.failure.timeout, self.source.file.name
+        said = self.tools.ask("hold_onnx", f"{name}_hold", plan, what, timeout=limit, own=True)
         held = HeldValues.from_dict(said)
         if known:
             self.values |= {value.name: value for value in held.outputs}

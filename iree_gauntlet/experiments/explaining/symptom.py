@@ -75,7 +75,9 @@ def symptom_of(ran: ToolResult, timeout: float) -> Symptom | None:
         frame = _format_crash_frame(ran.errors)
         return Symptom(ending, f"{ran.outcome.signal}{f' in {frame}' if frame else ''}", _escape(frame))
     if ending == FAILURE:
-        line = _format_error_line(ran.errors)
+        found = _ERROR.search(ran.errors)
+        lines = (text.strip() for text in ran.errors.splitlines() if text.strip())
+        line = found[1] if found else next(lines, "")
         return Symptom(ending, one_line(diagnostic_of(line)).rstrip(": "), pattern_of(line))
     return None
 
@@ -89,13 +91,6 @@ def _describe_ending(ran: ToolResult) -> str:
     if ran.passed:
         return ""
     return WRONG if ran.complaints else FAILURE
-
-
-def _format_error_line(errors: str) -> str:
-    found = _ERROR.search(errors)
-    if found is not None:
-        return found[1]
-    return next((line.strip() for line in errors.splitlines() if line.strip()), "")
 
 
 def _format_crash_frame(errors: str) -> str:

@@ -143,17 +143,19 @@ class Tools:
         file.write_text(json.dumps(plan), encoding="utf-8")
         return str(Path(iree_side.__file__).with_name(f"{worker}.py")), str(file)
 
-    def ask(self, name: str, argv: Sequence[str], what: str, *, timeout: float, own: bool = False) -> Any:
-        """What a program answers in JSON, in the Python that has IREE's bindings, or in that of this toolkit.
+    def ask(
+        self, worker: str, name: str, plan: Mapping[str, object], what: str, *, timeout: float, own: bool = False
+    ) -> Any:
+        """What a worker answers to a plan, in the Python that has IREE's bindings, or in that of this toolkit.
 
         Raises:
             GauntletError: that it does not, and why; `what` stands before it.
         """
-        ran = (
-            self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
-            if own
-            else self.python(name, argv, timeout=timeout)
-        )
+        argv = self.plan(worker, name, plan)
+        if own:
+            ran = self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
+        else:
+            ran = self.python(name, argv, timeout=timeout)
         if ran.passed:
             return json.loads((self.folder / f"{name}.out.txt").read_text(encoding="utf-8"))
         lines = ran.errors.strip().splitlines()

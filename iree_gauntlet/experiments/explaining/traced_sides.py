@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
-from pathlib import Path  # noqa: TC003 - the codec looks it up
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.flow_program import FlowProgram, read_flow
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.recorded import UNRECORDED, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,23 +84,16 @@ class UnfinishedDispatch(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class TraceEnd(Recorded):
-    """How a trace ended: exit codes, where the sides differ, and what the function gives; see `trace_dispatches.py`."""
+class TraceOfBoth(Recorded):
+    """What was seen of both sides, which end with exit codes; see `trace_dispatches.py`."""
 
     target: int
     reference: int
+    dispatches: tuple[TracedDispatch, ...]
     unfinished: tuple[UnfinishedDispatch, ...]
     differs: str = ""
     results: tuple[TensorTrace, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TraceOfBoth:
-    """What was seen of both sides."""
-
-    folder: Path
-    dispatches: tuple[TracedDispatch, ...]
-    end: TraceEnd
+    folder: Path = field(default=Path(), metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +171,12 @@ def trace_both(
         "timeout": timeout,
         "folder": str(folder),
     }
-    argv = tools.plan("trace_dispatches", name, plan)
-    said = tools.ask(name, argv, "the dispatches could not be traced", timeout=timeout + _MARGIN_SECONDS)
-    end = TraceEnd.from_dict(said)
-    lines = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()
-    if not (lines or end.unfinished):
+    what, limit = "the dispatches could not be traced", timeout + _MARGIN_SECONDS
+    said = tools.ask("trace_dispatches", name, plan, what, timeout=limit)
+    trace = replace(TraceOfBoth.from_dict(said), folder=folder)
+    if not (trace.dispatches or trace.unfinished):
         raise GauntletError(f"nothing was traced: {last_line(folder / 'target.txt')}", f"See {folder}.")
-    return TraceOfBoth(folder, tuple(TracedDispatch.from_dict(json.loads(line)) for line in lines), end)
+    return trace
 
 
 def capture_inputs(tools: Tools, target: TracedSide, wanted: Sequence[Dispatch]) -> CapturedInputs:
@@ -195,6 +186,6 @@ def capture_inputs(tools: Tools, target: TracedSide, wanted: Sequence[Dispatch])
         GauntletError: they could not be run.
     """
     plan = {"target": asdict(target), "capture": [dispatch.key for dispatch in wanted], "folder": str(tools.folder)}
-    argv = tools.plan("trace_dispatches", "capture", plan)
-    found = tools.ask("capture", argv, "the inputs could not be captured", timeout=tools.failure.timeout)
+    what, limit = "the inputs could not be captured", tools.failure.timeout
+    found = tools.ask("trace_dispatches", "capture", plan, what, timeout=limit)
     return {key: tuple(map(HeldTensor.from_dict, tensors)) for key, tensors in found.items()}

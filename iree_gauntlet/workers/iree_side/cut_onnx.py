@@ -124,16 +124,17 @@ def _list_from_around(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in graph.output if value.name not in own)
 
 
-def _count_bytes(tensor: onnx.TypeProto.Tensor) -> int | None:
-    sizes = [dim.dim_value for dim in tensor.shape.dim]
-    known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
-    return math.prod(sizes) * _ELEMENT_BYTES[tensor.elem_type] if known else None
-
-
 def _describe(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, Any]:
     graph = model.graph
     constants = [tensor.name for tensor in graph.initializer] + [item.values.name for item in graph.sparse_initializer]
     places = {tuple(node.output): place for place, node in enumerate(published.graph.node, 1)}
+    sizes: dict[str, int | None] = {}
+    for value in (*graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if tensor.elem_type in _ELEMENT_BYTES:
+            known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+            count = math.prod(dim.dim_value for dim in tensor.shape.dim)
+            sizes[value.name] = count * _ELEMENT_BYTES[tensor.elem_type] if known else None
     return {
         "inputs": [value.name for value in list_inputs(graph)],
         "outputs": [value.name for value in graph.output],
@@ -150,11 +151,7 @@ def _describe(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, A
             for index, node in enumerate(graph.node)
         ],
         "of": len(published.graph.node),
-        "sizes": {
-            value.name: _count_bytes(value.type.tensor_type)
-            for value in (*graph.value_info, *graph.output)
-            if value.type.tensor_type.elem_type in _ELEMENT_BYTES
-        },
+        "sizes": sizes,
     }
 
 

@@ -14,17 +14,16 @@ The plan:
      "timeout": 60,                   seconds after which both are ended
      "folder": "/…"}                  where to
 
-`trace.jsonl` in the folder gets an object a dispatch: `dispatch`, the key of its traces; `call` (0 is the first one of
-all); `inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`; `suspect` where an output is wrong and no
-input is; and of the first suspects `kept`, the folder with the tensors of both sides, and the `largest` |value| of each
-output of the reference. The answer says how both ended: `target` and `reference`, the exit codes (negative: a signal; 0
-also for one that was ended since the other had); `unfinished`, dispatches that were begun and gave nothing: objects of
+The answer has `dispatches`, an object each: `dispatch`, the key of its traces; `call` (0 is the first one of all);
+`inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`; `suspect` where an output is wrong and no input
+is; and of the first suspects `kept`, the folder with the tensors of both sides, and the `largest` |value| of each
+output of the reference. It also says how both ended: `target` and `reference`, the exit codes (negative: a signal; 0 also for
+one that was ended since the other had); `unfinished`, dispatches that were begun and gave nothing: objects of
 `dispatch`, `kept` and the `inputs`; `differs` (where the sides do not do the same; empty where they do); `results`,
 what the function gives in the end, each as in `outputs` with the `largest` |value| of the reference.
 
 With `by_values`, the reference may be another program that means the same: it runs first, and a tensor of the target is
-right where the reference has one of the same values in any layout (`ValueIndex`). `trace.jsonl` then has `wrong` of
-each tensor, and no errors.
+right where the reference has one of the same values in any layout (`ValueIndex`). No errors are known then.
 
 With `capture`, the keys of some dispatches, the target runs alone, up to where each of them has run once: their inputs
 go to files, and the answer has for each key a list of `type` and `file`.
@@ -182,7 +181,7 @@ class _Compared:
 
 
 class _TraceLog:
-    """Pairs what dispatches take with what they give; writes what is said of them, and the first suspects' tensors.
+    """Pairs what dispatches take with what they give; keeps what is said of them, and the first suspects' tensors.
 
     The runtime may begin several dispatches before it ends the first of them.
     """
@@ -190,9 +189,8 @@ class _TraceLog:
     def __init__(self, plan: _TracePlan) -> None:
         self._folder = Path(plan.folder)
         self._left = plan.keep
-        self._file = (self._folder / "trace.jsonl").open("w", encoding="utf-8")
         self._begun: dict[str, list[_Pair]] = {}
-        self._count = 0
+        self.dispatches: list[dict[str, Any]] = []
 
     def take(self, key: str, tensors: _Pair, describe: Callable[[_Pair, bool], list[_Compared]]) -> None:
         """Take what a dispatch is given, or what it gives; `describe` compares, and is told which."""
@@ -204,20 +202,17 @@ class _TraceLog:
         given = self._begun[name].pop(0) if self._begun.get(name) else ([], [])
         inputs, outputs = describe(given, True), describe(tensors, False)
         suspect = any(item.wrong for item in outputs) and not any(item.wrong for item in inputs)
-        kept = ""
+        kept, call = "", len(self.dispatches)
         if suspect and self._left:
             self._left -= 1
             for item, tensor in zip(outputs, tensors[1], strict=False):
                 item.largest = tensor.find_largest()
-            kept = _keep(self._folder / f"call_{self._count}", given, tensors)
+            kept = _keep(self._folder / f"call_{call}", given, tensors)
         said = {"inputs": list(map(asdict, inputs)), "outputs": list(map(asdict, outputs))}
-        line = {"dispatch": name, **said, "suspect": suspect, "kept": kept, "call": self._count}
-        self._file.write(json.dumps(line) + "\n")
-        self._count += 1
+        self.dispatches.append({"dispatch": name, **said, "suspect": suspect, "kept": kept, "call": call})
 
-    def close(self) -> list[dict[str, Any]]:
+    def find_unfinished(self) -> list[dict[str, Any]]:
         """What was begun and not ended, with the inputs of the last time."""
-        self._file.close()
         last = {name: pairs[-1] for name, pairs in self._begun.items() if pairs}
         return [
             {
@@ -262,10 +257,10 @@ def _compare(plan: _TracePlan) -> dict[str, Any]:
                 item.largest = right.find_largest()
         else:
             log.take(key, (tensors, references), describe)
-    unfinished = log.close()
+    said = {"dispatches": log.dispatches, "unfinished": log.find_unfinished(), "differs": differs}
     ends = {"target": target.end(), "reference": reference.end()}
     late.cancel()
-    return {**ends, "unfinished": unfinished, "differs": differs, "results": list(map(asdict, results))}
+    return {**said, **ends, "results": list(map(asdict, results))}
 
 
 def _compare_values(plan: _TracePlan) -> dict[str, Any]:
@@ -290,7 +285,8 @@ def _compare_values(plan: _TracePlan) -> dict[str, Any]:
     for key, tensors in target.read_traces():
         if key != _RESULTS:
             log.take(key, (tensors, []), describe)
-    return {"unfinished": log.close(), "target": target.end(), "reference": reference_code}
+    said = {"dispatches": log.dispatches, "unfinished": log.find_unfinished()}
+    return {**said, "target": target.end(), "reference": reference_code}
 
 
 def _name_dispatch(key: str) -> str:
