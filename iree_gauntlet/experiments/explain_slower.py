@@ -22,7 +22,6 @@ from iree_gauntlet.experiments.explaining.bundle import (
     STILL_THERE,
     Bundle,
     BundleFiles,
-    fold_command,
     pack,
     packages_of,
     render,
@@ -108,13 +107,6 @@ def _write_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, To
     packages = list(map(packages_of, irees))
     flags = [files.add_flags(side.flags, side.compile_cwd) for side in slower.sides]
     arguments = [[*words, *inputs] for words in slow.arguments]
-    steps = [
-        (
-            " \\\n    ".join((fold_command("iree-compile", PROGRAM, flags=compiled), f"-o {name}.vmfb")),
-            fold_command("iree-benchmark-module", f"--module={name}.vmfb", flags=ran),
-        )
-        for name, compiled, ran in zip(("base", "new"), flags, arguments, strict=True)
-    ]
     base, new = irees
     pinned = ",".join(map(str, cpus))
     change = f"{100 * (slow.comparison.ratio - 1):+.1f} %"
@@ -128,7 +120,6 @@ def _write_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, To
         title=title,
         slower=slower,
         slow=slow,
-        steps=steps,
         went=dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit),
         times=[milliseconds(value) for value in slow.medians_ms],
         where=f"CPU {cpus_text(cpus)}" if cpus else "all CPUs",

@@ -173,16 +173,11 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
         "device": contents.device,
         "arguments": contents.arguments,
     }
-    steps = [*contents.before, fold_command("iree-compile", PROGRAM, "-o module.vmfb", flags=contents.flags)]
-    if contents.device:
-        words = (f"--device={contents.device}", *contents.arguments)
-        steps.append(fold_command("iree-run-module", "--module=module.vmfb", flags=words))
     readme = render(
         "readme.md",
         contents=contents,
         iree=iree,
         packages=packages,
-        steps=steps,
         # A small program, for those who read the issue alone.
         inline="" if len(program) > _INLINE_BYTES or b"\0" in program else program.decode(errors="replace").strip(),
         has_replay=REPLAY in contents.files.held,
@@ -222,6 +217,8 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["words"] = shlex.join
+    # Further words of a command to paste, a line each.
+    environment.filters["folded"] = lambda words: "".join(f" \\\n    {shlex.quote(word)}" for word in words)
     text = Path(__file__).with_name(f"{template}.jinja").read_text(encoding="utf-8")
     return environment.from_string(text).render(machine=_describe_machine(), **values)
 
@@ -230,11 +227,6 @@ def _describe_machine() -> str:
     """This machine, for those who have a bundle of it."""
     facts = read_machine_facts()
     return f"{facts.cpu}, {facts.os}"
-
-
-def fold_command(*words: str, flags: Sequence[str] = ()) -> str:
-    """A command to paste, a word a line."""
-    return " \\\n    ".join((*words, *map(shlex.quote, flags)))
 
 
 def pack(files: Mapping[str, bytes], readme: str, script: str, facts: Mapping[str, object], folder: Path) -> Bundle:

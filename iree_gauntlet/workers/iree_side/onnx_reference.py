@@ -101,18 +101,11 @@ class OnnxRuntime:
         options.log_severity_level = 4
         if not optimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # What onnxruntime raises derives from Exception alone, one class per status code.
-        statuses = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-        self._failures: tuple[type[Exception], ...] = (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            *(value for value in statuses if isinstance(value, type) and issubclass(value, Exception)),
-        )
         loaded = model if isinstance(model, bytes) else str(model)
         try:
             self._session = onnxruntime.InferenceSession(loaded, options, providers=["CPUExecutionProvider"])
-        except self._failures as error:
+        # What it raises derives from Exception alone, one class per status code.
+        except Exception as error:
             raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {_get_first_line(error)}") from error
         self._outputs = self._session.get_outputs()
         self.inputs = tuple(
@@ -131,7 +124,8 @@ class OnnxRuntime:
             values = self._session.run(
                 names, {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
             )
-        except self._failures as error:
+        # As above.
+        except Exception as error:
             raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {_get_first_line(error)}") from error
         # It hands f8 on as bytes.
         types = [_name_dtype(value.type) for value in self._outputs]

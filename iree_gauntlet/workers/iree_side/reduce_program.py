@@ -178,7 +178,7 @@ class Edits:
     def list_functions(self, program: Operation) -> list[str]:
         """Names of functions with a body of one block, the longest first."""
         found = {
-            self._get_symbol(operation): len(operation.regions[0].blocks[0].operations)
+            self._get_symbol(operation): len(_list_body(operation))
             for operation in _list_body(program)
             if operation.name in FUNCTIONS and len(operation.regions[0].blocks) == 1
         }
@@ -186,9 +186,7 @@ class Edits:
 
     def list_operations(self, program: Operation, name: str) -> list[Operation]:
         """What a function does, its end left out."""
-        return [
-            operation.operation for operation in self._find_function(program, name).regions[0].blocks[0].operations
-        ][:-1]
+        return _list_body(self._find_function(program, name))[:-1]
 
     def with_operations(self, program: Operation, name: str, kept: Collection[int]) -> Operation:
         """It, with some operations of a function alone.
@@ -198,7 +196,7 @@ class Edits:
         """
         copy = program.operation.clone().operation
         function = self._find_function(copy, name)
-        *operations, end = [operation.operation for operation in function.regions[0].blocks[0].operations]
+        *operations, end = _list_body(function)
         arguments = set(function.regions[0].blocks[0].arguments)
         makers = {value: index for index, operation in enumerate(operations) for value in operation.results}
         wanted = set(kept)
@@ -274,7 +272,7 @@ class Edits:
 
 
 def _list_body(program: Operation) -> list[Operation]:
-    """What stands at the top of a program."""
+    """What stands at the top of a program, or in a function of one block."""
     return [operation.operation for operation in program.operation.regions[0].blocks[0].operations]
 
 

@@ -17,8 +17,8 @@ The plan:
 The answer has `dispatches`, an object each: `dispatch`, the key of its traces; `call` (0 is the first one of all);
 `inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`; `suspect` where an output is wrong and no input
 is; and of the first suspects `kept`, the folder with the tensors of both sides, and the `largest` |value| of each
-output of the reference. It also says how both ended: `target` and `reference`, the exit codes (negative: a signal; 0 also for
-one that was ended since the other had); `unfinished`, dispatches that were begun and gave nothing: objects of
+output of the reference. It also says how both ended: `target` and `reference`, the exit codes (negative: a signal; 0
+also for one that was ended since the other had); `unfinished`, dispatches that were begun and gave nothing: objects of
 `dispatch`, `kept` and the `inputs`; `differs` (where the sides do not do the same; empty where they do); `results`,
 what the function gives in the end, each as in `outputs` with the `largest` |value| of the reference.
 
