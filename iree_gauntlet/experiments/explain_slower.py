@@ -121,7 +121,8 @@ def _write_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, To
         slower=slower,
         slow=slow,
         went=dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit),
-        times=[milliseconds(value) for value in slow.medians_ms],
+        times=slow.times["time_ms"],
+        milliseconds=milliseconds,
         where=f"CPU {cpus_text(cpus)}" if cpus else "all CPUs",
     )
     facts = {
@@ -133,6 +134,6 @@ def _write_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, To
         "base_flags": flags[0],
         "arguments": arguments[1],
         "base_arguments": arguments[0],
-        "times": slow.verdict.as_dict(),
+        "times": slow.times,
     }
     return pack(files.held | {PROGRAM: slow.function.encode()}, readme, script, facts, folder)

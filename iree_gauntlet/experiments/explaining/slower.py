@@ -99,10 +99,9 @@ class SlowDispatch:
     gpu: str
 
     @property
-    def medians_ms(self) -> tuple[float, float]:
-        """Of A and B."""
-        times = self.verdict.as_dict()["time_ms"]
-        return times["A"]["median"], times["B"]["median"]
+    def times(self) -> dict[str, Any]:
+        """For the record."""
+        return self.verdict.as_dict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +122,8 @@ class SlowerSearch:
         if self.slow is None:
             return {"why": self.why, "tried": tried}
         inputs = [item.type for item in self.slow.inputs]
-        times = self.slow.verdict.as_dict()
-        return {"why": self.why, "tried": tried, **asdict(self.slow.suspect), "inputs": inputs, "times": times}
+        one = {**asdict(self.slow.suspect), "inputs": inputs, "times": self.slow.times}
+        return {"why": self.why, "tried": tried, **one}
 
 
 def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[Slower]:
