@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.experiments.explaining import contents, fetch_file, locate, make_values
+from iree_gauntlet.experiments.explaining.bundle import BundleFiles
 from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
 from iree_gauntlet.experiments.explaining.traced_sides import HeldTensor
 from tests.experiments.test_explain import expected, explained, model, planted
@@ -189,6 +190,21 @@ def test_what_has_no_known_type_or_no_values_stays(tmp_path: Path) -> None:
     (tmp_path / "own.bin").write_bytes(b"12345678")
     items = [HeldTensor("1xcomplex<f32>", tmp_path / "own.bin"), HeldTensor("0x4xf32", tmp_path / "own.bin")]
     assert locate.made_up(items, tmp_path) == tuple(items)
+
+
+def test_files_that_flags_name_are_in_a_bundle_once_each(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.mlir").write_text(name)
+    (tmp_path / "host").touch()
+    files = BundleFiles()
+    # Of both sides of a comparison; relative to where they compile.
+    assert files.add_flags(["--x=a.mlir", "--cpu=host"], tmp_path) == ("--x=flag_0.mlir", "--cpu=host")
+    assert files.add_flags(["--x=b.mlir", f"--y=c={tmp_path}/a.mlir"], tmp_path / "other") == (
+        "--x=b.mlir",
+        "--y=c=flag_0.mlir",
+    )
+    assert files.add_flags(["--x=b.mlir"], tmp_path) == ("--x=flag_1.mlir",)
+    assert files.held == {"flag_0.mlir": b"a", "flag_1.mlir": b"b"}
 
 
 @pytest.mark.parametrize(

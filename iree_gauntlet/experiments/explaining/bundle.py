@@ -97,7 +97,7 @@ class BundleFiles:
             texts.append(f"{tensor.type}=@{file}" if tensor.made or any(data) else tensor.type)
         return texts
 
-    def add_flags(self, flags: Sequence[str], folder: Path = Path()) -> tuple[str, ...]:
+    def add_flags(self, flags: Sequence[str], folder: Path) -> tuple[str, ...]:
         """Flags that name files, relative to a folder, by their names in the bundle."""
         texts: list[str] = []
         for flag in flags:
