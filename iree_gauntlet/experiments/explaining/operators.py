@@ -79,11 +79,6 @@ class OnnxValue(HeldTensor):
     error: dict[str, float] = field(default_factory=dict)
     wrong: dict[str, bool] = field(default_factory=dict)
 
-    @property
-    def as_array(self) -> dict[str, Any]:
-        """What a plan says of it."""
-        return {"name": self.name, "dtype": self.dtype, "shape": self.shape, "file": str(self.file)}
-
 
 @dataclass(frozen=True, slots=True)
 class HeldValues(Recorded):
@@ -174,10 +169,6 @@ def first_wrong_operator(source: OnnxSource, tools: Tools, say: Callable[[str], 
         return OperatorSearch(why=f"its operators cannot be told apart: {error.on_one_line}")
 
 
-class _PassesError(Exception):
-    """With its values as outputs, the model is right."""
-
-
 @dataclass(slots=True)
 class _Search:
     """The search in one model; `values` is what onnxruntime had of values so far.
@@ -217,9 +208,8 @@ class _Search:
             off = _format_share(whole.find_worst(_IREE))
             near = f"IREE gives what {against} gives, to {off}"
             return OperatorSearch(why=f"{near}: {note}" if note else f"{near}: is the tolerance right?", agrees=True)
-        try:
-            group = self._narrow(targets)
-        except _PassesError:
+        group = self._narrow(targets)
+        if group is None:
             why = f"it differs from {against}, but not with the values in between as outputs: the fault is in how"
             return OperatorSearch(why=f"{why} operators are fused", note=note)
         operator = self._find_smallest(group)
@@ -233,8 +223,11 @@ class _Search:
     def _inputs(self) -> list[str]:
         return self.tools.failure.values("--input")
 
-    def _narrow(self, wrong: Sequence[OnnxValue]) -> list[Node]:
-        """The nodes between values that are right and the first one that is not: one, where all can be looked at."""
+    def _narrow(self, wrong: Sequence[OnnxValue]) -> list[Node] | None:
+        """The nodes between values that are right and the first one that is not: one, where all can be looked at.
+
+        None where the model is right with its values as outputs.
+        """
         graph, targets = self.graph, [value.name for value in wrong]
         published = {value.name: str(value.file) for value in wrong}
         right = {*graph.inputs, *graph.constants}
@@ -250,7 +243,7 @@ class _Search:
                 raise GauntletError(what, "Conversion to another opset is onnx's; try without `opset`.")
             bad = {value.name for value in held.find_wrong(_IREE)}
             if not bad:
-                raise _PassesError
+                return None
             first = min(bad, key=lambda name: graph.producer[name].index)
             known = {value.name for value in held.outputs} - bad - right
             right |= known
@@ -360,8 +353,8 @@ class _Search:
         onnx, mlir = self.tools.folder / f"{name}.onnx", self.tools.folder / f"{name}.mlir"
         plan = {
             "model": str(self.tools.folder / _PREPARED),
-            "inputs": None if inputs is None else [value.as_array for value in inputs],
-            "constants": [value.as_array for value in constants],
+            "inputs": None if inputs is None else [value.as_dict() for value in inputs],
+            "constants": [value.as_dict() for value in constants],
             "outputs": outputs,
             "repeat": repeat,
             "onnx": str(onnx),

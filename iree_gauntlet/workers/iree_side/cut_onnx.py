@@ -168,8 +168,8 @@ def _find_needed(graph: onnx.GraphProto, outputs: list[str], given: set[str]) ->
 
 def _cut(model: onnx.ModelProto, plan: _CutPlan) -> onnx.ModelProto:
     graph = model.graph
-    new = {item.name: item.declare() for item in (_CutValue(**said) for said in plan.inputs or ())}
-    made = {item.name: item.read() for item in (_CutValue(**said) for said in plan.constants)}
+    new = {item.name: item.declare() for item in (read_plan(_CutValue, said) for said in plan.inputs or ())}
+    made = {item.name: item.read() for item in (read_plan(_CutValue, said) for said in plan.constants)}
     nodes, used = _find_needed(graph, plan.outputs, {*new, *made})
     kept = [item for item in graph.initializer if item.name in used and item.name not in {*new, *made}]
     constants = {item.name for item in kept}
