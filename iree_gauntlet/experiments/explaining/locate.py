@@ -101,8 +101,8 @@ class WrongDispatch:
     of: int
     program: str
     function: str
-    inputs: tuple[HeldTensor, ...]
     reference: str = ""
+    inputs: tuple[HeldTensor, ...] = ()
     error: float = 0.0
     expected: tuple[HeldTensor, ...] = ()
     in_f64: InF64 | None = None
@@ -187,17 +187,17 @@ class DispatchSearch:
                 why="no reference gives the expected numbers either: the fault lies before the dispatches (in the "
                 "import, in constants that the compiler computes, in the expected values, or in the tolerance)"
             )
-        traces, end = held.trace.dispatches, held.trace
-        for side, code in (("target", end.target), ("reference", end.reference)):
+        trace, traces = held.trace, held.trace.dispatches
+        for side, code in (("target", trace.target), ("reference", trace.reference)):
             if code:
-                begun = self._name_dispatches(end.unfinished) or "none of its dispatches"
-                said = last_line(held.trace.folder / f"{side}.txt")
+                begun = self._name_dispatches(trace.unfinished) or "none of its dispatches"
+                said = last_line(trace.folder / f"{side}.txt")
                 why = f"traced, the {side} does not run to its end, in {begun}: {said}"
                 return Located(why=why, traced=len(traces), reference=held.reference)
-        if end.differs:
-            why = f"target and reference do not run the same dispatches: {end.differs}"
+        if trace.differs:
+            why = f"target and reference do not run the same dispatches: {trace.differs}"
             return Located(why=why, reference=held.reference)
-        if self._is_right(end.results):
+        if self._is_right(trace.results):
             why = "with its dispatches traced it passes: the fault is in allocation, aliasing or synchronisation, not"
             return Located(why=f"{why} in a dispatch", traced=len(traces), reference=held.reference)
         suspects = [item for item in traces if item.suspect and item.kept]
@@ -318,39 +318,36 @@ class DispatchSearch:
 
     def _confirm_wrong(self, item: TracedDispatch, held: _Held) -> WrongDispatch | None:
         """A dispatch by itself, on the inputs that it had: the suspect where it is wrong there too."""
-        dispatch, count = self.program.dispatches[item.dispatch], len(held.trace.dispatches)
+        dispatch, failure = self.program.dispatches[item.dispatch], self.tools.failure
         self.say(f"confirming {dispatch.name}")
-        traced = self.program.cut_out(dispatch, [tensor.shape for tensor in item.inputs], traced=True)
-        target = self._cut_side(f"cut_{item.call}_target", traced, self.tools.failure.flags, self.tools.failure.device)
+        shapes = [tensor.shape for tensor in item.inputs]
+        traced = self.program.cut_out(dispatch, shapes, traced=True)
+        target = self._cut_side(f"cut_{item.call}_target", traced, failure.flags, failure.device)
         text, flags = with_device(traced, held.device), self._general_flags
         reference = self._cut_side(f"cut_{item.call}_reference", text, flags, _REFERENCE_DEVICE)
+        suspect = WrongDispatch(
+            dispatch=dispatch,
+            call=item.call,
+            of=len(held.trace.dispatches),
+            program=self.program.cut_out(dispatch, shapes),
+            function=as_function(self.program, dispatch),
+            reference=held.reference,
+        )
 
         def try_on(name: str, inputs: Sequence[HeldTensor]) -> WrongDispatch | None:
-            return self._find_wrong_on(
-                self._make_suspect(dispatch, item.call, count, item.inputs, inputs, held.reference),
-                (target, reference),
-                f"{name}_{item.call}",
-            )
+            given = replace(suspect, inputs=tuple(inputs))
+            return self._find_wrong_on(given, (target, reference), f"{name}_{item.call}")
 
-        inputs = _list_inputs(dispatch, item.inputs, held.trace.folder / item.kept)
-        return self._choose_inputs(inputs, try_on, "it is right")
+        return self._choose_inputs(self._list_inputs(item, held.trace.folder), try_on, "it is right")
 
     def _cut_side(self, name: str, text: str, flags: Sequence[str], device: str) -> TracedSide:
         module = compile_flow(self.tools, name, text, flags)
         return TracedSide(device, (str(module),), (), CUT_OUT, (), str(self.tools.folder))
 
-    def _make_suspect(
-        self,
-        dispatch: Dispatch,
-        call: int,
-        of: int,
-        traced: Sequence[TensorTrace],
-        inputs: Sequence[HeldTensor],
-        reference: str = "",
-    ) -> WrongDispatch:
-        program = self.program.cut_out(dispatch, [tensor.shape for tensor in traced])
-        function = as_function(self.program, dispatch)
-        return WrongDispatch(dispatch, call, of, program, function, tuple(inputs), reference)
+    def _list_inputs(self, item: TracedDispatch | UnfinishedDispatch, folder: Path) -> list[HeldTensor]:
+        """What a dispatch was given, each value once."""
+        places, kept = self.program.dispatches[item.dispatch].places, folder / item.kept
+        return [HeldTensor(item.inputs[i].type, kept / f"target_input_{i}.bin") for i in places]
 
     def _find_wrong_on(
         self, suspect: WrongDispatch, sides: tuple[TracedSide, TracedSide], name: str
@@ -376,21 +373,20 @@ class DispatchSearch:
         self, item: UnfinishedDispatch, trace: TraceOfBoth, symptom: Symptom, timeout: float
     ) -> WrongDispatch | None:
         """A dispatch by itself, on the inputs that it had: the suspect where it fails there too."""
-        dispatch = self.program.dispatches[item.dispatch]
+        dispatch, failure = self.program.dispatches[item.dispatch], self.tools.failure
         self.say(f"confirming {dispatch.name}")
         text = self.program.cut_out(dispatch, [tensor.shape for tensor in item.inputs])
-        module = compile_flow(self.tools, "cut", text, self.tools.failure.flags)
+        module = compile_flow(self.tools, "cut", text, failure.flags)
+        call, of, function = len(trace.dispatches), len(self.program.dispatches), as_function(self.program, dispatch)
 
         def try_on(_: str, inputs: Sequence[HeldTensor]) -> WrongDispatch | None:
-            words = (f"--device={self.tools.failure.device}", f"--module={module}", f"--function={CUT_OUT}")
+            words = (f"--device={failure.device}", f"--module={module}", f"--function={CUT_OUT}")
             texts = (f"--input={one.argument}" for one in inputs)
-            if not symptom.is_in(self.tools.run_module("cut", (*words, *texts), timeout=timeout)):
-                return None
-            count = len(self.program.dispatches)
-            return self._make_suspect(dispatch, len(trace.dispatches), count, item.inputs, inputs)
+            if symptom.is_in(self.tools.run_module("cut", (*words, *texts), timeout=timeout)):
+                return WrongDispatch(dispatch, call, of, text, function, inputs=tuple(inputs))
+            return None
 
-        inputs = _list_inputs(dispatch, item.inputs, trace.folder / item.kept)
-        return self._choose_inputs(inputs, try_on, "it does not fail")
+        return self._choose_inputs(self._list_inputs(item, trace.folder), try_on, "it does not fail")
 
     def _choose_inputs(
         self,
@@ -470,11 +466,6 @@ def _hold_against_f64(
         return max(difference(one, other) / (find_largest(other) or 1.0) for one, other in pairs)
 
     return InF64(measure("target"), measure("reference"))
-
-
-def _list_inputs(dispatch: Dispatch, traced: Sequence[TensorTrace], kept: Path) -> list[HeldTensor]:
-    """What a dispatch was given, each value once."""
-    return [HeldTensor(traced[i].type, kept / f"target_input_{i}.bin") for i in dispatch.places]
 
 
 def made_up(inputs: Sequence[HeldTensor], folder: Path) -> tuple[HeldTensor, ...]:
