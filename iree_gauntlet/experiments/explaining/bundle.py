@@ -89,12 +89,13 @@ class BundleFiles:
         texts: list[str] = []
         for index, tensor in enumerate(tensors):
             file = f"{name}_{index}.bin"
-            data = b"" if tensor.made else tensor.file.read_bytes()
             if tensor.made:
                 self.made.append((file, *tensor.made))
-            elif any(data):
+            elif any(data := tensor.file.read_bytes()):
                 self.held[file] = data
-            texts.append(f"{tensor.type}=@{file}" if tensor.made or any(data) else tensor.type)
+            else:
+                file = ""
+            texts.append(f"{tensor.type}=@{file}" if file else tensor.type)
         return texts
 
     def add_flags(self, flags: Sequence[str], folder: Path) -> tuple[str, ...]:

@@ -118,22 +118,18 @@ class OnnxRuntime:
         Raises:
             InferenceFailedError: it cannot be run on these.
         """
-        _require_inputs(self.inputs, arrays)
-        names = [value.name for value in self._outputs]
+        feeds = _name_arrays(self.inputs, arrays)
         try:
-            values = self._session.run(
-                names, {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
-            )
+            values = self._session.run([value.name for value in self._outputs], feeds)
         # As above.
         except Exception as error:
             raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {_get_first_line(error)}") from error
-        # It hands f8 on as bytes.
-        types = [_name_dtype(value.type) for value in self._outputs]
-        typed = [
-            array.view(_find_dtype(kind)) if kind.startswith("float8") else array
-            for array, kind in zip(values, types, strict=True)
-        ]
-        return dict(zip(names, typed, strict=True))
+        found = {}
+        for output, array in zip(self._outputs, values, strict=True):
+            kind = _name_dtype(output.type)
+            # It hands f8 on as bytes.
+            found[output.name] = array.view(_find_dtype(kind)) if kind.startswith("float8") else array
+        return found
 
 
 class OnnxEvaluator:
@@ -165,8 +161,7 @@ class OnnxEvaluator:
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """As of `OnnxRuntime`."""
-        _require_inputs(self.inputs, arrays)
-        feeds = {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
+        feeds = _name_arrays(self.inputs, arrays)
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
@@ -239,6 +234,11 @@ def _require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[object]) 
     if len(inputs) != len(arrays):
         known = ", ".join(f"{item.name} {item.dtype} {list(item.shape)}" for item in inputs)
         raise PlanError(f"{len(arrays)} inputs were given, the model takes {len(inputs)}: {known}")
+
+
+def _name_arrays(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> dict[str, Array]:
+    _require_inputs(inputs, arrays)
+    return {item.name: array for item, array in zip(inputs, arrays, strict=True)}
 
 
 def read_inputs(texts: Sequence[str], cwd: str, inputs: Sequence[ReferenceInput]) -> list[Array]:
