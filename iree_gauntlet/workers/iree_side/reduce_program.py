@@ -304,20 +304,19 @@ class _TimeIsUpError(Exception):
 
 
 class _Oracle:
-    """Says whether a program fails as it should."""
+    """Says what the compiler says of a program that fails as it should; None where it does not."""
 
     def __init__(self, plan: _ReducePlan) -> None:
         self._plan = plan
         self._pattern = re.compile(plan.pattern)
         self._folder = Path(plan.folder)
         self._until = time.monotonic() + plan.budget
-        self._asked: dict[bytes, bool] = {}
+        self._asked: dict[bytes, str | None] = {}
         self.tried = 0
-        self.said = ""
         self.flags = list(plan.flags)
 
-    def does_fail(self, program: bytes) -> bool:
-        """Whether it does; what the compiler said is kept."""
+    def ask(self, program: bytes) -> str | None:
+        """About a program, each once."""
         if program not in self._asked:
             self._asked[program] = self._compile(program)
         return self._asked[program]
@@ -332,12 +331,12 @@ class _Oracle:
         """The phase on the way to which it fails: no program is compiled further from now on; empty for none."""
         for phase in _PHASES:
             self.flags.append(f"--compile-to={phase}")
-            if self._compile(program):
+            if self._compile(program) is not None:
                 return phase
             self.flags.pop()
         return ""
 
-    def _compile(self, program: bytes) -> bool:
+    def _compile(self, program: bytes) -> str | None:
         left = self._until - time.monotonic()
         if left <= 0:
             raise _TimeIsUpError
@@ -363,10 +362,8 @@ class _Oracle:
             raise _TimeIsUpError
         said = (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
         ended = code is None if hang else (code is not None and (code < 0) is self._plan.crash and code != 0)
-        if not (ended and any(self._pattern.search(line) for line in said.splitlines() or [""])):
-            return False
-        self.said = said
-        return True
+        shown = ended and any(self._pattern.search(line) for line in said.splitlines() or [""])
+        return said if shown else None
 
 
 class _Reducer:
@@ -384,21 +381,21 @@ class _Reducer:
     def begin(self) -> str:
         """Whether the program fails at all as it is handed on here, and up to which phase it has to be compiled."""
         program = self._edits.write_bytecode(self.best)
-        if not self._oracle.does_fail(program):
+        said = self._oracle.ask(program)
+        if said is None:
             raise ValueError("handed on as bytecode it does not fail in this way")
-        self.said = self._oracle.said
+        self.said = said
         return self._oracle.narrow(program)
 
     def offer(self, program: Operation, what: str) -> bool:
         """Keep a program where it is smaller and fails as before."""
         size = self._edits.measure(program)
-        if (
-            size >= self.size
-            or not self._edits.is_valid(program)
-            or not self._oracle.does_fail(self._edits.write_bytecode(program))
-        ):
+        if size >= self.size or not self._edits.is_valid(program):
             return False
-        self.best, self.size, self.said = program, size, self._oracle.said
+        said = self._oracle.ask(self._edits.write_bytecode(program))
+        if said is None:
+            return False
+        self.best, self.size, self.said = program, size, said
         line = {**size._asdict(), "tried": self._oracle.tried, "what": what}
         with (self._folder / "reduce.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
