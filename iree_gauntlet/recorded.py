@@ -8,7 +8,7 @@ that is unknown is passed over, so that journals of earlier versions can be read
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-# Metadata of a field that the journal does not have.
+# Metadata of a field that the journal does not have; that it does not have where it is its default; and of an object
+# whose fields stand among those of the one that holds it, or of none.
 UNRECORDED: dict[str, Any] = {"recorded": False}
+UNLESS_DEFAULT: dict[str, Any] = {"recorded": "unless default"}
+FLAT: dict[str, Any] = {"recorded": "flat"}
 # What stays as it is in a journal.
 _PLAIN = frozenset({str, int, bool, type(None)})
 
@@ -32,9 +35,19 @@ class Recorded:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the journal; a dict that the object holds is not copied."""
         # Most are as they should be; thousands of results are written one by one.
-        return {
+        found = {
             name: value if type(value := getattr(self, name)) in _PLAIN else _plain(value) for name in self._readers()
         }
+        for name, default in self._defaults().items():
+            if getattr(self, name) == default:
+                del found[name]
+        flat = self._flat()
+        if not flat:
+            return found
+        written: dict[str, Any] = {}
+        for name, value in found.items():
+            written |= (value or {}) if name in flat else {name: value}
+        return written
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -51,6 +64,9 @@ class Recorded:
                 given[name] = value
             elif value is not None:
                 given[name] = read(value)
+        for name, (flat, needed) in cls._flat().items():
+            if needed <= data.keys():
+                given[name] = flat.from_dict(data)
         return cls(**given)
 
     @classmethod
@@ -59,6 +75,26 @@ class Recorded:
         """Of each field that the journal has, in order: the type that needs no reading, and what reads another."""
         hints, known = get_type_hints(cls), fields(cast("Any", cls))
         return {item.name: _reader(hints[item.name]) for item in known if item.metadata != UNRECORDED}
+
+    @classmethod
+    @cache
+    def _flat(cls) -> dict[str, tuple[type[Recorded], set[str]]]:
+        """Of each field that is flat: its type, and the fields that one of that has to have."""
+        hints = get_type_hints(cls)
+        found: dict[str, tuple[type[Recorded], set[str]]] = {}
+        for item in fields(cast("Any", cls)):
+            if item.metadata == FLAT:
+                kind = (*get_args(hints[item.name]), hints[item.name])[0]
+                needed = {part.name for part in fields(kind) if part.default is part.default_factory is MISSING}
+                found[item.name] = kind, needed
+        return found
+
+    @classmethod
+    @cache
+    def _defaults(cls) -> dict[str, Any]:
+        """The defaults of the fields that are left out where they have them."""
+        known = [item for item in fields(cast("Any", cls)) if item.metadata == UNLESS_DEFAULT]
+        return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in known}
 
 
 def _reader(hint: Any) -> tuple[type | None, Callable[[Any], Any]]:
@@ -70,6 +106,10 @@ def _reader(hint: Any) -> tuple[type | None, Callable[[Any], Any]]:
         if Ellipsis in get_args(hint):
             return None, lambda values: tuple(map(readers[0], values))
         return None, lambda values: tuple(read(value) for read, value in zip(readers, values, strict=True))
+    if get_origin(hint) is dict:
+        kind, read = _reader(get_args(hint)[1])
+        if kind is None:
+            return None, lambda values: {name: read(value) for name, value in values.items()}
     kind = get_origin(hint) or hint
     if issubclass(kind, Recorded):
         return None, kind.from_dict
@@ -94,7 +134,14 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value] if value else []
     if isinstance(value, Recorded):
         return value.as_dict()
+    if isinstance(value, dict) and _has_objects(value):
+        return {name: _plain(item) for name, item in value.items()}
     return str(value) if isinstance(value, Path) else value
+
+
+def _has_objects(value: dict[str, Any]) -> bool:
+    first = next(iter(value.values()), None)
+    return _has_objects(first) if isinstance(first, dict) else isinstance(first, Recorded)
 
 
 def strict_json(value: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import FailureKind, Verdict
-from iree_gauntlet.recorded import UNRECORDED, Recorded
+from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -266,3 +266,32 @@ def shorten(text: str) -> str:
     """One line of bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchChange(Recorded):
+    """Dispatches of one program and what they became in another.
+
+    Attributes:
+        match: how the two sides belong together, a `Match` of `measuring/profiles/dispatch_profile.py`.
+        a_ns, b_ns: what they take in an invocation, in ns or instructions.
+        share: of the whole difference; None where there is none.
+        place: in the program; None where it was not looked for, empty where it is not known.
+    """
+
+    name: str
+    kind: str
+    match: str
+    a_ns: int
+    b_ns: int
+    a_count: int
+    b_count: int
+    a_names: tuple[str, ...] = ()
+    b_names: tuple[str, ...] = ()
+    share: float | None = None
+    place: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def difference_ns(self) -> int:
+        """What B takes more."""
+        return self.b_ns - self.a_ns

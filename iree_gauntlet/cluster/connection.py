@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.engine.workspace import Selection
-    from iree_gauntlet.experiments.compare_elsewhere import RoundsLog, Unit
+    from iree_gauntlet.experiments.compare_elsewhere import MadeByWorker, RoundsLog
     from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.experiments.sides import PreparedSide
     from iree_gauntlet.progress import Progress
@@ -262,7 +262,7 @@ class ClusterPart:
         """Runs the steps on the workers."""
         queue = FleetQueue(steps, finished, self._fleet, fail_fast=engine.options.fail_fast)
         keep = keep_below(self._run_dir)
-        return ClusterRunner(queue, self._link, engine, keep, self._progress, early=self._early)
+        return ClusterRunner(queue, self._link, engine, keep, self._progress, plan=engine, early=self._early)
 
 
 class ComparisonPart:
@@ -273,19 +273,17 @@ class ComparisonPart:
         self._progress = progress
         self._fleet = Fleet()
 
-    def measure(self, units: Sequence[Unit], rounds: RoundsLog) -> None:
+    def measure(self, units: Sequence[Step], made: Sequence[MadeByWorker], rounds: RoundsLog) -> None:
         """Has each unit measured by a worker."""
-        steps = [unit.step for unit in units]
         addresses: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
         for address, offer in _require_offers(self._link).items():
             addresses[offer.name] += (address,)
         early = _wait_for_the_first(self._link, self._fleet, self._progress)
-        modules = [item for unit in units for item in unit.made]
-        made = {
-            item.need: Made(item.need, item.key, addresses.get(item.worker.partition("/")[0], ())) for item in modules
+        there = {
+            item.need: Made(item.need, item.key, addresses.get(item.worker.partition("/")[0], ())) for item in made
         }
-        queue = FleetQueue(steps, dict.fromkeys(made, Verdict.PASSED), self._fleet, fail_fast=False)
-        demands = list_demands(steps)
+        queue = FleetQueue(units, dict.fromkeys(there, Verdict.PASSED), self._fleet, fail_fast=False)
+        demands = list_demands(units)
 
         def seconds(step: Step) -> float:
             demand = demands[step.id]
@@ -295,7 +293,9 @@ class ComparisonPart:
         def keep(step: Step, answer: OrderAnswer) -> None:
             rounds.keep(step, answer.events)
 
-        runner = ClusterRunner(queue, self._link, rounds, keep, self._progress, made=made, seconds=seconds, early=early)
+        runner = ClusterRunner(
+            queue, self._link, rounds, keep, self._progress, made=there, seconds=seconds, early=early
+        )
         runner.run()
 
 

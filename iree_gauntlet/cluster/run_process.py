@@ -307,7 +307,7 @@ class RoundsPart:
         """Takes the rounds of a model; what its log has then."""
         folder = self._folder / "rounds" / str(next(self._numbers))
         folder.mkdir(parents=True)
-        rules = replace(self._settings.rules, budget=seconds)
+        rules = replace(self._settings.rules, budget_seconds=seconds)
         with EventLog(folder / COMPARISON_FILE, lambda: datetime.now(UTC)) as log:
             with open_session(self._folder, log, Progress()) as session:
                 self._session = session
@@ -318,8 +318,8 @@ class RoundsPart:
                 log.write(ENDED, {"machine": read_machine_facts().as_dict(), "failure": failure})
                 verdicts = judge(evidence, rules)
                 if self._settings.metric == "time":
-                    a, b = (_list_tools(side) for side in self._sides.values())
-                    explain_differences(session, verdicts, [pair], (a, b), lambda _: {})
+                    a, b = (SideTools.of(side.run.machine, side.run.steps) for side in self._sides.values())
+                    explain_differences(session, verdicts, [pair], (a, b), lambda _: None)
             self._session = None
         events = [event for _, event in read_events(folder / COMPARISON_FILE, "comparison").events]
         shutil.rmtree(folder)
@@ -328,12 +328,6 @@ class RoundsPart:
 
 def _strip_side(made: Made, side: str) -> Made:
     return replace(made, step=made.step.removeprefix(f"{side} "))
-
-
-def _list_tools(side: HereSteps) -> SideTools:
-    compiles: list[Step] = [step for step in side.run.steps if step.stage is Stage.COMPILE]
-    outputs = [dict(step.outputs) for step in compiles]
-    return SideTools(side.run.machine, {made["module"]: made for made in outputs})
 
 
 def _take_part(order: RunOrder, stack: ExitStack) -> tuple[_PartOfRun, dict[str, str]]:

@@ -77,7 +77,7 @@ def keep_below(run_dir: Path) -> Callable[[Step, OrderAnswer], None]:
 
 
 class Conductor(Protocol):
-    """Takes what becomes of steps; an `Engine` is one."""
+    """Takes what becomes of steps that workers do."""
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
         """A step begins, on a worker; again, where another was lost with it."""
@@ -85,14 +85,21 @@ class Conductor(Protocol):
     def conclude(self, step: Step, result: Result) -> Verdict:
         """A step has its result."""
 
+    def remark(self, text: str) -> None:
+        """Something that a reader of the record must know."""
+
+    def abort(self) -> None:
+        """Ends what runs here."""
+
+
+class PlanConductor(Conductor, Protocol):
+    """Takes what becomes of all steps of a plan; an `Engine` is one."""
+
     def put_back(self, step: Step) -> None:
         """A step that began is not done, and waits again."""
 
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
         """A worker takes part, on a machine."""
-
-    def remark(self, text: str) -> None:
-        """Something that a reader of the record must know."""
 
     def skip(self, step: Step, reason: str) -> Verdict:
         """A step cannot be done."""
@@ -100,15 +107,13 @@ class Conductor(Protocol):
     def result_of(self, step: Step) -> Result:
         """Does a step that takes no machine."""
 
-    def abort(self) -> None:
-        """Ends what runs here."""
-
 
 class ClusterRunner:
     """Runs the steps of a plan on a fleet.
 
     Args:
         keep: takes what comes with a result; called before that is concluded.
+        plan: the conductor, where steps may be such that no worker does them.
         made: what is made already of what the steps need, by name.
         patience: seconds that steps wait for a worker which offers what they need.
         clock: seconds.
@@ -122,6 +127,7 @@ class ClusterRunner:
         keep: Callable[[Step, OrderAnswer], None],
         progress: Progress,
         *,
+        plan: PlanConductor | None = None,
         made: Mapping[str, Made] = MappingProxyType({}),
         seconds: Callable[[Step], float] = lambda _: 0.0,
         early: Sequence[Event] = (),
@@ -132,6 +138,7 @@ class ClusterRunner:
         self._fleet = queue.fleet
         self._link = link
         self._conductor = conductor
+        self._plan = plan
         self._keep = keep
         self._seconds = seconds
         self._early = early
@@ -174,15 +181,15 @@ class ClusterRunner:
     def _hand_out(self) -> bool:
         """Starts what can start; whether anything is left to be waited for."""
         while True:
-            while (found := self._queue.next_skip()) is not None:
-                self._queue.settle(found[0], self._conductor.skip(*found))
+            while self._plan and (found := self._queue.next_skip()) is not None:
+                self._queue.settle(found[0], self._plan.skip(*found))
             started = self._queue.take()
             for step, seat in started:
-                if seat is None:
-                    self._conductor.begin(step)
-                    self._conclude(step, self._conductor.result_of(step))
-                else:
+                if seat is not None:
                     self._send(step, seat)
+                elif self._plan:
+                    self._plan.begin(step)
+                    self._conclude(step, self._plan.result_of(step))
             if not started:
                 return bool(self._under_way or self._queue.waiting)
 
@@ -201,9 +208,9 @@ class ClusterRunner:
             case Joined(worker, offer):
                 self._fleet.join(worker, offer)
                 self._names[worker] = offer.name
-                if offer.name not in self._known:
+                if self._plan and offer.name not in self._known:
                     self._known.add(offer.name)
-                    self._conductor.joined(offer.name, offer.machine)
+                    self._plan.joined(offer.name, offer.machine)
             case Refused() if event not in self._refused:
                 self._refused.add(event)
                 self._conductor.remark(event.text)
@@ -259,7 +266,8 @@ class ClusterRunner:
             self._conclude(order.step, Result(Verdict.ERROR, what, tail=(hint,), notes=order.step.notes))
             return
         past.notes.append(f"begun on worker {order.name}, and done again: {reason}")
-        self._conductor.put_back(order.step)
+        if self._plan:
+            self._plan.put_back(order.step)
         # The last time beside nothing that could take it down.
         self._queue.put_back(order.step, alone=len(past.lost) == _MOST_AGAIN)
 
@@ -269,7 +277,8 @@ class ClusterRunner:
         where = order.where
         self._fleet.withdraw(order.seat.worker, order.seat.device)
         self._conductor.remark(f"worker {where} takes no further part: {reason}")
-        self._conductor.put_back(order.step)
+        if self._plan:
+            self._plan.put_back(order.step)
         past = self._past.setdefault(order.step.id, _Past())
         past.notes.append(f"not done on {where}, which failed its health check: {reason}")
         self._queue.put_back(order.step, alone=False)

@@ -13,13 +13,20 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.supervisor import shell_line
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
-from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, match_dispatches, parse_dispatch_events
+from iree_gauntlet.measuring.profiles.dispatch_profile import (
+    DispatchChanges,
+    DispatchProfile,
+    Match,
+    match_dispatches,
+    parse_dispatch_events,
+)
+from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, MeasuredNs, OtherDispatches
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain
@@ -98,7 +105,7 @@ def profile_dispatches(
     work = _ProfileWork(step, processes)
     try:
         tool = _find_profile_tool(toolchain, known)
-        invocations = _compute_invocations(invocation_ms)
+        invocations = max(_FEWEST, min(_MOST, int(_ENOUGH_MS / invocation_ms))) if invocation_ms else _FEWEST
         bundle = Path(step.folder) / f"{name}ireeprof"
         bundle.unlink(missing_ok=True)
         work.run(_profile(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
@@ -121,7 +128,7 @@ def profile_dispatches(
     return work.result(profile, "")
 
 
-def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float] | None = None) -> dict[str, Any]:
+def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> ComparedDispatches:
     """For the record: what the dispatches of two sides explain, or why they explain nothing.
 
     Args:
@@ -129,17 +136,34 @@ def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float] | None
         b: the other.
         measured_ms: what A and B take without the profiler, which the reports show with it.
     """
-    record: dict[str, Any] = {
-        "commands": {"a": list(a.commands), "b": list(b.commands)},
-        "seconds": a.seconds + b.seconds,
-    }
+    commands = {"a": list(a.commands), "b": list(b.commands)}
+    seconds = a.seconds + b.seconds
     if a.profile is None or b.profile is None:
         reasons = [f"{side}: {profiling.reason}" for side, profiling in (("A", a), ("B", b)) if profiling.reason]
-        return {**record, "reason": "; ".join(reasons)}
-    measured = None
-    if measured_ms is not None:
-        measured = {"a_ns": round(measured_ms[0] * _NS_PER_MS), "b_ns": round(measured_ms[1] * _NS_PER_MS)}
-    return {**record, "measured": measured, **match_dispatches(a.profile, b.profile).as_dict()}
+        return ComparedDispatches(commands=commands, seconds=seconds, reason="; ".join(reasons))
+    a_ns, b_ns = (round(time * _NS_PER_MS) for time in measured_ms)
+    difference = describe_difference(match_dispatches(a.profile, b.profile), MeasuredNs(a_ns=a_ns, b_ns=b_ns))
+    return ComparedDispatches(commands=commands, seconds=seconds, difference=difference)
+
+
+def describe_difference(changes: DispatchChanges, measured: MeasuredNs | None = None) -> DispatchDifference:
+    """For the record: the rows that explain the difference, and the sum of all others."""
+    listed = changes.explaining()
+    others = changes.changes[len(listed) :]
+    return DispatchDifference(
+        measured=measured,
+        a_ns=changes.a_ns,
+        b_ns=changes.b_ns,
+        rows=tuple(replace(change, share=changes.share(change)) for change in listed),
+        others=OtherDispatches(
+            a_count=sum(change.a_count for change in others),
+            b_count=sum(change.b_count for change in others),
+            a_ns=sum(change.a_ns for change in others),
+            b_ns=sum(change.b_ns for change in others),
+            outside=any(change.match == Match.OUTSIDE for change in others),
+        ),
+        notes=changes.notes,
+    )
 
 
 class _ProfileWork:
@@ -184,19 +208,17 @@ def _find_profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
     return tool
 
 
-def _compute_invocations(invocation_ms: float | None) -> int:
-    if not invocation_ms or invocation_ms <= 0:
-        return _FEWEST
-    return max(_FEWEST, min(_MOST, int(_ENOUGH_MS / invocation_ms)))
-
-
 def _profile(command: Command, device: str, bundle: Path, invocations: int) -> Command:
     """The benchmark under the profiler.
 
     Each repetition is one invocation, so that each has a time of its own. No warm-up: what runs before the times are
     taken would be in the profile, uncounted.
     """
-    kept = [word for word in command.argv if not word.startswith(_REPLACED) and not _is_replaced(word)]
+    kept = [
+        word
+        for word in command.argv
+        if not word.startswith(_REPLACED) and word.partition("=")[0] not in _REPLACED_FLAGS
+    ]
     devices = [word.partition("=")[2] for word in kept if word.startswith("--device=")] or [device]
     local = all(name.startswith("local-") for name in devices)
     return replace(
@@ -210,7 +232,3 @@ def _profile(command: Command, device: str, bundle: Path, invocations: int) -> C
             f"--{_OUTPUT}={bundle}",
         ),
     )
-
-
-def _is_replaced(word: str) -> bool:
-    return word.partition("=")[0] in _REPLACED_FLAGS

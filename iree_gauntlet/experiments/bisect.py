@@ -1,52 +1,80 @@
-"""The `bisect` task: since which release, nightly or build is something as it is?"""
+"""The `bisect` task: since which release, nightly or build is something as it is?
+
+Of times, each candidate is compared with the good end in interleaved rounds, as `compare` takes them, until it is clear
+which end it is like; `measuring/statistics/bisection.py` has the rule and why the whole search keeps to its
+false-alarm rate.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.engine.rounds.blocks import evidence_of
-from iree_gauntlet.engine.rounds.machine_lock import lock_facts
+from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Cpus, Pair, PairEvidence, evidence_of
+from iree_gauntlet.engine.rounds.ways import choose_way, take_own
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.bisect_probe import (
+from iree_gauntlet.experiments.bisect_question import (
     EXACT_METRICS,
-    TIMED_METRICS,
     ExactJudge,
     Judge,
-    Judged,
-    keep_bundle,
-    run_candidate,
-    run_kept_bundle,
-)
-from iree_gauntlet.experiments.bisect_question import (
     Question,
+    candidate_run,
     describe_change,
     describe_cost,
     find_ready,
-    list_commits_inside,
+    keep_bundle,
     list_nightlies_inside,
     question_before,
     question_of,
+    row_of,
+    run_candidate,
+    run_kept_bundle,
 )
-from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
-from iree_gauntlet.figures import counted, one_line
-from iree_gauntlet.measuring.statistics.bisection import CandidateEnd, Search, count_most_tries, most_comparisons
-from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
-from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
+from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way
+from iree_gauntlet.experiments.sides import PreparedSide, pair_of, prepare_side, rounds_asked, unready
+from iree_gauntlet.figures import counted, cpus_text, one_line
+from iree_gauntlet.measuring.statistics.bisection import (
+    CandidateEnd,
+    Placing,
+    Search,
+    count_most_tries,
+    find_middle,
+    most_comparisons,
+    place,
+)
+from iree_gauntlet.measuring.statistics.comparison_verdict import (
+    DEFAULT_BAND,
+    DEFAULT_LEAST,
+    Comparison,
+    TimeVerdict,
+    compare,
+)
+from iree_gauntlet.measuring.statistics.paired import compute_log_ratios
+from iree_gauntlet.measuring.statistics.rounds import (
+    DEFAULT_ALPHA,
+    DEFAULT_MAX_BLOCKS,
+    Block,
+    EvidenceError,
+    plan_looks,
+)
+from iree_gauntlet.progress import Presenter
+from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectFound, BisectRow, Judged
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.settings import shown
+from iree_gauntlet.toolchains.candidates import list_commits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.records.event_log import EventLog
@@ -55,6 +83,8 @@ if TYPE_CHECKING:
 
 
 _FETCH_FOLDER = "fetch"
+_DEFAULT_MINUTES = 30.0
+_SEED = 1
 
 
 def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
@@ -69,13 +99,8 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
         question, earlier = question_before(experiment.before, asked, request)
     else:
         question = question_of(asked, request)
-    said = {
-        "resumed": experiment.resumed,
-        "confidence": 1 - DEFAULT_ALPHA if question.metric in TIMED_METRICS else 1.0,
-        **lock_facts(os.environ),
-        **question.as_dict(),
-    }
-    with experiment.record(presenter, said) as log, presenter.progress() as progress:
+    opening = question.opening(resumed=experiment.resumed).as_dict()
+    with experiment.record(presenter, opening) as log, presenter.progress() as progress:
         if question.asked.bundle:
             keep_bundle(question.asked.bundle, experiment.folder)
         else:
@@ -93,11 +118,8 @@ def _judge(
     """What decides on candidates by the question's metric; Ctrl-C ends what runs for it."""
     chosen, folder = question.chosen, experiment.folder
     if question.metric in EXACT_METRICS:
-        metric = EXACT_METRICS[question.metric]
-        yield ExactJudge(
-            question.metric,
-            lambda candidate: run_candidate(candidate, metric, question.chain, folder, chosen, presenter),
-        )
+        metric, chain = question.metric, question.chain
+        yield ExactJudge(metric, lambda candidate: run_candidate(candidate, metric, chain, folder, chosen, presenter))
         return
     # With every candidate tried, that many comparisons share the false-alarm rate.
     count = len(question.row)
@@ -130,22 +152,16 @@ class BisectSearch:
     """A search under way.
 
     Attributes:
-        earlier: what an earlier part of this bisect has judged, by label.
+        judged: what an earlier part of this bisect has judged, and this one after it, by label.
     """
 
     question: Question
     judge: Judge
     log: EventLog
     say: Callable[[str], None]
-    earlier: Mapping[str, Judged]
+    judged: dict[str, Judged]
     every: bool
-    _sides: dict[int, CandidateEnd] = field(default_factory=dict)
-    # The bad end with the good one.
-    _compared: int = 1
-    _judged: dict[str, Judged] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._judged.update(self.earlier)
+    _begun: bool = False
 
     def search(self) -> tuple[ExitCode, str]:
         """The exit code, and what kept it from an answer; empty where nothing did."""
@@ -161,12 +177,11 @@ class BisectSearch:
         ends: dict[bool, Judged] = {}
         for bad, candidate in ((False, question.good), (True, question.bad)):
             word = "bad" if bad else "good"
-            judged = self.earlier.get(candidate.label)
-            if judged is None:
+            if candidate.label not in self.judged:
                 self.say(f"{candidate.label} ({word} end) …")
                 began = time.monotonic()
-                judged = self.judge.end(self.question.taken(candidate, self.say), bad=bad)
-                self._record(candidate, judged, began)
+                self._record(candidate, self.judge.end(question.taken(candidate, self.say), bad=bad), began)
+            judged = self.judged[candidate.label]
             ends[bad] = judged
             if judged.value is None:
                 return ExitCode.ERROR, f"the {word} end {candidate.label} cannot be judged: {judged.reason}"
@@ -174,12 +189,7 @@ class BisectSearch:
         nothing = self.judge.begin(ends[False], ends[True])
         if nothing:
             return ExitCode.FAILED, nothing
-        self._sides = {0: CandidateEnd.OLD, len(row) - 1: CandidateEnd.NEW}
-        for index, candidate in enumerate(row[1:-1], start=1):
-            judged = self.earlier.get(candidate.label)
-            if judged is not None:
-                self._sides[index] = self._find_side(judged)
-                self._compared += 1
+        self._begun = True
         self.log.write("ends", {"search": self._describe_found()})
         self._narrow()
         if question.asked.into:
@@ -190,7 +200,7 @@ class BisectSearch:
 
     def _narrow(self) -> None:
         """Tries candidates until the change is between two, or nothing more can be said."""
-        while not self._spent and (place := self._choose_next()) is not None:
+        while (place := self._choose_next()) is not None:
             self._take_step(place)
 
     def _refine(self, source: str) -> None:
@@ -210,11 +220,12 @@ class BisectSearch:
         """The commits between the two candidates that were found; says what they cost."""
         old, new = self._found_pair
         place = self.question.place
-        commits = [self._commits.get(candidate.label, "") for candidate in (old, new)]
+        commits = self._find_commit(old), self._find_commit(new)
         if not all(commits):
             what = f"the commits of {old.label} and {new.label} are not known"
             raise GauntletError(what, "Search with --source between two of them.")
-        inside = list_commits_inside(commits[0], commits[1], source, place)
+        row, _ = list_commits(*commits, source, place)
+        inside = row[1:-1]
         if inside:
             cost = describe_cost(inside, count_most_tries(len(inside) + 2), place)
             self.say(f"between {old.label} and {new.label}: {cost}")
@@ -225,39 +236,33 @@ class BisectSearch:
         if not inside:
             return
         row, state = self.question.row, self._state
-        known = {item.label: self._sides[index] for index, item in enumerate(row) if index in self._sides}
         row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
         self.question = replace(self.question, row=row)
-        self._sides = {index: known[item.label] for index, item in enumerate(row) if item.label in known}
-        self.log.write("refined", {"row": [asdict(candidate) for candidate in row]})
+        self.log.write("refined", BisectRow(row=row_of(row)).as_dict())
         self._narrow()
 
     def _name_change(self, source: str) -> None:
         """Says which commit it was."""
-        commit = self._commits.get(self.question.row[self._state.first_new].label, "")
+        commit = self._find_commit(self._found_pair[1])
         if commit:
-            self.log.write("change", describe_change(commit, source, self.question.place))
+            self.log.write("change", describe_change(commit, source, self.question.place).as_dict())
 
-    @property
-    def _commits(self) -> dict[str, str]:
-        """Commits of what was judged, by label, of the side that is searched."""
-        which = self.question.as_dict()["commit"]
-        return {label: judged.toolchain.get(which, "") for label, judged in self._judged.items()}
+    def _find_commit(self, candidate: Candidate) -> str:
+        """Of the side that is searched; empty where it is not known."""
+        return self.judged[candidate.label].toolchain.get(self.question.commit, "")
 
     @property
     def _state(self) -> Search:
-        return Search(len(self.question.row), self._sides)
-
-    @property
-    def _spent(self) -> bool:
-        """Whether one more comparison could cost the stated confidence."""
-        most = self.judge.most_comparisons
-        return most is not None and self._compared >= most
+        row = [self.judged.get(candidate.label) for candidate in self.question.row]
+        return Search(len(row), {place: self._find_side(judged) for place, judged in enumerate(row) if judged})
 
     def _choose_next(self) -> int | None:
-        state = self._state
+        state, question, most = self._state, self.question, self.judge.most_comparisons
+        compared = sum(found.value is not None for label, found in self.judged.items() if label != question.good.label)
+        if most is not None and compared >= most:
+            # One more comparison could cost the stated confidence.
+            return None
         if state.next is not None or not self.every:
-            question = self.question
             of_commits = question.asked.source or question.asked.into
             return state.next_of(find_ready(question.row, question.place) if of_commits else ())
         return next(iter(state.untried_anywhere), None)
@@ -272,14 +277,12 @@ class BisectSearch:
             self.say(f"trying the other {counted(len(state.untried_anywhere), 'candidate')} too")
         began = time.monotonic()
         judged = self.judge.judge(self.question.taken(candidate, self.say))
-        self._compared += judged.value is not None
-        self._sides[place] = self._find_side(judged)
         self._record(candidate, judged, began)
         if judged.bad is None:
             self.say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
         else:
             third = ", a third value" if judged.third else ""
-            self.say(f"{candidate.label}: {one_line(judged.text)}: {'bad' if judged.bad else 'good'}{third}")
+            self.say(f"{candidate.label}: {one_line(judged.text)}: {judged.word}{third}")
 
     def _find_side(self, judged: Judged) -> CandidateEnd:
         if judged.bad is None:
@@ -287,26 +290,242 @@ class BisectSearch:
         return CandidateEnd.NEW if judged.bad == self.question.good_is_older else CandidateEnd.OLD
 
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
-        seconds = round(time.monotonic() - began, 3)
-        self._judged[candidate.label] = judged
-        fields = {
-            "candidate": candidate.label,
-            **judged.as_dict(),
-            "seconds": seconds,
-            "search": self._describe_found(),
-        }
+        judged = replace(judged, seconds=round(time.monotonic() - began, 3))
+        self.judged[candidate.label] = judged
+        fields = {"candidate": candidate.label, **judged.as_dict(), "search": self._describe_found()}
         self.log.write("judged", fields)
 
     def _describe_found(self) -> dict[str, Any]:
         """What is known of the change; empty before both ends are."""
-        if not self._sides:
+        if not self._begun:
             return {}
         state = self._state
         label = [candidate.label for candidate in self.question.row]
-        return {
-            "last_old": label[state.last_old],
-            "first_new": label[state.first_new],
-            "between": [label[place] for place in state.between],
-            "over": state.next is None,
-            "changes": [[label[before], label[after]] for before, after in state.changes],
-        }
+        found = BisectFound(
+            last_old=label[state.last_old],
+            first_new=label[state.first_new],
+            between=tuple(label[place] for place in state.between),
+            over=state.next is None,
+            changes=tuple((label[before], label[after]) for before, after in state.changes),
+        )
+        return found.as_dict()
+
+
+class TimedBlocks:
+    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before.
+
+    Attributes:
+        cpus: that rounds are pinned to; none for all.
+    """
+
+    def __init__(
+        self, question: Question, session: Session[Any], earlier: dict[str, PairEvidence], presenter: Presenter
+    ) -> None:
+        self._presenter = presenter
+        self._question = question
+        self._folder = session.folder
+        self._rounds = rounds_asked(question.asked)
+        self._budget = 60 * (question.asked.budget or _DEFAULT_MINUTES)
+        conduct = question.chosen.request.conduct
+        self._taker = BlockTaker(session, replace_disturbed=conduct.replaces_disturbed)
+        self._progress = session.progress
+        self._evidence = earlier
+        self._sides: dict[str, PreparedSide] = {}
+        self._given: dict[str, int] = {}
+        self._deadlines: dict[str, float] = {}
+        self.cpus: Cpus = ()
+
+    def ready(self, candidate: Candidate) -> Judged:
+        """Compile for a candidate, and check its numbers.
+
+        Raises:
+            GauntletError: the good end, which was fit before, is not any more.
+        """
+        found, good = self._prepared(candidate), self._question.good
+        if good.label not in {*self._sides, candidate.label}:
+            reason = self._prepared(self._question.taken(good, self._progress.message)).reason
+            if reason or good.label not in self._sides:
+                raise GauntletError(f"the good end {good.label} cannot be measured: {reason}")
+        return found
+
+    def more_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
+        """Further blocks, the good end as A and the candidate as B; fewer where the time is up or one failed."""
+        pair = self._pair(candidate)
+        evidence = self._evidence.setdefault(pair.chain, PairEvidence())
+        # Waiting for other runs is no measuring time.
+        deadline = self._deadlines.setdefault(candidate.label, self._compute_measuring_seconds() + self._budget)
+        begin = self._given.get(candidate.label, 0)
+        end = begin + count
+
+        def goes_on() -> bool:
+            return self._compute_measuring_seconds() < deadline and self._taker.goes_on(evidence)
+
+        # All candidates are measured on the same CPUs: their ratios are held against each other.
+        evidence.cpus = self._find_known_cpus(pair)
+        choose_way(pair, evidence, self._taker, _SEED, goes_on)
+        self.cpus = evidence.cpus or ()
+        while evidence.cpus is not None and len(evidence.blocks) < end and goes_on():
+            left = max(0.0, deadline - self._compute_measuring_seconds())
+            self._progress.status(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
+            self._taker.take(pair.block(AB, evidence, _SEED, evidence.cpus), evidence)
+            if len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)):
+                self._taker.take(pair.block(CONTROL, evidence, _SEED, evidence.cpus), evidence)
+        found = evidence.blocks[begin:end]
+        self._given[candidate.label] = begin + len(found)
+        return found
+
+    def own_way(self, candidate: Candidate) -> Comparison | None:
+        """The candidate against the good end in the spec's own way; None where that is how it was measured anyway."""
+        pair = self._pair(candidate)
+        evidence = self._evidence.setdefault(pair.chain, PairEvidence())
+        self._progress.status(f"{pair.chain}: rounds as its spec has it")
+        take_own(pair, evidence, self._taker, _SEED, lambda: self._taker.goes_on(evidence))
+        return in_own_way(evidence.own, DEFAULT_LEAST, DEFAULT_BAND)
+
+    def _find_known_cpus(self, pair: Pair) -> Cpus | None:
+        """Those of the blocks that were taken so far; None before the first."""
+        begun = (evidence for evidence in self._evidence.values() if evidence.attempts)
+        known = next(begun, None)
+        if known is None:
+            return None
+        return pair.ways[0] if known.cpus is None else known.cpus
+
+    def _compute_measuring_seconds(self) -> float:
+        return time.monotonic() - self._taker.waited
+
+    def trouble(self, candidate: Candidate) -> str:
+        """Why its blocks are no evidence after all; empty where they are."""
+        evidence = self._evidence.get(self._name(candidate), PairEvidence())
+        if evidence.failure:
+            return evidence.failure
+        if self._taker.gives_up(evidence):
+            return f"{evidence.replaced} blocks were disturbed and replaced; for example: {evidence.main_disturbance}"
+        if (
+            evidence.against_itself
+            and compare(evidence.against_itself, plan_looks(DEFAULT_ALPHA, CONTROL_BLOCKS)).differs
+        ):
+            return "void: the good end differs from itself; find what differs, and repeat"
+        return ""
+
+    def _name(self, candidate: Candidate) -> str:
+        """Also the name of its coins: those of another candidate are others."""
+        return f"{self._question.chain} with {candidate.label}"
+
+    def _pair(self, candidate: Candidate) -> Pair:
+        metric, labels = self._question.metric, (self._question.good.label, candidate.label)
+        a, b = (self._sides[label].measured[metric][self._question.chain] for label in labels)
+        return pair_of(self._name(candidate), (a, b), metric, self._rounds)
+
+    def _prepared(self, candidate: Candidate) -> Judged:
+        return candidate_run(candidate, self._folder, self._presenter, partial(self._prepare, candidate))
+
+    def _prepare(self, candidate: Candidate, folder: Path, presenter: Presenter) -> Judged:
+        chosen = self._question.chosen
+        chosen = replace(chosen, stages=tuple(dict.fromkeys((*chosen.stages, Stage.BENCHMARK))))
+        machine = chosen.workbench(candidate.iree)
+        side = prepare_side(candidate.label, machine, candidate.iree, chosen, folder, presenter)
+        if side.interrupted:
+            raise KeyboardInterrupt
+        step = side.measured[self._question.metric].get(self._question.chain)
+        self._sides[candidate.label] = side
+        return Judged(reason=unready(side, step) if step else "it has no such step", toolchain=side.toolchain)
+
+
+class RoundsJudge:
+    """Judges by times.
+
+    Args:
+        source: takes the rounds.
+        comparisons: how many there may be, that of the ends among them.
+        alpha: chance that the whole search goes wrong by noise; shared out evenly over the comparisons.
+        max_blocks: of each comparison.
+    """
+
+    def __init__(self, source: TimedBlocks, comparisons: int, alpha: float, max_blocks: int) -> None:
+        self._source = source
+        self._plan = plan_looks(alpha / comparisons, max_blocks)
+        # As many as the false-alarm rate was shared out over.
+        self.most_comparisons: int | None = comparisons
+        self._middle = 0.0
+
+    def end(self, candidate: Candidate, *, bad: bool) -> Judged:
+        """Ready the good end, or compare the bad one with it."""
+        ready = self._source.ready(candidate)
+        if ready.reason:
+            return ready
+        if not bad:
+            return replace(ready, bad=False, value=1.0, text="1")
+        blocks: list[Block] = []
+        while True:
+            more = self._to_next_look(candidate, blocks)
+            if not blocks:
+                return replace(ready, reason=self._source.trouble(candidate) or "no rounds could be taken")
+            found = compare(blocks, self._plan)
+            more_can_be_had = more and self._plan.next_look(len(blocks)) is not None
+            if not more_can_be_had or found.verdict is TimeVerdict.SAME or (found.differs and _is_sharp(found)):
+                break
+        reason = "" if found.differs else f"the ends do not differ for certain: {found.verdict}: {found.reason}"
+        reason = self._source.trouble(candidate) or reason
+        judged = self._measure(ready, found, bad=True, reason=reason)
+        own = None if reason else self._source.own_way(candidate)
+        if own is not None:
+            # The others are held against the good end on the same CPUs: once is enough.
+            against = ", which contradicts that" if own.low > found.high or own.high < found.low else ""
+            judged = replace(judged, text=f"{judged.text}; as its spec has it {own.low:.3f} to {own.high:.3f}{against}")
+        return judged
+
+    def begin(self, good: Judged, bad: Judged) -> str:
+        """Take the middle of the ends."""
+        del good  # is 1, whatever its time
+        if bad.reason:
+            return bad.reason
+        try:
+            self._middle = find_middle(bad.known, bad.low or 0.0, bad.high or 0.0)
+        except EvidenceError as error:
+            return error.what
+        return ""
+
+    def judge(self, candidate: Candidate) -> Judged:
+        """Compare a candidate with the good end, until its interval lies on one side of the middle."""
+        ready = self._source.ready(candidate)
+        if ready.reason:
+            return ready
+        blocks: list[Block] = []
+        while True:
+            more = self._to_next_look(candidate, blocks)
+            if not blocks:
+                return replace(ready, reason=self._source.trouble(candidate) or "no rounds could be taken")
+            found = place(compute_log_ratios(blocks), self._plan, self._middle)
+            if found.next_look is None or not more:
+                break
+        trouble = self._source.trouble(candidate)
+        bad = None if trouble else found.bad
+        reason = "" if bad is not None else trouble or found.reason
+        if not trouble and bad is None and found.next_look is not None:
+            reason += "; the time is up"
+        return self._measure(ready, found, bad=bad, reason=reason)
+
+    def _to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
+        """Takes blocks up to the plan's next look, as far as they can be had; whether there were any."""
+        look = self._plan.next_look(len(blocks))
+        more = self._source.more_blocks(candidate, look - len(blocks)) if look else ()
+        blocks += more
+        return bool(more)
+
+    def _measure(self, ready: Judged, found: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
+        where = f", on CPU {cpus_text(self._source.cpus)}" if self._source.cpus else ""
+        return replace(
+            ready,
+            bad=bad,
+            value=found.ratio,
+            text=f"{found.ratio:.3f} × the good end's time ({found.low:.3f} to {found.high:.3f}{where})",
+            reason=reason,
+            confidence=found.confidence,
+            low=found.low,
+            high=found.high,
+        )
+
+
+def _is_sharp(ends: Comparison) -> bool:
+    """Whether the middle of the ends is known well enough to distinguish candidates: the interval lies beyond it."""
+    return find_middle(ends.ratio, ends.low, ends.high) == find_middle(ends.ratio, ends.ratio, ends.ratio)

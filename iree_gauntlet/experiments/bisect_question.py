@@ -1,31 +1,34 @@
-"""What a bisect looks for: metric, model, and the row of candidates; asked on the command line, or before."""
+"""What a bisect looks for: metric, model, and the row of candidates; and what one candidate gives, by a run of it."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
-from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
-from iree_gauntlet.experiments.bisect_probe import (
-    BUNDLE_METRIC,
-    EXACT_METRICS,
-    TIMED_METRICS,
-    TIMING_NAMES,
-    Judged,
-    bundle_title,
-    nothing_chosen,
-    require_bundle_alone,
-)
-from iree_gauntlet.experiments.run import choose
+from iree_gauntlet.dialects.load import CaseSet
+from iree_gauntlet.engine.judging import first_error
+from iree_gauntlet.engine.rounds.machine_lock import lock_facts
+from iree_gauntlet.engine.workspace import Selection
+from iree_gauntlet.errors import ExitCode, NoSuchToolchainError, SpecError, ToolchainError, UsageError
+from iree_gauntlet.experiments.explaining.bundle import FIXED, SAID, STILL_THERE, open_bundle, run_bundle
+from iree_gauntlet.experiments.run import Chosen, choose, run
 from iree_gauntlet.experiments.sides import rounds_asked
-from iree_gauntlet.figures import counted, duration
-from iree_gauntlet.records.bisect_outcome import bisect_outcome
+from iree_gauntlet.figures import counted, duration, error_figure, whole
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
+from iree_gauntlet.measuring.instructions.counters import LEAST_WORK, Work, compare_work
+from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
+from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA
+from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate, bisect_outcome
+from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.candidates import (
@@ -39,13 +42,40 @@ from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import make_toolchain_place, provide_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.engine.processes.supervisor import Supervisor
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.find import ToolchainPlace
 
 
+# What a candidate's run prints, in its folder.
+_CONSOLE = "console.txt"
+# By the stage that each needs.
+EXACT_METRICS: Mapping[str, Stage] = {
+    "size": Stage.COMPILE,
+    "dispatches": Stage.COMPILE,
+    "instructions": Stage.COUNT,
+    "error": Stage.THRESHOLD,
+    "compiles": Stage.COMPILE,
+    "runs": Stage.THRESHOLD,
+}
+# Of those that are a statistic of that stage: its name, what it counts, and why there is none.
+_FIGURES = {
+    "size": ("binary_size_bytes", "bytes", "the compiler gives no bytes"),
+    "dispatches": ("dispatch_count", "dispatches", "the compiler gives no dispatches"),
+    "instructions": ("instructions", "instructions", "they were not counted"),
+}
+# Of rounds.
+_TIMED_METRICS = ("time", "compile-time")
+# Options that only these metrics have a use for.
+_TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
+# Of a bundle, which says so itself.
+_BUNDLE_METRIC = "repro.sh"
+_PASSING: Sequence[str] = ("compiles", "runs", _BUNDLE_METRIC)
+_KEPT = "bundle"
+# What a bundle that is a folder may have installed for itself.
+_INSTALLED = "env"
 # Each candidate has its own IREE, and all of the model.
 _NOT_KEPT = ("iree", "shard", "shard_costs", "batch")
 _PULL = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
@@ -87,22 +117,34 @@ class Question:
         """
         return take_package(candidate, self.place, say) if self.asked.packages else candidate
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields of the record's `bisect` event that say it."""
+    @property
+    def commit(self) -> str:
+        """What is searched: where the compiler is the same for all, the runtime."""
+        return "runtime_commit" if self.chosen.request.toolchain.iree_compiler else "compiler_commit"
+
+    def opening(self, *, resumed: bool) -> BisectOpening:
+        """For the record."""
         request = self.chosen.request
         # What makes a bisect the same one: a resumed one keeps it.
         kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
-        return {
-            "metric": self.metric,
-            "chain": self.chain,
-            "good": self.good.label,
-            "bad": self.bad.label,
-            "row": [asdict(candidate) for candidate in self.row],
-            "good_is_older": self.good_is_older,
-            "asked": {**asdict(self.asked), "disturbed": request.conduct.disturbed, **kept},
-            # Where the compiler is the same for all, the runtime is what is searched.
-            "commit": "runtime_commit" if request.toolchain.iree_compiler else "compiler_commit",
-        }
+        return BisectOpening(
+            resumed=resumed,
+            confidence=1 - DEFAULT_ALPHA if self.metric in _TIMED_METRICS else 1.0,
+            metric=self.metric,
+            chain=self.chain,
+            good=self.good.label,
+            bad=self.bad.label,
+            row=row_of(self.row),
+            good_is_older=self.good_is_older,
+            asked={**asdict(self.asked), "disturbed": request.conduct.disturbed, **kept},
+            commit=self.commit,
+            **lock_facts(os.environ),
+        )
+
+
+def row_of(candidates: Iterable[Candidate]) -> tuple[RowCandidate, ...]:
+    """Candidates for the record."""
+    return tuple(RowCandidate(candidate.label, candidate.iree) for candidate in candidates)
 
 
 def question_of(asked: BisectRequest, request: RunRequest) -> Question:
@@ -116,9 +158,9 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
         if not getattr(asked, name):
             example = "bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches"
             raise UsageError(f"bisect needs --{name}", f"Such as {example}.")
-    metric = BUNDLE_METRIC if asked.bundle else asked.metric
+    metric = _BUNDLE_METRIC if asked.bundle else asked.metric
     if asked.bundle:
-        require_bundle_alone(asked, request)
+        _require_bundle_alone(asked, request)
     else:
         _require_metric(asked, request)
     toolchain = request.toolchain
@@ -128,12 +170,12 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
         )
     parse_choice(toolchain.iree_compiler, "--iree-compiler")
     parse_choice(toolchain.iree_runtime, "--iree-runtime")
-    chosen = nothing_chosen(request) if asked.bundle else choose(request)
-    chain = bundle_title(asked.bundle) if asked.bundle else chain_of(chosen, metric)
+    chosen = _make_nothing_chosen(request) if asked.bundle else choose(request)
+    chain = _read_bundle_title(asked.bundle) if asked.bundle else chain_of(chosen, metric)
     if asked.packages and not (asked.source or asked.into):
         raise UsageError("--packages is for commits", "Name their checkout with --source or --into.")
     _require_one_way(asked.among, asked.source, asked.into, nightlies=asked.nightlies)
-    if asked.into and metric in TIMED_METRICS:
+    if asked.into and metric in _TIMED_METRICS:
         hint = f"When the releases are known: --source {asked.into} --good … --bad … (their confidence is for one row)."
         raise UsageError(f"--into is for exact metrics, and {metric} is none", hint)
     place = place_of(request)
@@ -161,12 +203,14 @@ def place_of(request: RunRequest) -> ToolchainPlace:
 def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
     """Make sure that there is such a metric, and that what is said of rounds is for it."""
     metric = asked.metric
-    if metric in TIMED_METRICS:
+    if metric in _TIMED_METRICS:
         rounds_asked(asked)
     elif metric not in EXACT_METRICS:
-        raise UsageError(f"--metric {metric}: unknown metric", f"Known: {', '.join((*TIMED_METRICS, *EXACT_METRICS))}.")
-    elif useless := [name for name in given((asked, request.conduct)) if name in TIMING_NAMES]:
-        what = f"{dashed(useless[0])} is for --metric {' and '.join(TIMED_METRICS)}"
+        raise UsageError(
+            f"--metric {metric}: unknown metric", f"Known: {', '.join((*_TIMED_METRICS, *EXACT_METRICS))}."
+        )
+    elif useless := [name for name in given((asked, request.conduct)) if name in _TIMING_NAMES]:
+        what = f"{dashed(useless[0])} is for --metric {' and '.join(_TIMED_METRICS)}"
         raise UsageError(what, f"The metric {metric} is exact: leave it out.")
 
 
@@ -180,21 +224,19 @@ def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> 
         GauntletError: its record cannot be read.
     """
     outcome = bisect_outcome(folder)
-    before = outcome.asked["asked"]
+    before, metric, chain = outcome.asked.asked, outcome.asked.metric, outcome.asked.chain
     now = given((asked, request.selection, request.toolchain, request.conduct))
     require_as_begun("bisect", shown(folder), now, before)
     asked, request = read(BisectRequest, before), request.with_kept(before)
-    row = tuple(Candidate(**item) for item in outcome.asked["row"])
-    metric, chain = outcome.asked["metric"], outcome.asked["chain"]
+    row = tuple(Candidate(item.label, item.iree) for item in outcome.asked.row)
     if asked.bundle:
-        chosen = nothing_chosen(request)
+        chosen = _make_nothing_chosen(request)
     else:
         chosen = choose(request)
         if chain_of(chosen, metric) != chain:
             raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
-    question = Question(metric, chain, row, bool(outcome.asked["good_is_older"]), asked, chosen, place_of(request))
-    known = {label: Judged.from_dict(found.as_dict()) for label, found in outcome.judged.items()}
-    return question, {label: judged for label, judged in known.items() if judged.value is not None}
+    question = Question(metric, chain, row, outcome.asked.good_is_older, asked, chosen, place_of(request))
+    return question, {label: judged for label, judged in outcome.judged.items() if judged.value is not None}
 
 
 def chain_of(chosen: Chosen, metric: str) -> str:
@@ -204,9 +246,9 @@ def chain_of(chosen: Chosen, metric: str) -> str:
         UsageError: it is not one.
     """
     kind: Kind | None = None
-    if metric in TIMED_METRICS or Stage.COUNT in EXACT_METRICS[metric].stages:
+    if metric in _TIMED_METRICS or EXACT_METRICS[metric] is Stage.COUNT:
         kind = Kind.BENCHMARK
-    elif Stage.THRESHOLD in EXACT_METRICS[metric].stages:
+    elif EXACT_METRICS[metric] is Stage.THRESHOLD:
         kind = Kind.QUALITY
     chains = sorted({case.chain for case in chosen.selection.cases.cases if kind in (None, case.kind)})
     if not chains:
@@ -287,23 +329,213 @@ def list_nightlies_inside(
     return row[1:-1]
 
 
-def list_commits_inside(old: str, new: str, source: str, place: ToolchainPlace) -> tuple[Candidate, ...]:
-    """The commits of a checkout between two, without those, from the oldest to the newest.
-
-    Raises:
-        UsageError: neither leads to the other.
-        ToolchainError: there is no such checkout or commit.
-    """
-    row, _ = list_commits(old, new, source, place)
-    return row[1:-1]
-
-
-def describe_change(commit: str, source: str, place: ToolchainPlace) -> dict[str, Any]:
-    """The commit that made a change: `commit`, `date`, `author`, `subject`, `pull` (its request's number, or None).
+def describe_change(commit: str, source: str, place: ToolchainPlace) -> BisectChange:
+    """The commit that made a change.
 
     Raises:
         ToolchainError: there is no such checkout or commit.
     """
     said = open_checkout(source, place).describe(commit)
     pull = _PULL.search(said["subject"])
-    return {**said, "pull": int(pull[1] or pull[2]) if pull else None}
+    return BisectChange(**said, pull=int(pull[1] or pull[2]) if pull else None)
+
+
+class Judge(Protocol):
+    """Decides on candidates, one at a time.
+
+    Attributes:
+        most_comparisons: how many candidates may be measured, the bad end among them, for the confidence to hold; None
+            for any number.
+    """
+
+    most_comparisons: int | None
+
+    def end(self, candidate: Candidate, *, bad: bool) -> Judged:
+        """What an end gives; `bad` of the answer is the argument, or None where nothing could be measured."""
+
+    def begin(self, good: Judged, bad: Judged) -> str:
+        """Take the ends for what candidates are held against; why there is nothing to look for, or empty."""
+
+    def judge(self, candidate: Candidate) -> Judged:
+        """Which end a candidate is like."""
+
+
+def candidate_run(
+    candidate: Candidate, folder: Path, presenter: Presenter, work: Callable[[Path, Presenter], Judged]
+) -> Judged:
+    """What a candidate gives, not judged yet; of what is no usable IREE, why not.
+
+    Raises:
+        GauntletError: what is no candidate's fault, such as a full disk.
+        KeyboardInterrupt: the run was interrupted.
+    """
+    run_dir = free_folder(folder / candidate.label)
+    run_dir.mkdir()
+    try:
+        with (run_dir / _CONSOLE).open("w", encoding="utf-8") as stream:
+            return replace(work(run_dir, presenter.to(stream)), folder=run_dir.name)
+    except (ToolchainError, SpecError) as error:
+        # It cannot be installed, knows no such flag, or is no IREE at all.
+        (run_dir / _CONSOLE).write_text(f"{error}\n", encoding="utf-8")
+        return Judged(reason=error.on_one_line, folder=run_dir.name)
+
+
+def run_candidate(
+    candidate: Candidate, metric: str, chain: str, folder: Path, chosen: Chosen, presenter: Presenter
+) -> Judged:
+    """Runs the stage that a metric needs, with a candidate, in a folder of its own, and reads the value.
+
+    Raises:
+        GauntletError: what is no candidate's fault, such as a full disk.
+        KeyboardInterrupt: the run was interrupted.
+    """
+
+    def work(run_dir: Path, presenter: Presenter) -> Judged:
+        code = run(chosen.within(run_dir, candidate.iree, (EXACT_METRICS[metric],)), presenter, brief=True).exit_code
+        if code is ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+        record = read_journal(run_dir / JOURNAL)
+        toolchain = record.runs[-1].get("toolchain", {}) if record.runs else {}
+        return replace(_read_value(metric, record, chain), toolchain=toolchain)
+
+    return candidate_run(candidate, folder, presenter, work)
+
+
+class ExactJudge:
+    """Judges by a metric that is the same at each run: which end's value is nearer."""
+
+    most_comparisons: int | None = None
+
+    def __init__(self, name: str, run: Callable[[Candidate], Judged]) -> None:
+        self._name = name
+        self._run = run
+        self._good = self._bad = 0.0
+
+    def end(self, candidate: Candidate, *, bad: bool) -> Judged:
+        """What an end gives."""
+        found = self._run(candidate)
+        return found if found.value is None else replace(found, bad=bad)
+
+    def begin(self, good: Judged, bad: Judged) -> str:
+        """Take the ends' values."""
+        self._good, self._bad = good.known, bad.known
+        counted = self._name == "instructions"
+        same = compare_work(good.known, bad.known, LEAST_WORK) is Work.SAME if counted else False
+        if same or is_same_value(good.known, bad.known):
+            both = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
+            return f"nothing to look for: both ends give the same ({both})"
+        if self._name in _PASSING and good.known < bad.known:
+            return f"good and bad are the wrong way round: the good end {good.text}, the bad one {bad.text}"
+        return ""
+
+    def judge(self, candidate: Candidate) -> Judged:
+        """Run a candidate, and hold its value against the ends'."""
+        found = self._run(candidate)
+        if found.value is None:
+            return found
+        ends = self._good, self._bad
+        return replace(found, bad=is_nearer_to_bad(found.value, *ends), third=is_third_value(found.value, *ends))
+
+
+def _read_value(metric: str, record: JournalRecord, chain: str) -> Judged:
+    """The value of an exact metric, or why there is none; 1 for what passes, 0 where it fails by IREE's fault."""
+    at_fault, reason = _find_fault(record, chain)
+    if metric in _PASSING:
+        if at_fault is None:
+            return Judged(value=1.0, text="passes")
+        return Judged(value=0.0, text=f"fails: {reason}") if at_fault else Judged(reason=reason)
+    result = record.results.get(f"{chain}:{EXACT_METRICS[metric]}")
+    if metric == "error":
+        worst = result.max_abs_error if result else None
+        if worst is None:
+            return Judged(reason=reason or "no output was compared value by value")
+        return Judged(value=worst, text=f"max error {error_figure(worst)}")
+    figure, noun, why_not = _FIGURES[metric]
+    value = result.statistics.get(figure) if result else None
+    if value is None:
+        return Judged(reason=reason or why_not)
+    return Judged(value=float(value), text=f"{whole(value)} {noun}")
+
+
+def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
+    """Whether IREE is at fault for the first step that did not pass, and why; None where all passed."""
+    for step in record.planned:
+        result = record.results.get(step.id)
+        if result and result.verdict.counts_as_pass:
+            continue
+        reason = (result.reason if result else "") or "it did not end"
+        label = step.id.removeprefix(f"{chain}:")
+        if result is None or step.stage in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
+            return False, f"{label}: {reason}"
+        return result.verdict.counts_as_failure or result.crashed or result.timed_out, f"{label}: {reason}"
+    return None, ""
+
+
+def _require_bundle_alone(asked: BisectRequest, request: RunRequest) -> None:
+    """Make sure that nothing is asked for of a model: a bundle has its own program, inputs and question.
+
+    Raises:
+        UsageError: something is.
+    """
+    of_a_model = given((request.selection, request.conduct))
+    of_a_model |= {name: value for name, value in given([asked]).items() if name in ("metric", *_TIMING_NAMES)}
+    if of_a_model:
+        first = dashed(next(iter(of_a_model)))
+        hint = "A bundle has its program, inputs and expected values with it: leave one of the two out."
+        raise UsageError(f"{first} and --bundle exclude each other", hint)
+
+
+def _make_nothing_chosen(request: RunRequest) -> Chosen:
+    """A run of no specs: how IREEs are found and installed is all that a bundle needs of one."""
+    return Chosen(request, Selection("bundle", (), (), (), CaseSet((), (), ())), ())
+
+
+def _read_bundle_title(bundle: str) -> str:
+    """What failure a bundle shows.
+
+    Raises:
+        GauntletError: it is no bundle.
+    """
+    with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as place:
+        return open_bundle(Path(bundle), Path(place)).title
+
+
+def keep_bundle(bundle: str, folder: Path) -> None:
+    """Keep a bundle in the bisect's folder; one that is kept there already stays.
+
+    Raises:
+        GauntletError: it is no bundle.
+    """
+    kept = folder / _KEPT
+    if kept.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix=f"{_KEPT}-", dir=folder) as place:
+        opened = open_bundle(Path(bundle), Path(place))
+        # Renamed when it is whole: what a kill leaves is no bundle.
+        copy = Path(place) / "copy"
+        shutil.copytree(opened.folder, copy, ignore=shutil.ignore_patterns(_INSTALLED))
+        copy.rename(kept)
+
+
+def run_kept_bundle(
+    candidate: Candidate, folder: Path, chosen: Chosen, supervisor: Supervisor, presenter: Presenter
+) -> Judged:
+    """Run the bundle with a candidate: 1 where it passes, 0 where the failure is there.
+
+    Raises:
+        GauntletError: what is no candidate's fault, such as a full disk.
+    """
+
+    def work(run_dir: Path, _presenter: Presenter) -> Judged:
+        machine = chosen.workbench(candidate.iree)
+        code = run_bundle(folder / _KEPT, machine.iree, supervisor, run_dir)
+        toolchain = machine.iree.as_dict()
+        if code == FIXED:
+            return Judged(value=1.0, text="passes", toolchain=toolchain)
+        if code == STILL_THERE:
+            return Judged(value=0.0, text="fails", toolchain=toolchain)
+        how = "did not end in time" if code is None else f"ends with {code}"
+        said = (run_dir / SAID).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+        return Judged(reason=f"repro.sh {how}: {first_error(said) or said[-1]}", toolchain=toolchain)
+
+    return candidate_run(candidate, folder, presenter, work)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Kind, Stage
-from iree_gauntlet.engine.modules.modules import read_statistics
+from iree_gauntlet.engine.profiling import describe_difference
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.engine.session import open_session
@@ -30,18 +30,31 @@ from iree_gauntlet.experiments.sides import (
     DIFFERENT,
     PreparedSide,
     explain_differences,
+    find_compile_changes,
     pair_of,
     prepare_side,
     rounds_asked,
     unready,
 )
-from iree_gauntlet.figures import outside_text, work_change
 from iree_gauntlet.measuring.instructions.counters import Work, compare_work, find_counter, read_counts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
-from iree_gauntlet.measuring.profiles.dispatch_profile import Match, compile_changes, match_dispatches
+from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, plan_looks
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
+from iree_gauntlet.records.compare_record import (
+    COMPARISON_FILE,
+    SIDES,
+    ComparedDispatches,
+    ComparisonOpening,
+    ComparisonSummary,
+    PreparedComparison,
+    RecordedRounds,
+    RecordedSide,
+    SideBenchmark,
+    WhereChanged,
+    WorkVerdict,
+    read_comparison,
+)
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
 
@@ -66,6 +79,7 @@ _CODES = {
     str(TimeVerdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
 }
 _WITHOUT_FMA = ",-fma"
+_OUTSIDE = "outside of dispatches (the runtime, and what dispatches call of the C library)"
 
 
 def compare(
@@ -87,173 +101,231 @@ def compare(
     if named := experiment.before:
         now = given((asked, request.selection, request.toolchain, request.conduct))
         begun = read_comparison(named)
-        elsewhere = bool(begun.opening.get("elsewhere"))
-        if elsewhere != (machines is not None):
-            where, how = ("a cluster", "Give --cluster") if elsewhere else ("this machine", "Leave --cluster out")
+        if begun.opening.elsewhere != (machines is not None):
+            here = "this machine", "Leave --cluster out"
+            where, how = ("a cluster", "Give --cluster") if begun.opening.elsewhere else here
             raise UsageError(f"{shown(named)} was begun on {where}", f"{how} to go on with it.")
-        before = begun.options | {name: now[name] for name in _MAY_CHANGE if name in now}
+        before = begun.opening.options | {name: now[name] for name in _MAY_CHANGE if name in now}
         require_as_begun("comparison", shown(named), now, before)
-        budget = {} if "budget" in now else {"budget": begun.opening["rules"]["budget_seconds"] / 60}
+        budget = {} if "budget" in now else {"budget": begun.opening.rules.budget_seconds / 60}
         asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)
-    names = _name_two_sides(asked.sides)
+    names = asked.sides.split()
+    if len(names) != len(SIDES):
+        raise UsageError(
+            f"compare takes two IREEs, not {len(names)}",
+            "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
+        )
     settings = compare_settings(asked, request.conduct, here=machines is None)
     # A typing mistake is reported, and what is missing installed, before hours of work.
-    chosen = _choose(request, settings, machines)
+    chosen = _choose(request, asked, machines)
     benches = [chosen.workbench(name) for name in names]
     earlier = experiment.read_events() if experiment.resumed else []
     kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
     kept["disturbed"] = request.conduct.disturbed
-    said = _describe_opening(names, settings, kept, resumed=experiment.resumed)
-    with experiment.record(presenter, {**said, "elsewhere": machines is not None}, first={"schema": 1}) as log:
+    opening = ComparisonOpening(
+        resumed=experiment.resumed,
+        sides={side: RecordedSide(asked=text, folder=side.lower()) for side, text in zip(SIDES, names, strict=True)},
+        options=kept,
+        rules=settings.rules,
+        rounds=RecordedRounds(**asdict(settings.rounds)),
+        machine=read_machine_facts().as_dict(),
+        elsewhere=machines is not None,
+        **lock_facts(os.environ),
+    )
+    with experiment.record(presenter, opening.as_dict(), first={"schema": 1}) as log:
         sides: list[PreparedSide] = []
-        for name, text, machine in zip("AB", names, benches, strict=True):
+        for name, text, machine in zip(SIDES, names, benches, strict=True):
             sides.append(prepare_side(name, machine, text, chosen, experiment.folder / name.lower(), presenter))
             if sides[-1].interrupted:
                 experiment.code = ExitCode.INTERRUPTED
                 break
         else:
-            comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]), machines)
+            comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]), log, presenter)
             if settings.metric == "instructions":
-                experiment.code = _compare_counts(comparison, log, presenter)
+                experiment.code = comparison.count()
             else:
-                experiment.code = _measure(comparison, experiment.folder, log, earlier, presenter)
+                experiment.code = comparison.measure(experiment.folder, earlier, machines)
     return experiment.code
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """What is compared, and how."""
+    """A comparison whose sides have run; what comes of it goes into the log."""
 
     asked: CompareRequest
     chosen: Chosen
     settings: CompareSettings
     sides: tuple[PreparedSide, PreparedSide]
-    machines: ComparingMachines | None
+    log: EventLog
+    presenter: Presenter
 
+    def count(self) -> ExitCode:
+        """Holds the counts of both sides against each other."""
+        steps, left_out = _make_ready(*self.sides, self.settings.metric)
+        verdicts = self._judge_counts(steps)
+        for chain in steps.keys() - verdicts.keys():
+            left_out[chain] = "its sides were counted by different counters: begin a new comparison"
+        self._write_prepared(verdicts, left_out, {})
+        verdicts = self._count_with_fma(verdicts)
+        for chain, found in verdicts.items():
+            self.log.write("verdict", replace(found, chain=chain, reason="").as_dict())
+        counts = {str(kind): sum(found.verdict == kind for found in verdicts.values()) for kind in Work}
+        self.log.write("summary", ComparisonSummary(verdicts=counts).as_dict())
+        for chain, found in verdicts.items():
+            if found.verdict != Work.SAME:
+                loaded = [[side.counts[chain].input("program").path] for side in self.sides]
+                # Without their sizes: that of a module that is made for a count is no one's.
+                compiled = find_compile_changes([side.tools for side in self.sides], loaded, sized=False)
+                where = WhereChanged(chain=chain, dispatches=_count_dispatches(self.sides, chain), compile=compiled)
+                self.log.write("where", where.as_dict())
+        codes = [ExitCode.ERROR for _ in left_out]
+        codes += [ExitCode.FAILED for found in verdicts.values() if found.verdict == Work.MORE]
+        return ExitCode.worst(codes)
 
-def _compare_counts(comparison: _Comparison, log: EventLog, presenter: Presenter) -> ExitCode:
-    """Holds the counts of both sides against each other; everything goes into the log."""
-    sides = comparison.sides
-    steps, left_out = _make_ready(*sides, "instructions")
-    verdicts = _judge_counts(sides, steps, comparison.settings.least_work)
-    for chain in steps.keys() - verdicts.keys():
-        left_out[chain] = "its sides were counted by different counters: begin a new comparison"
-    named = {side.name: side.as_dict() for side in sides}
-    log.write("prepared", {"sides": named, "models": list(verdicts), "left_out": left_out, "benchmarks": {}})
-    verdicts = _count_with_fma(verdicts, sides, comparison.chosen, presenter)
-    for chain, found in verdicts.items():
-        log.write("verdict", {"chain": chain, "reason": "", **found.as_dict()})
-    counts = {str(kind): sum(found.work is kind for found in verdicts.values()) for kind in Work}
-    log.write("summary", {"verdicts": counts})
-    _write_work_changes(log, verdicts, sides)
-    codes = [ExitCode.ERROR for _ in left_out]
-    codes += [ExitCode.FAILED for found in verdicts.values() if found.work is Work.MORE]
-    return ExitCode.worst(codes)
-
-
-def _measure(
-    comparison: _Comparison, folder: Path, log: EventLog, earlier: Sequence[dict[str, Any]], presenter: Presenter
-) -> ExitCode:
-    """Takes the rounds, judges them and says where B is slower; everything goes into the log."""
-    settings, sides = comparison.settings, comparison.sides
-    steps, left_out = _make_ready(*sides, settings.metric)
-    log.write(
-        "prepared",
-        {
-            "sides": {side.name: side.as_dict() for side in sides},
-            "models": list(steps),
-            "left_out": left_out,
-            "benchmarks": _collect_benchmarks(steps, sides) if settings.metric == "time" else {},
-        },
-    )
-    measured = evidence_of(earlier)
-    machines = comparison.machines
-    with presenter.progress() as progress, open_session(folder, log, progress) as session:
-        try:
-            with session.interruptible():
-                if machines is None:
-                    verdicts = _measure_here(comparison, steps, session, measured)
-                else:
-                    rounds = RoundsLog(session, settings, measured, earlier)
-                    verdicts = _measure_elsewhere(comparison, steps, rounds, machines)
-                codes = [ExitCode.ERROR for _ in left_out]
-                return ExitCode.worst([*codes, *(_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values())])
-        except (KeyboardInterrupt, WaitCancelledError):
-            # What was measured says something, if not all that it could have said.
-            begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
-            _write_verdicts(log, judge(begun, settings.rules, "interrupted"), comparison)
-            where = "" if machines is None else " --cluster …"
-            progress.message(f"interrupted; `compare --resume{where}` continues it")
-            return ExitCode.INTERRUPTED
-
-
-def _measure_here(
-    comparison: _Comparison,
-    steps: Mapping[str, tuple[Step, Step]],
-    session: Session[Any],
-    measured: dict[str, PairEvidence],
-) -> dict[str, ModelVerdict]:
-    settings, (a, b) = comparison.settings, comparison.sides
-    pairs = [pair_of(chain, both, settings.metric, settings.rounds) for chain, both in steps.items()]
-    verdicts = judge(Comparer(session, settings.rules).run(pairs, measured), settings.rules)
-    _write_verdicts(session.log, verdicts, comparison)
-    if settings.metric == "time":
-        counted = _judge_counts(comparison.sides, verdicts, settings.least_work)
-        explain_differences(
-            session,
-            verdicts,
-            pairs,
-            (a.tools, b.tools),
-            lambda chain: _count_dispatches(comparison.sides, chain) if chain in counted else {},
-        )
-    return verdicts
-
-
-def _measure_elsewhere(
-    comparison: _Comparison, steps: Mapping[str, tuple[Step, Step]], rounds: RoundsLog, machines: ComparingMachines
-) -> dict[str, ModelVerdict]:
-    chosen, sides, rules = comparison.chosen, comparison.sides, comparison.settings.rules
-    # What the time did not suffice for is measured again as a whole: rounds of two machines are no one's.
-    decided = {chain for chain, found in rounds.evidence.items() if next_look(found, rules) is None}
-    waiting = units_of({chain: both for chain, both in steps.items() if chain not in decided}, sides)
-    if waiting:
-        with machines.comparing(chosen, comparison.asked, sides, rounds.session.progress) as elsewhere:
-            elsewhere.measure(waiting, rounds)
-    verdicts = judge({chain: rounds.evidence[chain] for chain in steps}, rules)
-    _write_verdicts(rounds.session.log, verdicts, comparison)
-    for chain, verdict in verdicts.items():
-        if verdict.verdict in DIFFERENT and chain in rounds.where:
-            rounds.session.log.write("where", rounds.where[chain])
-    return verdicts
-
-
-def _collect_benchmarks(chains: Iterable[str], sides: tuple[PreparedSide, PreparedSide]) -> dict[str, dict[str, Any]]:
-    """How each model is benchmarked, for `explain --slower`, which benchmarks parts of it."""
-    parts = ("command", "timeout", "resources")
-    return {
-        chain: {
-            side.name: {name: value for name, value in asdict(side.benchmarks[chain]).items() if name in parts}
-            for side in sides
+    def measure(self, folder: Path, earlier: Sequence[dict[str, Any]], machines: ComparingMachines | None) -> ExitCode:
+        """Takes the rounds, here or on other machines, judges them and says where B is slower."""
+        metric, rules = self.settings.metric, self.settings.rules
+        steps, left_out = _make_ready(*self.sides, metric)
+        benchmarks = {
+            chain: {
+                side.name: SideBenchmark(timeout=step.timeout, command=step.process, resources=step.resources)
+                for side, step in zip(self.sides, both, strict=True)
+            }
+            for chain, both in (steps.items() if metric == "time" else ())
         }
-        for chain in chains
-    }
+        self._write_prepared(steps, left_out, benchmarks)
+        measured = evidence_of(earlier)
+        with self.presenter.progress() as progress, open_session(folder, self.log, progress) as session:
+            try:
+                with session.interruptible():
+                    if machines is None:
+                        verdicts = self._measure_here(steps, session, measured)
+                    else:
+                        rounds = RoundsLog(session, rules, measured, earlier)
+                        verdicts = self._measure_elsewhere(steps, rounds, machines)
+            except (KeyboardInterrupt, WaitCancelledError):
+                # What was measured says something, if not all that it could have said.
+                begun = {chain: found for chain, found in measured.items() if chain in steps and found.blocks}
+                self._write_verdicts(judge(begun, rules, "interrupted"))
+                where = "" if machines is None else " --cluster …"
+                progress.message(f"interrupted; `compare --resume{where}` continues it")
+                return ExitCode.INTERRUPTED
+        codes = [ExitCode.ERROR for _ in left_out]
+        return ExitCode.worst([*codes, *(_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values())])
 
+    def _measure_here(
+        self, steps: Mapping[str, tuple[Step, Step]], session: Session[Any], measured: dict[str, PairEvidence]
+    ) -> dict[str, ModelVerdict]:
+        settings, (a, b) = self.settings, self.sides
+        pairs = [pair_of(chain, both, settings.metric, settings.rounds) for chain, both in steps.items()]
+        verdicts = judge(Comparer(session, settings.rules).run(pairs, measured), settings.rules)
+        works = self._write_verdicts(verdicts)
+        if settings.metric == "time":
+            explain_differences(
+                session,
+                verdicts,
+                pairs,
+                (a.tools, b.tools),
+                lambda chain: _count_dispatches(self.sides, chain) if chain in works else None,
+            )
+        return verdicts
 
-def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict], comparison: _Comparison) -> None:
-    works = _judge_counts(comparison.sides, verdicts, comparison.settings.least_work)
-    for chain, verdict in verdicts.items():
-        event = verdict.as_dict()
-        if chain in works:
-            event["work"] = works[chain].as_dict()
-        if chain in works and verdict.verdict == TimeVerdict.INCONCLUSIVE:
-            event["reason"] += f"; {works[chain].text}"
-        log.write("verdict", event)
-    log.write("summary", summary_of(verdicts))
+    def _measure_elsewhere(
+        self, steps: Mapping[str, tuple[Step, Step]], rounds: RoundsLog, machines: ComparingMachines
+    ) -> dict[str, ModelVerdict]:
+        rules = self.settings.rules
+        # What the time did not suffice for is measured again as a whole: rounds of two machines are no one's.
+        decided = {chain for chain, found in rounds.evidence.items() if next_look(found, rules) is None}
+        waiting, made = units_of((both for chain, both in steps.items() if chain not in decided), self.sides)
+        if waiting:
+            with machines.comparing(self.chosen, self.asked, self.sides, rounds.session.progress) as elsewhere:
+                elsewhere.measure(waiting, made, rounds)
+        verdicts = judge({chain: rounds.evidence[chain] for chain in steps}, rules)
+        self._write_verdicts(verdicts)
+        for chain, verdict in verdicts.items():
+            if verdict.verdict in DIFFERENT and chain in rounds.where:
+                self.log.write("where", rounds.where[chain].as_dict())
+        return verdicts
+
+    def _write_prepared(
+        self, models: Iterable[str], left_out: dict[str, str], benchmarks: dict[str, dict[str, SideBenchmark]]
+    ) -> None:
+        sides = {side.name: side.recorded for side in self.sides}
+        prepared = PreparedComparison(sides=sides, models=tuple(models), left_out=left_out, benchmarks=benchmarks)
+        self.log.write("prepared", prepared.as_dict())
+
+    def _write_verdicts(self, verdicts: Mapping[str, ModelVerdict]) -> dict[str, WorkVerdict]:
+        """With the work beside the times, where it was counted."""
+        works = self._judge_counts(verdicts)
+        for chain, verdict in verdicts.items():
+            event = verdict.record()
+            if work := works.get(chain):
+                event = replace(event, work=work)
+                if verdict.verdict == TimeVerdict.INCONCLUSIVE:
+                    made = f" as compiled for {work.cpu}" if work.cpu else ""
+                    change = f"{work.verdict} ({work.change_with_outside}){made}"
+                    same = f"the {change}: the code that was counted does no more"
+                    more = same if work.verdict == Work.SAME else change
+                    event = replace(event, reason=f"{event.reason}; {more}")
+            self.log.write("verdict", event.as_dict())
+        self.log.write("summary", summary_of(verdicts).as_dict())
+        return works
+
+    def _judge_counts(self, chains: Iterable[str], sides: Sequence[PreparedSide] = ()) -> dict[str, WorkVerdict]:
+        """What the counts say of each model whose instructions were counted on both sides."""
+        sides = sides or self.sides
+        found = {}
+        for chain in chains:
+            steps = [side.counts[chain] for side in sides if chain in side.counts]
+            if len(steps) < len(sides) or any(map(unready, sides, steps)):
+                continue
+            figures = [side.record.results[step.id].statistics for side, step in zip(sides, steps, strict=True)]
+            # Two kinds of counters, or modules for two CPUs, have nothing to do with each other.
+            kinds = {(str(item["counter"]), str(item["cpu"])) for item in figures}
+            if len(kinds) == 1:
+                of_a, of_b = (read_counts(Path(step.output("counts"))) for step in steps)
+                a, b = of_a.instructions, of_b.instructions
+                counter, cpu = kinds.pop()
+                found[chain] = WorkVerdict(
+                    verdict=compare_work(a, b, self.settings.rules.least_work or 0.0),
+                    instructions=dict(zip(SIDES, (a, b), strict=True)),
+                    ratio=b / a,
+                    counter=counter,
+                    cpu=cpu,
+                    # Where dispatches are known, so is what lies outside of them.
+                    outside=of_b.outside - of_a.outside if of_a.dispatches and of_b.dispatches else None,
+                )
+        return found
+
+    def _count_with_fma(self, verdicts: dict[str, WorkVerdict]) -> dict[str, WorkVerdict]:
+        """The same verdicts, with counts of modules that have fused multiply-adds where the work has changed.
+
+        They are other code, which takes valgrind up to twenty times as long.
+        """
+        changed = {chain for chain, found in verdicts.items() if found.verdict != Work.SAME}
+        cpus = {verdicts[chain].cpu for chain in changed}
+        request = self.chosen.request
+        if not changed or request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
+            return verdicts
+        self.presenter.line(
+            "\nthe work has changed: counting again with fused multiply-adds, which takes valgrind long"
+        )
+        conduct = replace(request.conduct, count_cpu=cpus.pop().removesuffix(_WITHOUT_FMA))
+        chosen = replace(self.chosen, request=replace(request, conduct=conduct, chains=frozenset(changed)))
+        again: list[PreparedSide] = []
+        for side in self.sides:
+            name, folder = f"{side.name} with FMA", side.folder.with_name(f"{side.folder.name}-fma")
+            again.append(prepare_side(name, side.machine, side.asked, chosen, folder, self.presenter))
+            if again[-1].interrupted:
+                raise KeyboardInterrupt
+        counts = self._judge_counts(changed, again)
+        fused = {chain: replace(verdicts[chain], with_fma=found.instructions) for chain, found in counts.items()}
+        return verdicts | fused
 
 
 def _make_ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str, tuple[Step, Step]], dict[str, str]]:
     """The steps of both sides that can be measured, by chain, and why the rest cannot."""
-    sides = tuple((side, side.steps(metric)) for side in (a, b))
+    sides = tuple((side, side.measured[metric]) for side in (a, b))
     ready: dict[str, tuple[Step, Step]] = {}
     left_out: dict[str, str] = {}
     for chain in sorted({chain for _, steps in sides for chain in steps}):
@@ -267,72 +339,31 @@ def _make_ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str
     return ready, left_out
 
 
-def _choose(request: RunRequest, settings: CompareSettings, machines: ComparingMachines | None) -> Chosen:
+def _choose(request: RunRequest, asked: CompareRequest, machines: ComparingMachines | None) -> Chosen:
     """What is run with each side; raises where there is nothing to compare."""
     chosen = choose(request, machines)
     if Stage.COMPILE not in chosen.stages:
         raise UsageError("a comparison compiles, and this suite does not", "Take another suite, or name models.")
-    benchmarks = settings.metric != "compile-time"
+    benchmarks = asked.metric != "compile-time"
     if benchmarks and not any(case.kind is Kind.BENCHMARK for case in chosen.selection.cases.cases):
         raise NothingSelectedError(
             "the selection has no benchmark to compare", "`list` shows which models have one; or --metric compile-time."
         )
-    if settings.metric == "instructions":
+    if asked.metric == "instructions":
         if machines is not None:
             raise UsageError("--metric instructions counts on this machine", "Leave --cluster out.")
         find_counter(request.conduct.counter, request.conduct.count_cpu)
         return replace(chosen, stages=(Stage.COUNT,))
     stages = chosen.stages
-    if settings.metric == "time":
-        stages = (*stages, *([Stage.COUNT] if _counts_work(settings, request, machines) else []), Stage.BENCHMARK)
+    if asked.metric == "time":
+        if not asked.no_work and machines is None:
+            try:
+                find_counter(request.conduct.counter, request.conduct.count_cpu)
+                stages = (*stages, Stage.COUNT)
+            except ToolchainError as why_not:
+                messages.note(f"the work is not counted beside the times: {why_not.what}")
+        stages = (*stages, Stage.BENCHMARK)
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
-
-
-def _counts_work(settings: CompareSettings, request: RunRequest, machines: ComparingMachines | None) -> bool:
-    """Whether instructions are counted beside the times: where that is not declined, and something here counts them."""
-    if settings.no_work or machines is not None:
-        return False
-    try:
-        find_counter(request.conduct.counter, request.conduct.count_cpu)
-    except ToolchainError as why_not:
-        messages.note(f"the work is not counted beside the times: {why_not.what}")
-        return False
-    return True
-
-
-def _describe_opening(
-    asked: tuple[str, str], settings: CompareSettings, kept: Mapping[str, Any], *, resumed: bool
-) -> dict[str, Any]:
-    rules = settings.rules
-    return {
-        "resumed": resumed,
-        "sides": {name: {"asked": text, "folder": name.lower()} for name, text in zip("AB", asked, strict=True)},
-        "options": dict(kept),
-        "rules": {
-            "alpha": rules.plan.alpha,
-            "looks": list(rules.plan.looks),
-            "least": rules.least,
-            "band": rules.band,
-            "allow": rules.allow,
-            "budget_seconds": rules.budget,
-            "seed": rules.seed,
-            "least_work": settings.least_work,
-        },
-        "rounds": asdict(settings.rounds),
-        "machine": read_machine_facts().as_dict(),
-        **lock_facts(os.environ),
-    }
-
-
-def _name_two_sides(text: str) -> tuple[str, str]:
-    """The two IREEs of a comparison."""
-    words = text.split()
-    if len(words) != 2:
-        raise UsageError(
-            f"compare takes two IREEs, not {len(words)}",
-            "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
-        )
-    return words[0], words[1]
 
 
 def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bool) -> CompareSettings:
@@ -361,136 +392,36 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
     if asked.seed < 0:
         raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
     rules = Rules(
-        plan=plan_looks(DEFAULT_ALPHA),
+        alpha=DEFAULT_ALPHA,
+        looks=plan_looks(DEFAULT_ALPHA).looks,
         least=least,
         band=band,
         allow=(asked.allow or asked.band) / 100,
-        budget=60 * asked.budget,
+        budget_seconds=60 * asked.budget,
         seed=asked.seed,
+        least_work=asked.least_work / 100,
         replace_disturbed=conduct.replaces_disturbed,
     )
-    rounds = rounds_asked(asked, here=here)
-    return CompareSettings(asked.metric, rules, rounds, asked.least_work / 100, asked.no_work)
+    return CompareSettings(asked.metric, rules, rounds_asked(asked, here=here))
 
 
-@dataclass(frozen=True, slots=True)
-class WorkVerdict:
-    """What the counts of one model say.
-
-    Attributes:
-        cpu: what the modules were compiled for; empty for what the spec says.
-        outside: the difference that is in no dispatch; None where the counter does not know dispatches.
-        with_fma: the counts of A and B with fused multiply-adds; None where they were not taken.
-    """
-
-    chain: str
-    work: Work
-    a: int
-    b: int
-    counter: str
-    cpu: str
-    outside: int | None
-    with_fma: tuple[int, int] | None = None
-
-    @property
-    def text(self) -> str:
-        """Beside a verdict on times."""
-        made = f" as compiled for {self.cpu}" if self.cpu else ""
-        change = f"{self.work} ({work_change(self.a, self.b)}{outside_text(self.b - self.a, self.outside)}){made}"
-        return f"the {change}: the code that was counted does no more" if self.work is Work.SAME else change
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the log."""
-        record: dict[str, Any] = {
-            "verdict": str(self.work),
-            "instructions": {"A": self.a, "B": self.b},
-            "ratio": self.b / self.a,
-            "counter": self.counter,
-            "cpu": self.cpu,
-            "outside": self.outside,
-        }
-        if self.with_fma is not None:
-            record["with_fma"] = dict(zip("AB", self.with_fma, strict=True))
-        return record
-
-
-def _judge_counts(
-    sides: tuple[PreparedSide, PreparedSide], chains: Iterable[str], least: float
-) -> dict[str, WorkVerdict]:
-    """What the counts say of each model whose instructions were counted on both sides."""
-    found = {}
-    for chain in chains:
-        steps = [side.counts.get(chain) for side in sides]
-        figures = [
-            side.record.results[step.id].statistics
-            for side, step in zip(sides, steps, strict=True)
-            if step is not None and not unready(side, step)
-        ]
-        # Two kinds of counters, or modules for two CPUs, have nothing to do with each other.
-        kinds = {(str(item["counter"]), str(item["cpu"])) for item in figures}
-        if len(figures) == len(sides) and len(kinds) == 1:
-            a, b = (int(item["instructions"]) for item in figures)
-            of_a, of_b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
-            # Where dispatches are known, so is what lies outside of them.
-            outside = of_b.outside - of_a.outside if of_a.dispatches and of_b.dispatches else None
-            found[chain] = WorkVerdict(chain, compare_work(a, b, least), a, b, *kinds.pop(), outside)
-    return found
-
-
-def _count_with_fma(
-    verdicts: Mapping[str, WorkVerdict], sides: tuple[PreparedSide, PreparedSide], chosen: Chosen, presenter: Presenter
-) -> dict[str, WorkVerdict]:
-    """The same verdicts, with counts of modules that have fused multiply-adds where the work has changed.
-
-    They are other code, which takes valgrind up to twenty times as long.
-    """
-    changed = {chain for chain, found in verdicts.items() if found.work is not Work.SAME}
-    cpus = {verdicts[chain].cpu for chain in changed}
-    if not changed or chosen.request.conduct.count_cpu or not all(cpu.endswith(_WITHOUT_FMA) for cpu in cpus):
-        return dict(verdicts)
-    presenter.line("\nthe work has changed: counting again with fused multiply-adds, which takes valgrind long")
-    cpu = cpus.pop().removesuffix(_WITHOUT_FMA)
-    conduct = replace(chosen.request.conduct, count_cpu=cpu)
-    with_fma = replace(chosen, request=replace(chosen.request, conduct=conduct, chains=frozenset(changed)))
-    again: list[PreparedSide] = []
-    for side in sides:
-        folder = side.folder.with_name(f"{side.folder.name}-fma")
-        again.append(prepare_side(f"{side.name} with FMA", side.machine, side.asked, with_fma, folder, presenter))
-        if again[-1].interrupted:
-            raise KeyboardInterrupt
-    counts = _judge_counts((again[0], again[1]), changed, 0.0)
-    return {
-        chain: replace(found, with_fma=(counts[chain].a, counts[chain].b)) if chain in counts else found
-        for chain, found in verdicts.items()
-    }
-
-
-def _write_work_changes(
-    log: EventLog, verdicts: Mapping[str, WorkVerdict], sides: tuple[PreparedSide, PreparedSide]
-) -> None:
-    """Writes an event `where` for each model whose work has changed: its dispatches on both sides, and the compiles."""
-    for chain, found in verdicts.items():
-        if found.work is Work.SAME:
-            continue
-        where = _count_dispatches(sides, chain)
-        log.write("where", {"chain": chain, "dispatches": where, "compile": _describe_compiled(sides, chain)})
-
-
-def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> dict[str, Any]:
+def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> ComparedDispatches:
     """The dispatches of a model that was counted on both sides: as of a profile, with instructions in place of ns."""
     a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
     if not (a.dispatches and b.dispatches):
-        return {"reason": "the CPU's own counter does not know dispatches; --counter valgrind counts each"}
-    record = {"unit": "instructions", "measured": None, **match_dispatches(a.profile, b.profile).as_dict()}
-    places = [{name: place for name, _, place in side.dispatches} for side in (a, b)]
-    for row in record["rows"]:
-        if row["match"] == Match.OUTSIDE:
-            row["name"] = "outside of dispatches (the runtime, and what dispatches call of the C library)"
-        named = ((1, row["b_names"]), (0, row["a_names"]))
+        return ComparedDispatches(
+            reason="the CPU's own counter does not know dispatches; --counter valgrind counts each"
+        )
+    difference = describe_difference(match_dispatches(a.profile, b.profile))
+    places = [{name: place for name, _, place in counts.dispatches} for counts in (a, b)]
+    rows = []
+    for row in difference.rows:
+        named = ((1, row.b_names), (0, row.a_names))
         found = ((side, place) for side, names in named for name in names if (place := places[side].get(name)))
         side, place = next(found, (0, ""))
-        row["place"] = _format_found_place(place, Path(sides[side].counts[chain].input("program").path).parent)
-    return record
+        shown_place = _format_found_place(place, Path(sides[side].counts[chain].input("program").path).parent)
+        rows.append(replace(row, name=_OUTSIDE if row.match == Match.OUTSIDE else row.name, place=shown_place))
+    return ComparedDispatches(unit="instructions", difference=replace(difference, rows=tuple(rows)))
 
 
 def _format_found_place(place: str, folder: Path) -> str:
@@ -498,18 +429,3 @@ def _format_found_place(place: str, folder: Path) -> str:
     name, colon, line = place.rpartition(":")
     path = folder / name
     return f"{shown(path.resolve())}{colon}{line}" if name and path.is_file() else place
-
-
-def _describe_compiled(sides: tuple[PreparedSide, PreparedSide], chain: str) -> list[dict[str, Any]]:
-    """What the compiler says of the two main modules."""
-    made = []
-    for side in sides:
-        outputs = [dict(step["outputs"]) for step in side.record.steps if step["stage"] == Stage.COMPILE]
-        main = side.counts[chain].input("program").path
-        found = [item for item in outputs if item["module"] == main and "statistics" in item]
-        if not found:
-            return []
-        made.append(found[0])
-    # Without their sizes: that of a module that is made for a count is no one's.
-    changes = compile_changes(*(read_statistics(Path(outputs["statistics"])) for outputs in made))
-    return [change.as_dict() for change in changes]

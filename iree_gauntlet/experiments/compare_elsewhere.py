@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence
 from iree_gauntlet.experiments.run import Machines
-from iree_gauntlet.figures import cpus_text
+from iree_gauntlet.records.compare_record import MeasuredElsewhere, WhereChanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.experiments.session_verdicts import CompareSettings
+    from iree_gauntlet.experiments.session_verdicts import Rules
     from iree_gauntlet.experiments.sides import PreparedSide
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.requests import CompareRequest
@@ -47,18 +47,6 @@ class MadeByWorker:
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A model that one machine measures.
-
-    Attributes:
-        step: the one whose rounds are taken, of A; it has its host to itself, and needs `made`.
-    """
-
-    step: Step
-    made: tuple[MadeByWorker, ...]
-
-
 class ComparingMachines(Machines, Protocol):
     """Machines that take the rounds of comparisons as well."""
 
@@ -75,30 +63,36 @@ class ComparingMachines(Machines, Protocol):
 class RoundsElsewhere(Protocol):
     """Other machines, which take the rounds of a comparison."""
 
-    def measure(self, units: Sequence[Unit], rounds: RoundsLog) -> None:
-        """Has each unit measured by one of them.
+    def measure(self, units: Sequence[Step], made: Sequence[MadeByWorker], rounds: RoundsLog) -> None:
+        """Has each model measured by one of them.
+
+        Args:
+            units: the step of each model whose rounds are taken, of A; it has its host to itself, and needs `made`.
+            made: the modules of both sides.
+            rounds: takes what comes of it.
 
         Raises:
             BaseException: what a signal handler raises, after they were told to end.
         """
 
 
-def units_of(steps: Mapping[str, tuple[Step, Step]], sides: tuple[PreparedSide, PreparedSide]) -> list[Unit]:
-    """The models that are to be measured, by chain, as units."""
-    units = []
-    for a, b in steps.values():
-        made = [item for side, step in zip(sides, (a, b), strict=True) for item in _make(side, step)]
-        resources = replace(a.resources, exclusive=True)
-        unit = replace(a, needs=tuple(item.need for item in made), resources=resources)
-        units.append(Unit(unit, tuple(made)))
-    return units
-
-
-def _make(side: PreparedSide, step: Step) -> Iterable[MadeByWorker]:
-    for item in side.record.steps:
-        result = side.record.results.get(item["id"])
-        if item["id"] in step.needs and item["stage"] in _MADE and result and result.cache and result.cache.key:
-            yield MadeByWorker(f"{side.name} {item['id']}", result.cache.key, result.worker)
+def units_of(
+    steps: Iterable[tuple[Step, Step]], sides: tuple[PreparedSide, PreparedSide]
+) -> tuple[list[Step], list[MadeByWorker]]:
+    """The models that are to be measured, each by its step of both sides; see `RoundsElsewhere.measure`."""
+    units: list[Step] = []
+    made: list[MadeByWorker] = []
+    for both in steps:
+        needs = []
+        for side, step in zip(sides, both, strict=True):
+            for item in side.planned:
+                result = side.record.results.get(item.id)
+                if item.id in step.needs and item.stage in _MADE and result and result.cache and result.cache.key:
+                    needs.append(MadeByWorker(f"{side.name} {item.id}", result.cache.key, result.worker))
+        resources = replace(both[0].resources, exclusive=True)
+        units.append(replace(both[0], needs=tuple(item.need for item in needs), resources=resources))
+        made += needs
+    return units, made
 
 
 class RoundsLog:
@@ -106,7 +100,7 @@ class RoundsLog:
 
     Args:
         session: of the comparison.
-        settings: of it; the budget begins now.
+        rules: of it; the budget begins now.
         evidence: what an earlier part of it has measured, by model; changed in place.
         earlier: the events of that part.
 
@@ -117,17 +111,17 @@ class RoundsLog:
     def __init__(
         self,
         session: Session[Any],
-        settings: CompareSettings,
+        rules: Rules,
         evidence: dict[str, PairEvidence],
         earlier: Iterable[Mapping[str, Any]],
     ) -> None:
         self.session = session
         self.evidence = evidence
-        before = [event for event in earlier if event.get("event") == "measured" and not event["problem"]]
-        self.where = {str(event["chain"]): event["where"] for event in before if event["where"]}
-        self._settings = settings
+        before = [MeasuredElsewhere.from_dict(event) for event in earlier if event.get("event") == "measured"]
+        self.where = {item.chain: item.where for item in before if item.where and not item.problem}
+        self._rules = rules
         self._events: dict[str, Sequence[Mapping[str, Any]]] = {}
-        self._ends = time.monotonic() + settings.rules.budget
+        self._ends = time.monotonic() + rules.budget_seconds
 
     def share(self, hosts: int, units: int) -> float:
         """Seconds of what is left of the budget for each of some units, of which so many hosts take one each."""
@@ -146,59 +140,38 @@ class RoundsLog:
     def conclude(self, step: Step, result: Result) -> Verdict:
         """A unit is over."""
         events = self._events.pop(step.id, ())
-        ended = next((event for event in events if event["event"] == ENDED), {"machine": {}, "failure": result.reason})
-        measured = {
-            "chain": step.chain,
-            "worker": result.worker,
-            "problem": ended["failure"],
-            "notes": list(result.notes),
-            "machine": ended["machine"],
-            "blocks": [_make_plain_text(event) for event in events if event["event"] == "block"],
-            "where": next((_make_plain_text(event) for event in events if event["event"] == "where"), None),
-        }
-        self.session.log.write("measured", measured)
-        found = self._take(measured)
-        what = found.failure or "the time is up, before its first block"
-        if found.blocks:
-            so_far = self._settings.rules.judged(found.blocks)
-            change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(found.cpus or ())}"
-            what = f"{so_far.verdict} ({change}) after {len(found.blocks)} blocks"
+        ended = next((event for event in events if event["event"] == ENDED), None)
+        where = next((WhereChanged.from_dict(event) for event in events if event["event"] == "where"), None)
+        measured = MeasuredElsewhere(
+            chain=step.chain,
+            worker=result.worker,
+            problem=ended["failure"] if ended else result.reason,
+            notes=result.notes,
+            machine=ended["machine"] if ended else {},
+            blocks=tuple(
+                {name: value for name, value in event.items() if name not in ("event", "time")}
+                for event in events
+                if event["event"] == "block"
+            ),
+            where=where,
+        )
+        self.session.log.write("measured", measured.as_dict())
+        if where:
+            self.where[step.chain] = where
+        found = self.evidence[step.chain] = PairEvidence(failure=measured.problem)
+        for block in measured.blocks:
+            found.add(block)
+        nothing = found.failure or "the time is up, before its first block"
+        what = self._rules.describe(found) if found.blocks else nothing
         self.session.progress.message(f"{step.chain}: {what}, on {result.worker}")
         return result.verdict
-
-    def put_back(self, step: Step) -> None:
-        """A unit waits again; `begin` follows."""
-
-    def joined(self, name: str, machine: Mapping[str, Any]) -> None:
-        """A worker takes part; each model says by whom it was measured."""
 
     def remark(self, text: str) -> None:
         """Something that a reader must know."""
         self.session.log.write("remark", {"text": text})
         self.session.progress.message(text)
 
-    def skip(self, step: Step, reason: str) -> Verdict:
-        """A unit cannot be measured."""
-        raise AssertionError(f"{step.id} needs nothing that could fail: {reason}")
-
-    def result_of(self, step: Step) -> Result:
-        """Does a step that needs no machine."""
-        raise AssertionError(f"{step.id} is measured elsewhere")
-
     def abort(self) -> None:
         """Ends what runs here."""
         if not self.session.cancelled.is_set():
             self.session.cancel()
-
-    def _take(self, measured: Mapping[str, Any]) -> PairEvidence:
-        chain = str(measured["chain"])
-        if measured["where"]:
-            self.where[chain] = measured["where"]
-        found = self.evidence[chain] = PairEvidence(failure=str(measured["problem"]))
-        for block in measured["blocks"]:
-            found.add(block)
-        return found
-
-
-def _make_plain_text(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in event.items() if name not in ("event", "time")}

@@ -13,12 +13,20 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import choose, run
-from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, read_matrix
+from iree_gauntlet.records.matrix_outcome import (
+    MATRIX_RECORD,
+    AskedIree,
+    FoundIree,
+    MatrixEnd,
+    MatrixOpening,
+    MatrixRecord,
+    MatrixResult,
+    read_matrix,
+)
 from iree_gauntlet.records.run_folder import is_begun
 from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
@@ -32,9 +40,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.run import Chosen, Machines
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.event_log import EventLog
-
-    # The IREEs of a matrix, and what is run with each.
-    _Asked = tuple[tuple["AskedIree", ...], RunRequest]
 
 
 # Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
@@ -58,13 +63,22 @@ def matrix(
     """
     experiment = Experiment.find("matrix", MATRIX_RECORD, request.folder)
     earlier = read_matrix(experiment.before) if experiment.before else None
-    asked, request = _read_asked_before(earlier, irees, request) if earlier else _read_asked_now(irees, request)
+    toolchain = request.toolchain
+    if earlier:
+        asked, request = _read_asked_before(earlier, irees, request)
+    elif toolchain.iree_compiler and toolchain.iree_runtime:
+        raise UsageError(
+            "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
+            "Give one of them, to vary the other side alone, or none.",
+        )
+    else:
+        asked = asked_irees(irees)
     # A mistake in the selection is reported before anything is installed.
     chosen = choose(request, machines)
     folder = experiment.folder
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
-        with experiment.begin(_describe_opening(asked, chosen)) as log:
+        with experiment.begin(_describe_opening(asked, chosen).as_dict()) as log:
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
         return presenter.ran(folder, brief=False)
 
@@ -91,7 +105,7 @@ class _Runs:
             stopped = self._describe_each(machines)
         except KeyboardInterrupt:
             interrupted = True
-        self.log.write("end", {"interrupted": interrupted, "stopped": stopped})
+        self.log.write("end", MatrixEnd(interrupted=interrupted, stopped=stopped).as_dict())
 
     def _describe_each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
@@ -116,19 +130,18 @@ class _Runs:
     def _say_earlier(self, iree: AskedIree) -> ExitCode | None:
         """The result of a run that an earlier part of the matrix has judged; None for one that is to be done."""
         result = self.record.results.get(iree.label) if self.record else None
-        if result is None or result.get("error") or result["exit_code"] not in _JUDGED:
+        if result is None or result.error or result.exit_code not in _JUDGED:
             return None
-        return ExitCode(result["exit_code"])
+        return ExitCode(result.exit_code)
 
     def _find_workbench(self, iree: AskedIree) -> Workbench | None:
         """What an IREE means here, installed where it has to be; None where it is not available."""
         try:
-            machine = self.chosen.workbench(iree.text)
+            machine = self.chosen.workbench(iree.iree)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
-            self.log.write(
-                "toolchain", {"label": iree.label, "toolchain": None, "error": error.what, "hint": error.hint}
-            )
+            found = FoundIree(label=iree.label, error=error.what, hint=error.hint)
+            self.log.write("toolchain", found.as_dict())
             return None
         iree_here = machine.iree
         versions = dict.fromkeys((iree_here.compiler.version, iree_here.runtime.version))
@@ -138,92 +151,63 @@ class _Runs:
             "compiler_release": iree_here.compiler.release,
             "runtime_release": iree_here.runtime.release,
         }
-        self.log.write("toolchain", {"label": iree.label, "toolchain": described})
+        self.log.write("toolchain", FoundIree(label=iree.label, toolchain=described).as_dict())
         return machine
 
     def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
         folder = self.folder / iree.folder
         begun = is_begun(folder)
         self.log.write("start", {"label": iree.label})
-        chosen = self.chosen.within(folder, iree.text)
+        chosen = self.chosen.within(folder, iree.iree)
         try:
             code = run(chosen, self.presenter, machine=machine, brief=True).exit_code
         except GauntletError as error:
-            self._record_result(iree, error.exit_code, error)
+            # All problems of a spec, on one line in tables.
+            problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""
+            self._record_result(iree, error.exit_code, problems or error.what, error.hint)
             if isinstance(error, UsageError | NothingSelectedError) and not begun:
                 # It lies in the command line: every other IREE would say the same.
                 raise
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             return error.exit_code
         if code is not ExitCode.INTERRUPTED:
-            self._record_result(iree, code, None)
+            self._record_result(iree, code)
         return code
 
-    def _record_result(self, iree: AskedIree, code: ExitCode, error: GauntletError | None) -> None:
-        fields: dict[str, Any] = {"label": iree.label, "exit_code": int(code), "error": "", "hint": ""}
-        if error is not None:
-            # All problems of a spec, on one line in tables.
-            problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""
-            fields |= {"error": problems or error.what, "hint": error.hint}
-        self.log.write("result", fields)
+    def _record_result(self, iree: AskedIree, code: ExitCode, error: str = "", hint: str = "") -> None:
+        result = MatrixResult(label=iree.label, exit_code=int(code), error=error, hint=hint)
+        self.log.write("result", result.as_dict())
 
 
-def _describe_opening(asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
-    """The fields of a `matrix` event."""
-    irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked]
+def _describe_opening(asked: tuple[AskedIree, ...], chosen: Chosen) -> MatrixOpening:
     request = chosen.request
     others: dict[str, Any] = {"cache_dir": request.toolchain.cache_dir}
     for part in (request.conduct, request.folder, request.network):
         others |= asdict(part)
-    return {
-        "suite": chosen.selection.name,
-        "irees": irees,
-        "selection": {name: value for name, value in request.kept.items() if name in _KEPT},
-        "defaults": asdict(request.defaults),
-        "stages": [str(stage) for stage in request.stages] if request.stages else None,
-        "options": {name: value for name, value in others.items() if name not in ("batch", "last_failed")},
-    }
+    return MatrixOpening(
+        suite=chosen.selection.name,
+        irees=asked,
+        selection={name: value for name, value in request.kept.items() if name in _KEPT},
+        defaults=asdict(request.defaults),
+        stages=request.stages or None,
+        options={name: value for name, value in others.items() if name not in ("batch", "last_failed")},
+    )
 
 
-def _read_asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
-    """What a command line asks for."""
-    if request.toolchain.iree_compiler and request.toolchain.iree_runtime:
-        raise UsageError(
-            "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
-            "Give one of them, to vary the other side alone, or none.",
-        )
-    return asked_irees(irees), request
-
-
-def _read_asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _Asked:
-    """What the matrix of a record was asked for."""
+def _read_asked_before(
+    record: MatrixRecord, irees: Sequence[str], request: RunRequest
+) -> tuple[tuple[AskedIree, ...], RunRequest]:
+    """The IREEs of the matrix of a record, and what is run with each."""
     folder = shown(record.path.parent)
     if not record.parts:
         raise UsageError(f"{folder} does not say what was to run", "Start a new matrix.")
     last = record.parts[-1]
-    known = tuple(AskedIree(item["iree"], item["label"], item["folder"]) for item in last["irees"])
-    before = {**last["selection"], "iree": [iree.text for iree in known], "stages": last["stages"] or []}
+    before = {**last.selection, "iree": [iree.iree for iree in last.irees], "stages": last.stages or []}
     now = given((request.selection, request.toolchain, request))
     now |= {"iree": irees} if irees else {}
     require_as_begun("matrix", folder, now, before)
-    stages = tuple(map(Stage, last["stages"] or ()))
-    request = replace(request, defaults=Defaults.of(last["defaults"]), stages=stages)
-    return known, request.with_kept(last["selection"])
-
-
-@dataclass(frozen=True, slots=True)
-class AskedIree:
-    """One IREE of a matrix.
-
-    Attributes:
-        label: its name in reports: the text, of a folder only as much of the end as distinguishes it from
-            the others.
-        text: the value of `--iree`, as given.
-    """
-
-    text: str
-    label: str
-    folder: str
+    request = replace(request, defaults=Defaults.of(last.defaults), stages=last.stages or ())
+    return last.irees, request.with_kept(last.selection)
 
 
 def asked_irees(texts: Sequence[str]) -> tuple[AskedIree, ...]:
@@ -245,7 +229,7 @@ def asked_irees(texts: Sequence[str]) -> tuple[AskedIree, ...]:
     for label in labels:
         folders.append(_free(_UNSAFE.sub("-", label).strip("-.") or "iree", folders))
     return tuple(
-        AskedIree(choice.text, label, folder) for choice, label, folder in zip(choices, labels, folders, strict=True)
+        AskedIree(label, choice.text, folder) for choice, label, folder in zip(choices, labels, folders, strict=True)
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,27 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
 )
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, SequentialPlan, plan_looks
+from iree_gauntlet.recorded import UNRECORDED
+from iree_gauntlet.records.compare_record import (
+    SIDES,
+    ComparedFigures,
+    ComparisonSummary,
+    ControlVerdict,
+    MeanFigures,
+    OwnWay,
+    RecordedRules,
+    RecordedVerdict,
+    SideTimes,
+    TimedFigures,
+)
+from iree_gauntlet.requests import ConductRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.records.compare_record import ComparisonOpening
 
 
 _BOOTSTRAP_SEED = 1
@@ -69,35 +84,40 @@ class ModelVerdict:
             return "error"
         return str(self.comparison.verdict if self.comparison else TimeVerdict.INCONCLUSIVE)
 
-    def as_dict(self) -> dict[str, Any]:
-        """For the log: figures that a report shows; times in ms, bounds that there are none are null."""
-        evidence = self.evidence
-        record: dict[str, Any] = {
-            "chain": self.chain,
-            "verdict": self.verdict,
-            "reason": self.comparison.reason if self.comparison else self.failure,
-            "blocks": len(evidence.blocks),
-            "control_blocks": len(evidence.against_itself),
-            "replaced_blocks": evidence.replaced,
-            "marked_blocks": evidence.marked,
-            "disturbance": evidence.main_disturbance if evidence.replaced else "",
-            "peak_rss_bytes": dict(sorted(evidence.peak_bytes.items())),
-            "cpus": list(evidence.cpus or ()),
-        }
-        if evidence.trials:
-            # Of rounds of a block, by the CPUs that were tried.
-            record["tried"] = {cpus_text(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
-        if self.comparison is not None:
-            record |= _describe_figures(self.comparison)
-            record |= {
-                "time_ms": {"A": _describe_side(evidence.blocks, "a"), "B": _describe_side(evidence.blocks, "b")}
-            }
-            record["bootstrap"] = _bootstrap(evidence.blocks, 1 - self.comparison.confidence)
+    def record(self) -> RecordedVerdict:
+        """For the log."""
+        evidence, comparison, figures = self.evidence, self.comparison, None
+        if comparison is not None:
+            figures = TimedFigures(
+                **_read_figures(comparison),
+                time_ms={side: describe_times(evidence.blocks, side) for side in SIDES},
+                bootstrap=_bootstrap(evidence.blocks, 1 - comparison.confidence),
+            )
+        control = own_way = None
         if self.control is not None:
-            record["control"] = {"verdict": str(self.control.verdict), **_describe_figures(self.control)}
-        if self.own is not None and self.comparison is not None:
-            record["own_way"] = {**_describe_figures(self.own), "contradicts": self.contradicted}
-        return record
+            control = ControlVerdict(
+                verdict=self.control.verdict, figures=ComparedFigures(**_read_figures(self.control))
+            )
+        if self.own is not None and comparison is not None:
+            own_way = OwnWay(figures=ComparedFigures(**_read_figures(self.own)), contradicts=self.contradicted)
+        # Of rounds of a block, by the CPUs that were tried.
+        tried = {cpus_text(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
+        return RecordedVerdict(
+            chain=self.chain,
+            verdict=self.verdict,
+            reason=comparison.reason if comparison else self.failure,
+            blocks=len(evidence.blocks),
+            control_blocks=len(evidence.against_itself),
+            replaced_blocks=evidence.replaced,
+            marked_blocks=evidence.marked,
+            disturbance=evidence.main_disturbance if evidence.replaced else "",
+            peak_rss_bytes=dict(sorted(evidence.peak_bytes.items())),
+            cpus=evidence.cpus or (),
+            tried=tried if evidence.trials else None,
+            figures=figures,
+            control=control,
+            own_way=own_way,
+        )
 
 
 def in_own_way(blocks: Sequence[Block], least: float, band: float) -> Comparison | None:
@@ -151,22 +171,16 @@ def judge(
     return verdicts
 
 
-def summary_of(verdicts: Mapping[str, ModelVerdict]) -> dict[str, Any]:
+def summary_of(verdicts: Mapping[str, ModelVerdict]) -> ComparisonSummary:
     """The mean over models and the number of each verdict, for the log."""
     compared = [item.comparison for item in verdicts.values() if item.comparison is not None]
-    kinds = [*map(str, TimeVerdict), "error"]
-    record: dict[str, Any] = {
-        "verdicts": {kind: sum(item.verdict == kind for item in verdicts.values()) for kind in kinds}
-    }
-    if compared:
-        mean = geometric_mean(compared)
-        record["geometric_mean"] = {
-            "ratio": mean.ratio,
-            **_find_bounds(mean.low, mean.high),
-            "confidence": mean.confidence,
-            "models": mean.models,
-        }
-    return record
+    mean = geometric_mean(compared) if compared else None
+    return ComparisonSummary(
+        verdicts={
+            str(kind): sum(item.verdict == kind for item in verdicts.values()) for kind in (*TimeVerdict, "error")
+        },
+        geometric_mean=None if mean is None else MeanFigures(**asdict(mean) | _find_bounds(mean.low, mean.high)),
+    )
 
 
 def _say_nothing(found: PairEvidence, why_over: str) -> str:
@@ -178,7 +192,7 @@ def _say_nothing(found: PairEvidence, why_over: str) -> str:
     return f"{why_over}, before its first block"
 
 
-def _describe_figures(comparison: Comparison) -> dict[str, Any]:
+def _read_figures(comparison: Comparison) -> dict[str, Any]:
     return {
         "ratio": comparison.ratio,
         **_find_bounds(comparison.low, comparison.high),
@@ -193,51 +207,54 @@ def _find_bounds(low: float, high: float) -> dict[str, float | None]:
     return {"low": low or None, "high": high if math.isfinite(high) else None}
 
 
-def _describe_side(blocks: Sequence[Block], side: str) -> dict[str, float]:
+def describe_times(blocks: Sequence[Block], side: str) -> SideTimes:
     """Median over rounds of a side's fastest repetition, and the spread from round to round as a share of it."""
-    rounds: list[Round] = [round_ for block in blocks for round_ in getattr(block, side)]
+    rounds: list[Round] = [round_ for block in blocks for round_ in getattr(block, side.lower())]
     figures = [round_.location() for round_ in rounds]
     middle = statistics.median(figures)
-    return {"median": middle, "spread": statistics.stdev(figures) / middle if len(figures) > 1 else 0.0}
+    return SideTimes(median=middle, spread=statistics.stdev(figures) / middle if len(figures) > 1 else 0.0)
 
 
-def _bootstrap(blocks: Sequence[Block], level: float) -> list[float] | None:
+def _bootstrap(blocks: Sequence[Block], level: float) -> tuple[float, float] | None:
     """The interval by resampling blocks, rounds and repetitions: a check on the exact one, not what decides."""
     try:
         interval = bootstrap_t_interval(blocks, level, _BOOTSTRAP_SEED)
     except EvidenceError:
         return None
-    return [math.exp(interval.low), math.exp(interval.high)] if math.isfinite(interval.low) else None
+    return (math.exp(interval.low), math.exp(interval.high)) if math.isfinite(interval.low) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What decides, stated before anything is measured.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules(RecordedRules):
+    """What decides, stated before anything is measured; and whether disturbed blocks are taken again."""
 
-    Attributes:
-        plan: when to look, and the false-alarm rate of all looks together.
-        band: the equivalence margin, within which two times are the same.
-        least: the minimum effect; 0.01 is 1 %.
-        allow: the slowdown below which `not slower` will do.
-        budget: seconds for all rounds of all models.
-    """
+    replace_disturbed: bool = field(metadata=UNRECORDED)
 
-    plan: SequentialPlan
-    least: float
-    band: float
-    allow: float
-    budget: float
-    seed: int
-    replace_disturbed: bool
+    @classmethod
+    def of(cls, opening: ComparisonOpening) -> Rules:
+        """Those of an earlier comparison."""
+        disturbed = ConductRequest(disturbed=opening.options["disturbed"])
+        return cls(**asdict(opening.rules), replace_disturbed=disturbed.replaces_disturbed)
+
+    @property
+    def plan(self) -> SequentialPlan:
+        """When to look, and the false-alarm rate of all looks together."""
+        return plan_looks(self.alpha)
 
     @property
     def control_plan(self) -> SequentialPlan:
         """Of A against itself: one look."""
-        return plan_looks(self.plan.alpha, CONTROL_BLOCKS)
+        return plan_looks(self.alpha, CONTROL_BLOCKS)
 
     def judged(self, blocks: Sequence[Block]) -> Comparison:
         """B against A, by these rules."""
         return compare(blocks, self.plan, self.least, self.band, allow=self.allow)
+
+    def describe(self, evidence: PairEvidence) -> str:
+        """What its blocks say so far, in a line."""
+        so_far = self.judged(evidence.blocks)
+        change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(evidence.cpus or ())}"
+        return f"{so_far.verdict} ({change}) after {len(evidence.blocks)} blocks"
 
     def contradicts(self, own: Comparison, comparison: Comparison) -> bool:
         """Whether the interval in the spec's own way rules out what a comparison on other CPUs says."""
@@ -250,32 +267,26 @@ class Rules:
             case TimeVerdict.SAME:
                 return own.low > same or own.high < 1 / same
             case TimeVerdict.NOT_SLOWER:
-                return own.low > 1 + self.allow
+                return own.low > 1 + (self.allow or self.band)
             case TimeVerdict.INCONCLUSIVE:
                 return False
 
 
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
-    """How rounds are taken and judged.
-
-    Attributes:
-        least_work: the share from which on a difference in instructions counts.
-    """
+    """What is compared, and how rounds are taken and judged."""
 
     metric: str
     rules: Rules
     rounds: RoundSettings
-    least_work: float
-    no_work: bool
 
 
 def next_look(evidence: PairEvidence, rules: Rules) -> int | None:
     """At how many blocks more could be said; None where nothing more can."""
     if evidence.failure or (rules.replace_disturbed and evidence.too_disturbed):
         return None
-    if len(evidence.blocks) < rules.plan.looks[0]:
-        return rules.plan.looks[0]
+    if len(evidence.blocks) < rules.looks[0]:
+        return rules.looks[0]
     return rules.judged(evidence.blocks).next_look
 
 
@@ -329,7 +340,7 @@ class Comparer:
 
     def _compute_left(self) -> float:
         """Seconds of the budget; waiting for other runs does not use it up."""
-        return self._rules.budget - (time.monotonic() - self._began - self._taker.waited)
+        return self._rules.budget_seconds - (time.monotonic() - self._began - self._taker.waited)
 
     def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, place: str) -> None:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
@@ -350,9 +361,5 @@ class Comparer:
         if evidence.failure or not evidence.blocks:
             self._progress.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
             return
-        so_far = self._rules.judged(evidence.blocks)
-        more = (
-            "" if so_far.next_look is None or so_far.verdict is not TimeVerdict.INCONCLUSIVE else "; more rounds follow"
-        )
-        change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(evidence.cpus or ())}"
-        self._progress.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")
+        more = "" if next_look(evidence, self._rules) is None else "; more rounds follow"
+        self._progress.message(f"{pair.chain}: {self._rules.describe(evidence)}{more}")

@@ -10,11 +10,13 @@ import re
 import shlex
 import statistics
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
@@ -95,7 +97,7 @@ def _list_chains(
 ) -> tuple[frozenset[str], dict[str, Any]]:
     """The chains of a shard, and what a journal says of it."""
     index, count = asked
-    shards = shards_of_groups(chain_groups(chains, needs), _collect_costs(request.shard_costs), count)
+    shards = shards_of_groups(chain_groups(chains, needs), _read_costs(request.shard_costs), count)
     mine = frozenset(chain for chain, shard in shards.items() if shard == index)
     if not mine:
         # A job of several, all of which have to be green.
@@ -117,16 +119,11 @@ def only_chains(plan: Plan, chains: Collection[str]) -> Plan:
     return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
 
 
-def _collect_costs(named: str) -> dict[str, float]:
-    if not named:
-        return {}
+def _read_costs(named: str) -> dict[str, float]:
+    """Of a file, or of a run; none where nothing is named."""
     path = Path(named)
-    if path.is_file():
-        return _read_costs(path)
-    return cost_of_chains([read_journal(run_named(named, "--shard-costs") / JOURNAL)])
-
-
-def _read_costs(path: Path) -> dict[str, float]:
+    if not path.is_file():
+        return cost_of_chains([read_journal(run_named(named, "--shard-costs") / JOURNAL)]) if named else {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -135,7 +132,7 @@ def _read_costs(path: Path) -> dict[str, float]:
         raise UsageError(f"--shard-costs {path}: expected an object", _COSTS_HINT)
     for chain, cost in content.items():
         number = isinstance(cost, int | float) and not isinstance(cost, bool)
-        if not number or not math.isfinite(cost) or cost < 0:
+        if not number or not 0 <= cost < math.inf:
             raise UsageError(f"--shard-costs {path}: {chain}: expected seconds, found {json.dumps(cost)}", _COSTS_HINT)
     return {str(chain): float(cost) for chain, cost in content.items()}
 
@@ -146,37 +143,31 @@ def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:
     Downloads do not count, nor what was not judged. What came from a cache counts where no run did it itself. The
     compile of a batch is its cases', in equal parts.
     """
-    whole: dict[str, list[float]] = {}
-    cached: dict[str, list[float]] = {}
+    whole: dict[str, list[float]] = defaultdict(list)
+    cached: dict[str, list[float]] = defaultdict(list)
     for record in records:
-        seconds, served = _collect_spent(record)
+        planned = record.planned
+        batches = {step.id for step in planned if step.model == BATCH_MODEL}
+        members: dict[str, list[str]] = defaultdict(list)
+        for step in planned:
+            for need in batches.intersection(step.needs):
+                members[need].append(step.chain)
+        seconds: dict[str, float] = defaultdict(float)
+        served: set[str] = set()
+        for step in planned:
+            result = record.results.get(step.id)
+            if result is None or step.stage is Stage.FETCH or result.verdict is Verdict.SKIPPED:
+                continue
+            chains = members[step.id] if step.id in batches else [step.chain]
+            for chain in chains:
+                seconds[chain] += result.seconds / len(chains)
+            if result.cache and result.cache.hit:
+                served.update(chains)
         for chain, cost in seconds.items():
-            (cached if chain in served else whole).setdefault(chain, []).append(cost)
+            (cached if chain in served else whole)[chain].append(cost)
     return {
         chain: round(statistics.median(whole.get(chain) or cached[chain]), 3) for chain in sorted({*whole, *cached})
     }
-
-
-def _collect_spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
-    """Seconds of each chain in a run, and the chains of which something came from a cache."""
-    batches = {step["id"]: step["chain"] for step in record.steps if step["model"] == BATCH_MODEL}
-    members: dict[str, list[str]] = {}
-    for step in record.steps:
-        for need in step.get("needs") or ():
-            if need in batches:
-                members.setdefault(need, []).append(step["chain"])
-    seconds: dict[str, float] = {}
-    served: set[str] = set()
-    for step in record.steps:
-        result = record.results.get(step["id"])
-        if result is None or step["stage"] == "fetch" or result.verdict == "skipped":
-            continue
-        chains = members.get(step["id"], ()) if step["id"] in batches else (step["chain"],)
-        for chain in chains:
-            seconds[chain] = seconds.get(chain, 0.0) + result.seconds / len(chains)
-        if result.cache and result.cache.hit:
-            served.update(chains)
-    return seconds, served
 
 
 def record_costs(named: str, output: str) -> ExitCode:
@@ -238,26 +229,19 @@ def chain_groups(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dic
 
     A group has the name of a chain that needs none; one that joins it later does not change that.
     """
-    above = {chain: chain for chain in chains}
+    groups = {chain: {chain} for chain in chains}
     needy: set[str] = set()
-
-    def top(chain: str) -> str:
-        while above[chain] != chain:
-            above[chain] = above[above[chain]]
-            chain = above[chain]
-        return chain
-
     for chain, other in needs:
-        if other != chain and other in above:
+        if other != chain and other in groups:
             needy.add(chain)
-            above[top(chain)] = top(other)
-    members: dict[str, list[str]] = {}
-    for chain in above:
-        members.setdefault(top(chain), []).append(chain)
-    names = {}
-    for group in members.values():
-        name = min(group, key=lambda chain: (chain in needy, chain))
-        names.update(dict.fromkeys(group, name))
+            few, many = sorted((groups[chain], groups[other]), key=len)
+            if few is not many:
+                many |= few
+                groups.update(dict.fromkeys(few, many))
+    names: dict[str, str] = {}
+    for chain, group in groups.items():
+        if chain not in names:
+            names |= dict.fromkeys(group, min(group, key=lambda chain: (chain in needy, chain)))
     return names
 
 
@@ -269,10 +253,10 @@ def shards_of_groups(groups: Mapping[str, str], costs: Mapping[str, float], coun
         costs: seconds by chain; not all have one, and others may have.
         count: how many shards there are.
     """
-    grouped: dict[str, float] = {}
+    grouped: dict[str, float] = defaultdict(float)
     for chain, group in groups.items():
         if chain in costs:
-            grouped[group] = grouped.get(group, 0.0) + costs[chain]
+            grouped[group] += costs[chain]
     shards = shard_of(groups.values(), grouped, count)
     return {chain: shards[group] for chain, group in groups.items()}
 

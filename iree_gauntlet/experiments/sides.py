@@ -2,7 +2,10 @@
 
 A side is what one IREE makes of a selection: its modules, its figures and its verdicts in a run of its own
 (`<folder>/a`), and the benchmark steps that wait to be measured. Where it is slower or faster than the other, its
-dispatches are profiled on both.
+dispatches are profiled on both, and the compiler's statistics and the sizes of their modules are compared.
+
+The statistics are the JSON of `--iree-scheduling-dump-statistics-format=json`: objects within objects, with numbers as
+leaves. Releases name and count other things: what one side does not report is shown as such, not counted as zero.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings,
 from iree_gauntlet.engine.rounds.ways import ways
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import run
+from iree_gauntlet.experiments.session_verdicts import describe_times
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.profiles.dispatch_profile import CompileChange, compile_changes, merged
+from iree_gauntlet.measuring.profiles.dispatch_profile import merged
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
+from iree_gauntlet.records.compare_record import SIDES, ComparedDispatches, CompileChange, RecordedSide, WhereChanged
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.rounds.blocks import Cpus
@@ -47,6 +52,22 @@ _ALL_CPUS = "all"
 DIFFERENT = (TimeVerdict.SLOWER, TimeVerdict.FASTER)
 # In which the sides are profiled.
 _PROFILE_ORDER = "ABBA"
+MODULE_SIZE = "module size"
+# What people call the figures, the most important first.
+_COMPILE_NAMES = {
+    "execution/dispatch-count": "dispatches",
+    "executable/executable-count": "executables",
+    "execution/transient-memory-size": "transient memory",
+    "global/constant-size": "constant memory",
+    "global/constant-count": "constants",
+    "global/variable-size": "variable memory",
+    "global/variable-count": "variables",
+    "execution/submission-count": "submissions",
+    "execution/copy-count": "copies",
+    "execution/fill-count": "fills",
+    "execution/call-count": "calls",
+    "synchronization/await-count": "awaits",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +77,8 @@ class PreparedSide:
     Attributes:
         name: `A` or `B`.
         machine: its toolchain and the caches; what it uses stays for as long as this lives.
-        compiles: compile steps of main modules, by chain.
-        counts: steps that count instructions, by chain.
+        planned: the steps of the record.
+        measured: the steps that are measured, by metric and chain.
     """
 
     name: str
@@ -65,9 +86,8 @@ class PreparedSide:
     folder: Path
     machine: Workbench
     record: JournalRecord
-    benchmarks: dict[str, Step]
-    compiles: dict[str, Step]
-    counts: dict[str, Step]
+    planned: tuple[Step, ...]
+    measured: dict[str, dict[str, Step]]
     interrupted: bool
 
     @property
@@ -78,16 +98,17 @@ class PreparedSide:
     @property
     def tools(self) -> SideTools:
         """What it is profiled with."""
-        outputs = [dict(step["outputs"]) for step in self.record.steps if step["stage"] == Stage.COMPILE]
-        return SideTools(self.machine, {made["module"]: made for made in outputs})
+        return SideTools.of(self.machine, self.planned)
 
-    def steps(self, metric: str) -> dict[str, Step]:
-        """Those that are measured for a metric, by chain."""
-        return {"time": self.benchmarks, "instructions": self.counts}.get(metric, self.compiles)
+    @property
+    def counts(self) -> dict[str, Step]:
+        """Steps that count instructions, by chain."""
+        return self.measured["instructions"]
 
-    def as_dict(self) -> dict[str, Any]:
+    @property
+    def recorded(self) -> RecordedSide:
         """For the log of the comparison."""
-        return {"asked": self.asked, "folder": self.folder.name, "toolchain": self.toolchain}
+        return RecordedSide(asked=self.asked, folder=self.folder.name, toolchain=self.toolchain)
 
 
 def prepare_side(
@@ -109,16 +130,19 @@ def prepare_side(
     presenter.line(f"\n{name}: {asked}")
     ran = run(chosen.within(folder, asked), presenter, machine=machine, hold=Stage.BENCHMARK, brief=True)
     record = read_journal(folder / JOURNAL)
-    compiles = [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN]
+    measured = {
+        "time": ran.held,
+        "compile-time": [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN],
+        "instructions": [step for step in ran.steps if step.stage is Stage.COUNT],
+    }
     return PreparedSide(
         name=name,
         asked=asked,
         folder=folder,
         machine=machine,
         record=record,
-        benchmarks={step.chain: step for step in ran.held},
-        compiles={step.chain: step for step in compiles},
-        counts={step.chain: step for step in ran.steps if step.stage is Stage.COUNT},
+        planned=record.planned,
+        measured={metric: {step.chain: step for step in steps} for metric, steps in measured.items()},
         interrupted=ran.exit_code is ExitCode.INTERRUPTED,
     )
 
@@ -146,16 +170,16 @@ def unready(side: PreparedSide, step: Step) -> str:
     if step.skip or step.blocked:
         return step.skip or step.blocked
     results = side.record.results
-    for item in side.record.steps:
-        if item["chain"] != step.chain and item["id"] not in step.needs:
+    for item in side.planned:
+        if item.chain != step.chain and item.id not in step.needs:
             continue
-        if item["role"].endswith(COUNTED) and step.stage is not Stage.COUNT:
+        if item.role.endswith(COUNTED) and step.stage is not Stage.COUNT:
             # Of another module.
             continue
-        result = results.get(item["id"])
-        if item["stage"] in _BEFORE and (result is None or result.verdict is not Verdict.PASSED):
-            return f"{item['stage']}: {result.reason if result else 'it did not finish'}"
-        if item["stage"] == Stage.THRESHOLD and result is not None and result.verdict is Verdict.FAILED:
+        result = results.get(item.id)
+        if item.stage in _BEFORE and (result is None or result.verdict is not Verdict.PASSED):
+            return f"{item.stage}: {result.reason if result else 'it did not finish'}"
+        if item.stage is Stage.THRESHOLD and result is not None and result.verdict is Verdict.FAILED:
             return f"its numbers are wrong: {result.reason}"
     counted = results.get(step.id) if step.stage is Stage.COUNT else None
     return counted.reason if counted and "instructions" not in counted.statistics else ""
@@ -185,11 +209,17 @@ class SideTools:
     """What a side is profiled with.
 
     Attributes:
-        compiles: outputs of its compiles, by the module among them.
+        compiles: its compiles that have statistics, by the module that each makes.
     """
 
     machine: Workbench
-    compiles: Mapping[str, Mapping[str, str]]
+    compiles: Mapping[str, Step]
+
+    @classmethod
+    def of(cls, machine: Workbench, steps: Iterable[Step]) -> SideTools:
+        """Of what a side has run."""
+        compiles = (step for step in steps if step.stage is Stage.COMPILE and "statistics" in dict(step.outputs))
+        return cls(machine, {step.output("module"): step for step in compiles})
 
 
 def explain_differences(
@@ -197,12 +227,12 @@ def explain_differences(
     verdicts: Mapping[str, ModelVerdict],
     pairs: Sequence[Pair],
     sides: tuple[SideTools, SideTools],
-    counted: Callable[[str], dict[str, Any]],
+    counted: Callable[[str], ComparedDispatches | None],
 ) -> None:
     """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
 
     What cannot be profiled is reported with its reason: a comparison does not fail for want of an explanation. The
-    instructions of its dispatches stand there then, as `counted` gives them; an empty record of what was not counted.
+    instructions of its dispatches stand there then, as `counted` gives them; None of what was not counted.
     """
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in verdicts.values():
@@ -213,10 +243,18 @@ def explain_differences(
         measured = by_chain[chain].measured(verdict.evidence.cpus or ())
         with session.quiet(measured[0].device):
             dispatches = _collect_dispatches(sides, measured, session.processes, verdict)
-        compiled = [change.as_dict() for change in _compile_changes(sides, measured)]
-        work = counted(chain) if "reason" in dispatches else {}
-        more = {"work": work} if "rows" in work else {}
-        session.log.write("where", {"chain": chain, "dispatches": dispatches, **more, "compile": compiled})
+        loaded = [
+            [item.path for item in measurement.step.inputs if item.role.startswith("module")]
+            for measurement in measured
+        ]
+        work = counted(chain) if dispatches.reason else None
+        where = WhereChanged(
+            chain=chain,
+            dispatches=dispatches,
+            work=work if work and work.difference else None,
+            compile=find_compile_changes(sides, loaded, sized=True),
+        )
+        session.log.write("where", where.as_dict())
 
 
 def _collect_dispatches(
@@ -224,33 +262,28 @@ def _collect_dispatches(
     measured: tuple[Measurement, Measurement],
     processes: Processes,
     verdict: ModelVerdict,
-) -> dict[str, Any]:
+) -> ComparedDispatches:
     """Two profiles a side, taken in turn like rounds: one pair alone is weak evidence on a machine that wanders."""
-    times = verdict.as_dict()["time_ms"]
-    medians = (float(times["A"]["median"]), float(times["B"]["median"]))
-    named = dict(zip("AB", zip(sides, measured, medians, strict=True), strict=True))
-    taken: dict[str, list[Profiling]] = {"A": [], "B": []}
+    a_ms, b_ms = (describe_times(verdict.evidence.blocks, side).median for side in SIDES)
+    named = dict(zip(SIDES, zip(sides, measured, (a_ms, b_ms), strict=True), strict=True))
+    taken: dict[str, list[Profiling]] = {name: [] for name in SIDES}
     for name in _PROFILE_ORDER:
-        failed = any(profiling.profile is None for profiling in (*taken["A"], *taken["B"]))
+        failed = any(profiling.profile is None for profilings in taken.values() for profiling in profilings)
         # Where one side fails, the other is asked all the same: both reasons are reported.
         if not failed or not taken[name]:
             side, measurement, median = named[name]
-            taken[name].append(_take_profile(side, measurement, processes, median, len(taken[name]) + 1))
-    return compared(_join(taken["A"]), _join(taken["B"]), medians)
-
-
-def _take_profile(
-    side: SideTools, measurement: Measurement, processes: Processes, median: float, number: int
-) -> Profiling:
-    return profile_dispatches(
-        measurement.step,
-        side.machine.iree,
-        processes,
-        side.machine.flags_of(BENCHMARK_MODULE),
-        command=measurement.command,
-        invocation_ms=median,
-        name=f"profile.{number}.",
-    )
+            profiling = profile_dispatches(
+                measurement.step,
+                side.machine.iree,
+                processes,
+                side.machine.flags_of(BENCHMARK_MODULE),
+                command=measurement.command,
+                invocation_ms=median,
+                name=f"profile.{len(taken[name]) + 1}.",
+            )
+            taken[name].append(profiling)
+    a, b = map(_join, taken.values())
+    return compared(a, b, (a_ms, b_ms))
 
 
 def _join(profilings: Sequence[Profiling]) -> Profiling:
@@ -266,24 +299,52 @@ def _join(profilings: Sequence[Profiling]) -> Profiling:
     )
 
 
-def _compile_changes(
-    sides: tuple[SideTools, SideTools], measured: tuple[Measurement, Measurement]
+def find_compile_changes(
+    sides: Sequence[SideTools], loaded: Sequence[Sequence[str]], *, sized: bool
 ) -> tuple[CompileChange, ...]:
-    """What the compiler says of the two main modules."""
-    ours, theirs = map(_find_main_module, sides, measured)
-    if ours is None or theirs is None:
+    """What the compiler says of the two main modules; none where a side has not compiled its own.
+
+    Args:
+        sides: that compiled them.
+        loaded: paths of the modules that each loads, the main one last.
+        sized: whether their sizes are compared too.
+    """
+    main = [
+        [side.compiles[path] for path in paths if path in side.compiles][-1:]
+        for side, paths in zip(sides, loaded, strict=True)
+    ]
+    if not all(main):
         return ()
-    sizes = [Path(outputs["module"]).stat().st_size for outputs in (ours, theirs)]
-    return compile_changes(
-        read_statistics(Path(ours["statistics"])),
-        read_statistics(Path(theirs["statistics"])),
-        a_bytes=sizes[0],
-        b_bytes=sizes[1],
+    a, b = (
+        read_statistics(Path(step.output("statistics")))
+        | ({MODULE_SIZE: Path(step.output("module")).stat().st_size} if sized else {})
+        for (step,) in main
     )
+    return compile_changes(a, b)
 
 
-def _find_main_module(side: SideTools, measurement: Measurement) -> Mapping[str, str] | None:
-    """Outputs of the compile of the module that is loaded last; None where there is none."""
-    loaded = [item.path for item in measurement.step.inputs if item.role.startswith("module")]
-    found = [side.compiles[path] for path in loaded if path in side.compiles]
-    return found[-1] if found else None
+def compile_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[CompileChange, ...]:
+    """The figures that differ, and those that only one side reports; none where the compiles are alike.
+
+    Args:
+        a: the compiler's statistics, the content of its JSON file; with `MODULE_SIZE`, where that is compared too.
+        b: the other side's.
+    """
+    ours, theirs = ({_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(side)} for side in (a, b))
+    order = {name: place for place, name in enumerate((MODULE_SIZE, *_COMPILE_NAMES.values()))}
+    changes = []
+    for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (order.get(name, len(order)), name)):
+        if ours.get(name) != theirs.get(name):
+            in_bytes = name == MODULE_SIZE or name.endswith(("memory", "-size", "-bytes"))
+            changes.append(CompileChange(name, ours.get(name), theirs.get(name), "bytes" if in_bytes else ""))
+    return tuple(changes)
+
+
+def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers by their place, `execution/dispatch-count`."""
+    for key, value in statistics.items():
+        here = f"{path}/{key}" if path else str(key)
+        if isinstance(value, dict):
+            yield from _walk_leaves(value, "" if here == "stream-aggregate" else here)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield here, value

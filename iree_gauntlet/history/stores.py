@@ -235,7 +235,7 @@ class GitHistory:
     def __init__(self, place: str, repository: str, settings: Mapping[str, str], branch: str, beside: Path) -> None:
         self.place = place
         self.beside = beside
-        self._read_repository = repository
+        self._repository = repository
         self._settings = dict(settings)
         self._branch = branch
         self._clone = beside / "clone"
@@ -310,7 +310,7 @@ class GitHistory:
             shutil.rmtree(self._clone, ignore_errors=True)
             self._clone.mkdir(parents=True)
             self._run_git("init", "--quiet", "--initial-branch", self._branch)
-            self._run_git("remote", "add", "origin", self._read_repository)
+            self._run_git("remote", "add", "origin", self._repository)
         for left in (self._clone / ".git").glob("*.lock"):
             # The lock of this class is held: nobody else works here.
             left.unlink(missing_ok=True)

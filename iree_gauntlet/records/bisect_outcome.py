@@ -1,25 +1,15 @@
-"""The record of a bisect, and its outcome: also of one that was killed.
-
-The record is `bisect.jsonl` in the bisect's folder, a log of events (`event_log.py`):
-
-- `bisect`: what is looked for; a resumed bisect appends another one.
-- `judged`: the result of a candidate, and in `search` what is known of the change by then.
-- `ends`: both ends are judged; `search` is what follows from them.
-- `refined`: a longer row, with the commits between two of its candidates.
-- `change`: the commit that made the change, as git describes it.
-- `end`: how it ended.
-"""
+"""The record of a bisect, `bisect.jsonl` in its folder, and its outcome: also of one that was killed."""
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.journal_format import EventRecord, read_events
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
+from iree_gauntlet.records.experiment_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.records.outcome import lock_remark
 
 if TYPE_CHECKING:
@@ -29,28 +19,90 @@ if TYPE_CHECKING:
 BISECT_RECORD = "bisect.jsonl"
 _REPOSITORY = "https://github.com/iree-org/iree"
 BISECT_COMPARE = f"{_REPOSITORY}/compare"
+# What `bisect.json` has of a candidate.
+_OF_JUDGED = ("bad", "value", "text", "low", "high", "third", "reason", "folder", "toolchain", "seconds")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedCandidate(Recorded):
-    """The result of a candidate, as `bisect.json` has it: see `Judged`, and how long it took."""
+class RowCandidate(Recorded):
+    """A candidate: its name for people, and what `--iree` takes."""
+
+    label: str
+    iree: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectRow(Recorded):
+    """`refined`: a longer row, with what lies between two of its candidates, from the oldest to the newest."""
+
+    row: tuple[RowCandidate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectOpening(ExperimentOpening):
+    """`bisect`: what is looked for; a resumed bisect appends another one.
+
+    Attributes:
+        confidence: how sure an answer is; 1 where it is exact.
+        lock_folder: of the machine's locks, where they are not the user's own.
+        chain: of the one model; the title of a bundle.
+        good, bad: labels of the ends.
+        asked: the options that a resumed bisect keeps.
+        commit: `compiler_commit` or `runtime_commit`, whichever is searched.
+    """
+
+    resumed: bool = False
+    confidence: float
+    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
+    metric: str
+    chain: str
+    good: str
+    bad: str
+    row: tuple[RowCandidate, ...]
+    good_is_older: bool
+    asked: dict[str, Any]
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged(Recorded):
+    """`judged`: the result of a candidate, with its label and what is known of the change by then.
+
+    Attributes:
+        third: the value is neither the good end's nor the bad one's.
+        bad: whether it is like the bad end; None before it is judged, and where it cannot be.
+        value: of the metric; None where there is none. Of times, the ratio to the good end.
+        reason: why it cannot be judged; empty where it can.
+        confidence: that the judgement is right, as far as noise goes; 1 for what has none.
+        low, high: interval of the value; None where it is exact.
+        folder: of its run, in the bisect's folder; empty where there is none.
+        seconds: that it took.
+    """
 
     bad: bool | None = None
     value: float | None = None
     text: str = ""
+    reason: str = ""
+    confidence: float = 1.0
+    third: bool = False
     low: float | None = None
     high: float | None = None
-    third: bool = False
-    reason: str = ""
     folder: str = ""
     toolchain: dict[str, str] = field(default_factory=dict)
-    seconds: float = field(kw_only=True)
+    seconds: float = 0.0
 
     @property
     def word(self) -> str:
         """Which end it is like: `good`, `bad`, or a dash where it could not be judged."""
         return "–" if self.bad is None else "bad" if self.bad else "good"
+
+    @property
+    def known(self) -> float:
+        """The value of an end: one without a value ends the search."""
+        if self.value is None:
+            raise ValueError(self.reason)
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,41 +147,41 @@ class BisectOutcome:
 
     Attributes:
         name: of its folder.
-        asked: the last `bisect` event.
+        asked: what is looked for, by the command that began it.
         judged: the last result of each candidate, by label.
         search: what is known of the change; None before both ends are.
         change: the commit that made the change; None where none is known.
-        end: the `end` event; None for a bisect that was killed or is under way.
+        end: None for a bisect that was killed or is under way.
         torn: whether the record has a line that was cut short by a crash (it is left out).
     """
 
     name: str
-    asked: dict[str, Any]
-    judged: dict[str, JudgedCandidate]
+    asked: BisectOpening
+    judged: dict[str, Judged]
     search: BisectFound | None
     change: BisectChange | None
-    end: dict[str, Any] | None
+    end: ExperimentEnd | None
     torn: bool
 
     @property
     def exit_code(self) -> ExitCode:
         """What the command ended with; ERROR where it did not finish."""
-        return ExitCode(self.end["exit_code"]) if self.end else ExitCode.ERROR
+        return ExitCode(self.end.exit_code) if self.end else ExitCode.ERROR
 
     @property
     def labels(self) -> list[str]:
         """All candidates, from the oldest to the newest."""
-        return [item["label"] for item in self.asked["row"]]
+        return [item.label for item in self.asked.row]
 
     @property
     def answer(self) -> str:
         """What was found, in a line."""
-        if self.end is not None and self.end.get("problem"):
-            return str(self.end["problem"])
+        if self.end is not None and self.end.problem:
+            return self.end.problem
         if not self.search:
             return "the ends are not judged yet"
         old, new, between = self.search.last_old, self.search.first_new, self.search.between
-        older, newer = ("good", "bad") if self.asked["good_is_older"] else ("bad", "good")
+        older, newer = ("good", "bad") if self.asked.good_is_older else ("bad", "good")
         if not between:
             return f"first {newer}: {new}; last {older}: {old}"
         why = "could not be judged" if self.search.over else "not judged"
@@ -140,7 +192,7 @@ class BisectOutcome:
         """How sure the answer is; empty where there is none."""
         if not self.search:
             return ""
-        share = self.asked["confidence"]
+        share = self.asked.confidence
         return "exact" if share == 1 else f"{100 * share:g} % confidence"
 
     @property
@@ -156,7 +208,7 @@ class BisectOutcome:
     @property
     def remarks(self) -> list[str]:
         """What a reader should know in addition to the answer."""
-        found = lock_remark(self.asked)
+        found = lock_remark(self.asked.lock_folder)
         if self.search and len(self.search.changes) > 1:
             words = {label: judged.word for label, judged in self.judged.items()}
             text = "; ".join(f"{one} is {words[one]}, {other} {words[other]}" for one, other in self.search.changes)
@@ -169,35 +221,35 @@ class BisectOutcome:
             found.append(f"{BISECT_RECORD} has a line that a crash cut short: it is left out")
         if self.end is None:
             found.append("it did not finish: --resume continues it")
-        elif self.end["interrupted"]:
+        elif self.end.interrupted:
             found.append("it was interrupted: --resume continues it")
         return found
 
     def commit_of(self, label: str) -> str:
         """IREE's commit of a candidate, of the side that is searched; empty where it is not known."""
-        return str(self.judged[label].toolchain.get(self.asked["commit"]) or "") if label in self.judged else ""
+        return str(self.judged[label].toolchain.get(self.asked.commit) or "") if label in self.judged else ""
 
     def as_dict(self) -> dict[str, Any]:
         """What `bisect.json` has."""
         asked, search = self.asked, self.search
+        judged = {label: found.as_dict() for label, found in self.judged.items()}
         return {
             "bisect": self.name,
             "answer": self.answer,
             "exit_code": int(self.exit_code),
-            **{name: asked[name] for name in ("metric", "chain", "good", "bad", "good_is_older")},
+            **{name: getattr(asked, name) for name in ("metric", "chain", "good", "bad", "good_is_older")},
             "last_old": search.last_old if search else None,
             "first_new": search.first_new if search else None,
             "between": search.between if search else [],
             "changes": search.changes if search else [],
-            "confidence": asked["confidence"] if search else None,
+            "confidence": asked.confidence if search else None,
             "commits": self.link or None,
             "change": self.change.as_dict() if self.change else None,
             "remarks": self.remarks,
             "candidates": [
-                {"label": item["label"], "iree": item["iree"], "tried": judged is not None}
-                | (judged.as_dict() if judged else {})
-                for item in asked["row"]
-                for judged in [self.judged.get(item["label"])]
+                {**item.as_dict(), "tried": item.label in judged}
+                | {name: judged[item.label][name] for name in _OF_JUDGED if item.label in judged}
+                for item in asked.row
             ],
         }
 
@@ -209,35 +261,42 @@ def bisect_outcome(folder: Path) -> BisectOutcome:
         GauntletError: there is none, or it cannot be read.
     """
     record = read_events(folder / BISECT_RECORD, "bisect")
-    asked: dict[str, Any] = {}
-    judged: dict[str, JudgedCandidate] = {}
-    search: BisectFound | None = None
-    change: BisectChange | None = None
-    end: dict[str, Any] | None = None
     try:
-        for _, event in record.events:
-            match event.get("event"):
-                case "bisect":
-                    # A resumed one is made again by the command that began it.
-                    asked, end = {**event, "command": (asked or event)["command"]}, None
-                case "refined" if asked:
-                    asked["row"] = event["row"]
-                case "change":
-                    change = BisectChange.from_dict(event)
-                case "judged":
-                    judged[str(event.get("candidate"))] = JudgedCandidate.from_dict(event)
-                case "end":
-                    end = event
-            if event.get("search"):
-                search = BisectFound.from_dict(event["search"])
-        outcome = BisectOutcome(folder.name, asked, judged, search, change, end, record.torn)
-        # Others may have written to it: it has to hold what the reports need.
-        _ = asked and json.dumps([outcome.as_dict(), asked["cwd"]])
+        outcome = _read_outcome(folder.name, record)
+        if outcome is not None:
+            # Others may have written to it: its events have to fit each other.
+            outcome.as_dict()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GauntletError(
             f"{record.path} is no whole record of a bisect: {type(error).__name__}: {error}",
             "It was written by another version of this toolkit, or changed; start a new bisect.",
         ) from error
-    if not asked:
+    if outcome is None:
         raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
     return outcome
+
+
+def _read_outcome(name: str, record: EventRecord) -> BisectOutcome | None:
+    """None where the record does not say what was looked for."""
+    asked: BisectOpening | None = None
+    judged: dict[str, Judged] = {}
+    search: BisectFound | None = None
+    change: BisectChange | None = None
+    end: ExperimentEnd | None = None
+    for _, event in record.events:
+        match event.get("event"):
+            case "bisect":
+                # A resumed one is made again by the command that began it.
+                opening, end = BisectOpening.from_dict(event), None
+                asked = replace(opening, command=(asked or opening).command)
+            case "refined" if asked:
+                asked = replace(asked, row=BisectRow.from_dict(event).row)
+            case "change":
+                change = BisectChange.from_dict(event)
+            case "judged":
+                judged[str(event.get("candidate"))] = Judged.from_dict(event)
+            case "end":
+                end = ExperimentEnd.from_dict(event)
+        if event.get("search"):
+            search = BisectFound.from_dict(event["search"])
+    return BisectOutcome(name, asked, judged, search, change, end, record.torn) if asked else None

@@ -1,95 +1,420 @@
-"""Reading a comparison: its own log, and the runs of its two sides."""
+"""The record of a comparison, `comparison.jsonl` in its folder: its events, and how it is read with its sides' runs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iree_gauntlet.errors import UsageError
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.figures import outside_text, work_change
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
+from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded
 from iree_gauntlet.records.earlier_runs import LATEST
+from iree_gauntlet.records.experiment_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.records.run_folder import newest_of
+from iree_gauntlet.results import DispatchChange  # noqa: TC001 - read by its type
 from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by their types
 
 COMPARISON_FILE = "comparison.jsonl"
+# Names of the sides.
+SIDES = "AB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSide(Recorded):
+    """A side: as the command line named it, the folder of its run, and what it was, once that is known."""
+
+    asked: str
+    folder: str
+    toolchain: dict[str, str] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRules(Recorded):
+    """By which a comparison is judged (α, the margins δ and ε, …); None for what earlier versions did not have.
+
+    Attributes:
+        looks: at how many blocks it is judged.
+        allow: the slowdown below which `not slower` will do.
+        least_work: the share from which on a difference in instructions counts.
+    """
+
+    alpha: float
+    looks: tuple[int, ...]
+    least: float
+    band: float
+    allow: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    budget_seconds: float
+    seed: int
+    least_work: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRounds(Recorded):
+    """How rounds are taken; see `RoundSettings` of `engine/rounds/taken_rounds.py`."""
+
+    repetitions: int
+    min_time: float
+    cpus: tuple[int, ...] = ()
+    choose: bool | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonOpening(ExperimentOpening):
+    """`comparison`: what is asked for; a resumed comparison appends another one, and judges again.
+
+    Attributes:
+        sides: by name, as those of all else that both have.
+        options: those that a resumed comparison keeps.
+        lock_folder: of the machine's locks, where they are not the user's own.
+        elsewhere: a cluster takes the rounds.
+    """
+
+    resumed: bool = False
+    sides: dict[str, RecordedSide]
+    options: dict[str, Any]
+    rules: RecordedRules
+    rounds: RecordedRounds
+    machine: dict[str, Any]
+    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
+    elsewhere: bool = False
+
+    @property
+    def metric(self) -> str:
+        """What is compared."""
+        return str(self.options.get("metric") or "time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBenchmark(Recorded):
+    """How a side benchmarks a model, for `explain --slower`, which benchmarks parts of it."""
+
+    timeout: float
+    command: Command
+    resources: Resources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedComparison(Recorded):
+    """`prepared`: both sides have run up to their benchmarks.
+
+    Attributes:
+        models: that are measured, in their order.
+        left_out: models that cannot be measured, and why.
+        benchmarks: by model and side, where times are compared.
+    """
+
+    sides: dict[str, RecordedSide]
+    models: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    benchmarks: dict[str, dict[str, SideBenchmark]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedFigures(Recorded):
+    """The ratio B/A from so many blocks, and its interval, whose bounds are None where those are too few for one."""
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    confidence: float
+    p_value: float
+    looked_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideTimes(Recorded):
+    """Median over rounds of a side's fastest repetition, ms, and the spread from round to round as a share of it."""
+
+    median: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedFigures(ComparedFigures):
+    """What the blocks say of B against A; `bootstrap` is the interval by resampling, where there is one."""
+
+    time_ms: dict[str, SideTimes]
+    bootstrap: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlVerdict(Recorded):
+    """A against itself."""
+
+    verdict: str
+    figures: ComparedFigures = field(metadata=FLAT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnWay(Recorded):
+    """B against A in the spec's own way, and whether that rules out the verdict."""
+
+    figures: ComparedFigures = field(metadata=FLAT)
+    contradicts: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkVerdict(Recorded):
+    """`verdict`, or a part of that on times: what the counts of instructions of one model say.
+
+    Attributes:
+        verdict: a `Work` of `measuring/instructions/counters.py`.
+        cpu: what the modules were compiled for; empty for what the spec says.
+        outside: the difference that is in no dispatch; None where the counter does not know dispatches.
+        with_fma: the counts with fused multiply-adds; None where they were not taken.
+    """
+
+    chain: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    reason: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    verdict: str
+    instructions: dict[str, int]
+    ratio: float
+    counter: str
+    cpu: str
+    outside: int | None = None
+    with_fma: dict[str, int] | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Of A and B."""
+        a, b = (self.instructions[side] for side in SIDES)
+        return a, b
+
+    @property
+    def change(self) -> str:
+        """`+0.3440 %`."""
+        return work_change(*self.counts)
+
+    @property
+    def change_with_outside(self) -> str:
+        """`+0.3440 %, 98 % of it outside of dispatches`."""
+        a, b = self.counts
+        return f"{self.change}{outside_text(b - a, self.outside)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedVerdict(Recorded):
+    """`verdict`: what the times of one model say.
+
+    Attributes:
+        verdict: a `TimeVerdict` (`measuring/statistics/comparison_verdict.py`), or `error` where a process failed.
+        marked_blocks: that count although they were disturbed.
+        disturbance: that spoiled most rounds; empty where no block was replaced.
+        cpus: that rounds were pinned to, none for all; None in records of earlier versions.
+        tried: how far rounds of a block lay apart, by the CPUs that were tried.
+        figures: None where nothing could be measured.
+        own_way: None where that is how it was measured.
+    """
+
+    chain: str
+    verdict: str
+    reason: str
+    blocks: int
+    control_blocks: int
+    replaced_blocks: int
+    marked_blocks: int
+    disturbance: str = ""
+    peak_rss_bytes: dict[str, int] = field(default_factory=dict)
+    cpus: tuple[int, ...] | None = field(default=None, metadata=UNLESS_DEFAULT)
+    tried: dict[str, float] | None = field(default=None, metadata=UNLESS_DEFAULT)
+    figures: TimedFigures | None = field(default=None, metadata=FLAT)
+    control: ControlVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
+    own_way: OwnWay | None = field(default=None, metadata=UNLESS_DEFAULT)
+    work: WorkVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanFigures(Recorded):
+    """The geometric mean of the ratios over models."""
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    confidence: float
+    models: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonSummary(Recorded):
+    """`summary`: how many models have each verdict, and their mean."""
+
+    verdicts: dict[str, int]
+    geometric_mean: MeanFigures | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherDispatches(Recorded):
+    """The sum of the rows that are not listed; `outside` where what is in no dispatch is one of them."""
+
+    a_count: int
+    b_count: int
+    a_ns: int
+    b_ns: int
+    outside: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredNs(Recorded):
+    """What both sides take without the profiler."""
+
+    a_ns: int
+    b_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchDifference(Recorded):
+    """What the dispatches of both sides take, in an invocation; `rows` are those that explain the difference."""
+
+    measured: MeasuredNs | None = None
+    a_ns: int
+    b_ns: int
+    rows: tuple[DispatchChange, ...]
+    others: OtherDispatches
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedDispatches(Recorded):
+    """What the dispatches of two sides explain, or why they explain nothing.
+
+    Attributes:
+        commands: that profiled each side, as a person would type them; none of counts.
+        unit: `ms` of a profile, whose figures are in ns, or `instructions`.
+    """
+
+    commands: dict[str, list[str]] | None = field(default=None, metadata=UNLESS_DEFAULT)
+    seconds: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    unit: str = field(default="ms", metadata=UNLESS_DEFAULT)
+    reason: str = field(default="", metadata=UNLESS_DEFAULT)
+    difference: DispatchDifference | None = field(default=None, metadata=FLAT)
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedSide:
-    """One of the two.
+class CompileChange(Recorded):
+    """A figure of compiles that differs.
 
     Attributes:
-        name: `A` or `B`.
-        asked: as the command line named it.
-        toolchain: what it was (the journal's record).
-        run: the result of its run; None where there is none.
+        name: for people (`transient memory`); the place in the statistics where it has no name here.
+        a, b: the figures; None where that side does not report it.
+        unit: `bytes`, or empty for a count.
     """
 
     name: str
-    asked: str
-    toolchain: dict[str, Any]
-    run: JournalRecord | None
+    a: float | None = None
+    b: float | None = None
+    unit: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """B over A; None where a side does not report it, or A is 0."""
+        return None if self.b is None or not self.a else self.b / self.a
+
+    def as_dict(self) -> dict[str, Any]:
+        """With the ratio."""
+        return {**Recorded.as_dict(self), "ratio": self.ratio}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhereChanged(Recorded):
+    """`where`: where a model is slower or faster; `work` has the instructions of its dispatches, for want of times."""
+
+    chain: str
+    dispatches: ComparedDispatches
+    work: ComparedDispatches | None = field(default=None, metadata=UNLESS_DEFAULT)
+    compile: tuple[CompileChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredElsewhere(Recorded):
+    """`measured`: all that another machine has measured of a model, or the problem why there is nothing."""
+
+    chain: str
+    worker: str
+    problem: str = ""
+    notes: tuple[str, ...] = ()
+    machine: dict[str, Any] = field(default_factory=dict)
+    blocks: tuple[dict[str, Any], ...]
+    where: WhereChanged | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedSide(RecordedSide):
+    """A side with the record of its run; None where there is none."""
+
+    name: str
+    run: JournalRecord | None = field(metadata=UNRECORDED)
 
     @property
     def title(self) -> str:
         """`3.12.0 (3.12.0rc20260701)`: what was asked for, and what it was where that says more."""
-        version = str(self.toolchain.get("compiler") or "")
+        version = self.toolchain.get("compiler", "")
         return self.asked if version in ("", self.asked) else f"{self.asked} ({version})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ComparisonRecord:
     """A comparison, whole or cut short.
 
     Attributes:
-        opening: the last `comparison` event: what was asked for, by which rules, on which machine.
-        sides: A and B; none where the log has no opening.
-        verdicts: the `verdict` events, by model; those that were not reached are missing.
-        summary: the `summary` event; empty where it was not reached.
-        where: why a model is slower, by model (`where` events).
+        prepared: without models where that was not reached.
         begun: how many blocks of each model were measured.
-        under_way: who measured a model when that was cut short (`begun` events).
-        remarks: what a reader must know (`remark` events).
-        measured: the `measured` events, by model: by whom, and on what machine, where it was not this one.
-        end: the `end` event; None for one that was killed or is under way.
+        verdicts, works: by times, or by instructions; of models that were not reached there is none.
+        under_way: who measured a model when that was cut short.
+        end: None for one that was killed or is under way.
     """
 
-    opening: dict[str, Any] = field(default_factory=dict)
-    sides: tuple[ComparedSide, ...] = ()
-    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
-    where: dict[str, dict[str, Any]] = field(default_factory=dict)
-    begun: Counter[str] = field(default_factory=Counter)
-    measured: dict[str, dict[str, Any]] = field(default_factory=dict)
+    opening: ComparisonOpening
+    prepared: PreparedComparison
+    begun: Counter[str]
+    measured: dict[str, MeasuredElsewhere]
+    sides: list[ComparedSide] = field(default_factory=list)
+    verdicts: dict[str, RecordedVerdict] = field(default_factory=dict)
+    works: dict[str, WorkVerdict] = field(default_factory=dict)
+    summary: ComparisonSummary | None = None
+    where: dict[str, WhereChanged] = field(default_factory=dict)
     under_way: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    end: dict[str, Any] | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Those that a resumed comparison keeps."""
-        return dict(self.opening.get("options") or {})
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """All that were to be measured, in their order."""
-        return tuple(self.opening.get("models") or ())
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        """Models that could not be measured, and why."""
-        return dict(self.opening.get("left_out") or {})
+    end: ExperimentEnd | None = None
 
     def worker_of(self, model: str) -> str:
         """Who has measured a model; empty for this machine."""
-        return str(self.measured[model]["worker"]) if model in self.measured else ""
+        return self.measured[model].worker if model in self.measured else ""
 
-    @property
-    def exit_code(self) -> int | None:
-        """What the comparison ended with; None where it did not."""
-        return None if self.end is None else int(self.end["exit_code"])
+    def take(self, event: dict[str, Any]) -> None:
+        """Reads an event that is no opening."""
+        match event["event"]:
+            case "prepared":
+                self.prepared = PreparedComparison.from_dict(event)
+            case "block":
+                self.begun[str(event["chain"])] += 1
+            case "verdict" if "instructions" in event:
+                self.works[str(event["chain"])] = WorkVerdict.from_dict(event)
+            case "verdict":
+                self.verdicts[str(event["chain"])] = RecordedVerdict.from_dict(event)
+            case "summary":
+                self.summary = ComparisonSummary.from_dict(event)
+            case "where":
+                self.where[str(event["chain"])] = WhereChanged.from_dict(event)
+            case "end":
+                self.end = ExperimentEnd.from_dict(event)
+            case _:
+                self._take_of_a_cluster(event)
+
+    def _take_of_a_cluster(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "begun":
+                self.under_way[str(event["chain"])] = str(event["worker"])
+            case "measured":
+                measured = MeasuredElsewhere.from_dict(event)
+                self.under_way.pop(measured.chain, None)
+                self.measured[measured.chain] = measured
+                self.begun[measured.chain] = len(measured.blocks)
+            case "remark":
+                self.remarks.append(str(event["text"]))
 
 
 def comparison_named(text: str) -> Path:
@@ -115,44 +440,26 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     Raises:
         GauntletError: there is no log, or it cannot be read.
     """
-    record = ComparisonRecord()
-    for _, event in read_events(folder / COMPARISON_FILE, "comparison").events:
-        match event.get("event"):
-            case "comparison":
+    path = folder / COMPARISON_FILE
+    record: ComparisonRecord | None = None
+    try:
+        for _, event in read_events(path, "comparison").events:
+            if event.get("event") == "comparison":
+                opening = ComparisonOpening.from_dict(event)
                 # A resumed one judges again.
-                record = ComparisonRecord(event, begun=record.begun, measured=record.measured)
-            case "prepared":
-                record = replace(record, opening={**record.opening, **event, "time": record.opening.get("time")})
-            case "block":
-                record.begun[str(event["chain"])] += 1
-            case "begun" | "remark" | "measured":
-                _take_of_a_cluster(record, event)
-            case "verdict":
-                record.verdicts[str(event["chain"])] = event
-            case "summary":
-                record = replace(record, summary=event)
-            case "where":
-                record.where[str(event["chain"])] = event
-            case "end":
-                record = replace(record, end=event)
-    sides = tuple(_make_side(name, side, folder) for name, side in (record.opening.get("sides") or {}).items())
-    return replace(record, sides=sides)
-
-
-def _take_of_a_cluster(record: ComparisonRecord, event: dict[str, Any]) -> None:
-    if event["event"] == "remark":
-        record.remarks.append(str(event["text"]))
-        return
-    chain = str(event["chain"])
-    if event["event"] == "begun":
-        record.under_way[chain] = str(event["worker"])
-        return
-    record.under_way.pop(chain, None)
-    record.measured[chain] = event
-    record.begun[chain] = len(event["blocks"])
-
-
-def _make_side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:
-    journal = folder / str(side["folder"]) / JOURNAL
-    run = read_journal(journal) if journal.is_file() else None
-    return ComparedSide(name, str(side["asked"]), dict(side.get("toolchain") or {}), run)
+                begun, measured = (record.begun, record.measured) if record else (Counter[str](), {})
+                record = ComparisonRecord(opening, PreparedComparison(sides=opening.sides), begun, measured)
+            elif record is not None:
+                record.take(event)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise GauntletError(
+            f"{path} is no whole record of a comparison: {type(error).__name__}: {error}",
+            "It was written by another version of this toolkit, or changed; start a new comparison.",
+        ) from error
+    if record is None:
+        raise GauntletError(f"{path}: does not say what was compared", "Start a new comparison.")
+    for name, side in record.prepared.sides.items():
+        journal = folder / side.folder / JOURNAL
+        run = read_journal(journal) if journal.is_file() else None
+        record.sides.append(ComparedSide(**asdict(side), name=name, run=run))
+    return record

@@ -3,31 +3,94 @@
 Pure but for reading files: the same record and journals give the same outcome. A matrix that was killed, or is
 still under way, has an outcome like any other.
 
-The record, `matrix.jsonl`, lies next to the runs; `experiments/matrix.py` writes it. Its events:
-
-- `matrix`: `irees` ({label, iree, folder} each, in the order given), what was selected and by which options. A
-  resumed matrix appends another one.
-- `toolchain`: what a `label` turned out to be (`toolchain`), or why it is not available (`error`, `hint`).
-- `start`: the run of a `label` begins, or is resumed.
-- `result`: it finished with `exit_code`; `error` and `hint` where it could not be run to its end.
-- `end`: nothing more comes: `interrupted`, or `stopped` with the reason why IREEs were left out.
-
-All that was measured is in the journals of the runs, `<folder>/journal.jsonl`.
+The record, `matrix.jsonl`, lies next to the runs; `experiments/matrix.py` writes it. All that was measured is in
+the journals of the runs, `<folder>/journal.jsonl`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import Stage  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import counted, one_line
 from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal, refuse
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
+from iree_gauntlet.records.experiment_events import ExperimentOpening
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of, remarks_of_record
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
 MATRIX_RECORD = "matrix.jsonl"
+# What an event has to have.
+_NEEDED = {"matrix": "a list of IREEs", "result": "an exit code"}
+
+
+@dataclass(frozen=True, slots=True)
+class AskedIree(Recorded):
+    """One IREE of a matrix.
+
+    Attributes:
+        label: its name in reports: the text, of a folder only as much of the end as distinguishes it from
+            the others.
+        iree: the value of `--iree`, as given.
+        folder: of its run, within the matrix's.
+    """
+
+    label: str
+    iree: str
+    folder: str
+
+    def __post_init__(self) -> None:
+        # No path to somewhere else.
+        if PurePath(self.folder).parts != (self.folder,) or self.folder in ("..", "/"):
+            raise ValueError(f"{self.folder} is no folder within a matrix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixOpening(ExperimentOpening):
+    """`matrix`: what is asked for; a resumed matrix appends another one, and keeps selection, defaults and stages."""
+
+    matrix: str = field(default="", metadata=UNLESS_DEFAULT)
+    suite: str = ""
+    irees: tuple[AskedIree, ...]
+    selection: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    stages: tuple[Stage, ...] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundIree(Recorded):
+    """`toolchain`: what an IREE turned out to be, or why it is not available."""
+
+    label: str
+    toolchain: dict[str, str] | None = None
+    error: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    hint: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixResult(Recorded):
+    """`result`: how the run of an IREE ended, whose `start` is before; `error` where it could not be run to its end."""
+
+    label: str
+    exit_code: int
+    error: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixEnd(Recorded):
+    """`end`: nothing more comes; `stopped` is why IREEs were left out."""
+
+    interrupted: bool = False
+    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +147,7 @@ class MatrixOutcome:
 
     Attributes:
         name: of its folder.
-        started: when it began, ISO 8601.
+        opening: the last one, with time and command of the first.
         irees: in the order given; the first is the base that the others are held against.
         rows: chains in plan order.
         state: `complete`, `interrupted`, `stopped` (by --fail-fast) or `unfinished`.
@@ -93,11 +156,7 @@ class MatrixOutcome:
     """
 
     name: str
-    suite: str
-    version: str
-    command: str
-    cwd: str
-    started: str
+    opening: MatrixOpening
     machine: dict[str, Any]
     irees: tuple[MatrixIree, ...]
     rows: tuple[MatrixRow, ...]
@@ -124,67 +183,60 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
         GauntletError: its record, or a journal of it, cannot be read.
     """
     record = read_matrix(folder)
-    last = record.parts[-1] if record.parts else {}
-    irees = tuple(_make_iree(entry, folder, record) for entry in last.get("irees") or ())
+    parts = record.parts or [MatrixOpening(irees=())]
+    first, last = parts[0], parts[-1]
+    irees = tuple(_make_iree(asked, folder, record) for asked in last.irees)
     rows = _list_rows(irees)
     outcomes = [iree.outcome for iree in irees if iree.outcome is not None]
     codes = [iree.exit_code for iree in irees if iree.exit_code is not None]
     if not record.parts:
         codes = [ExitCode.ERROR]
     return MatrixOutcome(
-        name=str(last.get("matrix") or folder.name),
-        suite=str(last.get("suite") or ""),
-        version=str(last.get("version") or ""),
-        command=str(record.parts[0].get("command") or "") if record.parts else "",
-        cwd=str(last.get("cwd") or ""),
-        started=str(record.parts[0].get("time") or "") if record.parts else "",
+        name=last.matrix or folder.name,
+        opening=replace(last, time=first.time, command=first.command),
         machine=outcomes[0].machine if outcomes else {},
         irees=irees,
         rows=rows,
         exit_code=ExitCode.INTERRUPTED if record.interrupted else ExitCode.worst(codes),
         state=record.state,
         seconds=sum(outcome.seconds for outcome in outcomes),
-        remarks=(*_list_remarks(record, irees), *_list_disturbances(irees, rows), *_list_apart(rows)),
+        remarks=tuple(_list_remarks(record, irees, rows)),
     )
 
 
-def _make_iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> MatrixIree:
-    label = entry["label"]
-    found = record.toolchains.get(label, {})
-    result = record.results.get(label)
-    path = folder / entry["folder"] / JOURNAL
+def _make_iree(asked: AskedIree, folder: Path, record: MatrixRecord) -> MatrixIree:
+    label = asked.label
+    found, result = record.found.get(label), record.results.get(label)
+    path = folder / asked.folder / JOURNAL
     outcome = outcome_of(read_journal(path)) if label in record.started and path.is_file() else None
     code: ExitCode | None
     problem, hint = "", ""
-    if result is not None and result.get("error"):
-        problem, hint = str(result["error"]), str(result.get("hint") or "")
-        code = ExitCode.worst([_make_code(result, record), *([outcome.exit_code] if outcome else [])])
-    elif found.get("error") and (result is None or outcome is None):
-        problem, hint, code = str(found["error"]), str(found.get("hint") or ""), ExitCode.ERROR
+    if result is not None and result.error:
+        problem, hint = result.error, result.hint
+        try:
+            code = ExitCode.worst([ExitCode(result.exit_code), *([outcome.exit_code] if outcome else [])])
+        except ValueError as error:
+            raise GauntletError(
+                f"{record.path}: {result.exit_code} is no exit code", "It was written by another version: use that one."
+            ) from error
+    elif found and found.error and (result is None or outcome is None):
+        problem, hint, code = found.error, found.hint or "", ExitCode.ERROR
     elif outcome is not None:
         # A run that was cut short before its first step says nothing of it.
         code = ExitCode.INTERRUPTED if result is None and record.interrupted else outcome.exit_code
     else:
         problem, code = _explain_why_not(label, record)
+    known = found.toolchain if found else None
     return MatrixIree(
         label=one_line(label),
-        text=str(entry["iree"]),
-        folder=str(entry["folder"]),
-        toolchain=dict(found.get("toolchain") or (outcome.toolchain if outcome else {})),
+        text=asked.iree,
+        folder=asked.folder,
+        toolchain=known or (outcome.toolchain if outcome else {}),
         problem=one_line(problem, 500),
         hint=hint,
         exit_code=code,
         outcome=outcome,
     )
-
-
-def _make_code(result: dict[str, Any], record: MatrixRecord) -> ExitCode:
-    try:
-        return ExitCode(result["exit_code"])
-    except ValueError as error:
-        raise GauntletError(
-            f"{record.path}: {result['exit_code']} is no exit code", "It was written by another version: use that one."
-        ) from error
 
 
 def _explain_why_not(label: str, record: MatrixRecord) -> tuple[str, ExitCode | None]:
@@ -208,82 +260,65 @@ def _list_rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
     return tuple(rows.values())
 
 
-def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...]) -> tuple[str, ...]:
-    remarks = remarks_of_record("matrix", "record", len(record.parts), record.end, torn=record.torn)
-    remarks += _describe_irees(irees)
-    for iree in irees:
-        remarks += [f"{iree.label}: {remark}" for remark in (iree.outcome.remarks if iree.outcome else ())]
-        if iree.problem and iree.exit_code is not None:
-            remarks.append(f"{iree.label}: {iree.problem}")
-    return tuple(remarks)
-
-
-def _describe_irees(irees: tuple[MatrixIree, ...]) -> list[str]:
-    """What keeps their figures from being compared as they stand."""
+def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
+    """What is to be known of the record, and what keeps the figures of its IREEs from being compared as they stand."""
+    end = record.end.as_dict() if record.end else None
+    yield from remarks_of_record("matrix", "record", len(record.parts), end, torn=record.torn)
     same: dict[tuple[str, str], list[str]] = {}
     for iree in irees:
         key = str(iree.toolchain.get("identity") or ""), str(iree.toolchain.get("runtime_identity") or "")
-        if any(key):
-            same.setdefault(key, []).append(iree.label)
-    remarks = [
-        f"{' and '.join(labels)} are the same IREE: what differs between them is noise"
-        for labels in same.values()
-        if len(labels) > 1
-    ]
+        same.setdefault(key, []).append(iree.label)
+    for key, labels in same.items():
+        if any(key) and len(labels) > 1:
+            yield f"{' and '.join(labels)} are the same IREE: what differs between them is noise"
     hosts = {str(iree.outcome.machine.get("host") or "") for iree in irees if iree.outcome is not None} - {""}
     if len(hosts) > 1:
-        remarks.append(f"made on several machines ({', '.join(sorted(hosts))}): their times cannot be compared")
-    return remarks
-
-
-def _list_disturbances(irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> list[str]:
-    remarks = []
+        yield f"made on several machines ({', '.join(sorted(hosts))}): their times cannot be compared"
+    for iree in irees:
+        yield from (f"{iree.label}: {remark}" for remark in (iree.outcome.remarks if iree.outcome else ()))
+        if iree.problem and iree.exit_code is not None:
+            yield f"{iree.label}: {iree.problem}"
     for iree in irees:
         timed = [cell for row in rows if (cell := row.cells.get(iree.label)) and cell.time_ms is not None]
-        disturbed = [cell for cell in timed if cell.disturbed]
+        disturbed = sum(bool(cell.disturbed) for cell in timed)
         if disturbed:
-            count = f"{len(disturbed)} of {len(timed)} times were"
-            remarks.append(f"{iree.label}: {count} taken while the machine did other work (~): measure them again")
-    return remarks
-
-
-def _list_apart(rows: tuple[MatrixRow, ...]) -> list[str]:
+            count = f"{disturbed} of {len(timed)} times were"
+            yield f"{iree.label}: {count} taken while the machine did other work (~): measure them again"
     apart = [row.chain for row in rows if not row.timed_on_one_machine]
-    if not apart:
-        return []
-    how = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"
-    return [f"{counted(len(apart), 'model')} timed on several machines of the cluster ({apart[0]}, …): {how}"]
+    if apart:
+        how = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"
+        yield f"{counted(len(apart), 'model')} timed on several machines of the cluster ({apart[0]}, …): {how}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MatrixRecord:
     """What the record of a matrix says.
 
     Attributes:
-        parts: every `matrix` event; a resumed matrix has more than one.
-        toolchains: the last `toolchain` event of each label.
-        results: the `result` event of each label; none while it is run again.
-        end: the `end` event; None for a matrix that was killed or is under way.
+        parts: what it was asked for; a resumed matrix has more than one.
+        found: what became of looking for each label last.
+        results: by label; none while it is run again.
+        end: None for a matrix that was killed or is under way.
         torn: whether there is a line that was cut short by a crash (it is left out).
     """
 
     path: Path
-    parts: tuple[dict[str, Any], ...] = ()
-    toolchains: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parts: list[MatrixOpening] = field(default_factory=list)
+    found: dict[str, FoundIree] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    end: dict[str, Any] | None = None
+    results: dict[str, MatrixResult] = field(default_factory=dict)
+    end: MatrixEnd | None = None
     torn: bool = False
 
     @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended it."""
-        return bool(self.end and self.end.get("interrupted"))
+        return self.end is not None and self.end.interrupted
 
     @property
     def stopped(self) -> str:
         """Why it ended before its last IREE; empty where it did not."""
-        return str(self.end.get("stopped") or "") if self.end else ""
+        return self.end.stopped if self.end else ""
 
     @property
     def state(self) -> str:
@@ -302,36 +337,25 @@ def read_matrix(folder: Path) -> MatrixRecord:
     log = read_events(folder / MATRIX_RECORD, "matrix")
     record = MatrixRecord(log.path, torn=log.torn)
     for number, event in log.events:
-        kind = event.get("event")
-        if kind == "matrix":
-            if not _names_irees(event):
-                refuse(log.path, number, "is a matrix event without a list of IREEs")
-            record = replace(record, parts=(*record.parts, event), end=None)
-        elif kind == "end":
-            record = replace(record, end=event)
-        elif kind in ("toolchain", "start", "result"):
-            label = event.get("label")
-            if not isinstance(label, str):
-                refuse(log.path, number, f"is a {kind} event without a label")
-            if kind == "toolchain":
-                record.toolchains[label] = event
-            elif kind == "start":
-                record.started.add(label)
-                record.results.pop(label, None)
-            else:
-                if not isinstance(event.get("exit_code"), int):
-                    refuse(log.path, number, "is a result event without an exit code")
-                record.results[label] = event
+        kind, label = event.get("event"), event.get("label")
+        if kind in ("toolchain", "start", "result") and not isinstance(label, str):
+            refuse(log.path, number, f"is a {kind} event without a label")
+        try:
+            match kind:
+                case "matrix":
+                    record.parts.append(MatrixOpening.from_dict(event))
+                    record.end = None
+                case "toolchain":
+                    found = FoundIree.from_dict(event)
+                    record.found[found.label] = found
+                case "start":
+                    record.started.add(str(label))
+                    record.results.pop(str(label), None)
+                case "result":
+                    result = MatrixResult.from_dict(event)
+                    record.results[result.label] = result
+                case "end":
+                    record.end = MatrixEnd.from_dict(event)
+        except (AttributeError, TypeError, ValueError):
+            refuse(log.path, number, f"is a {kind} event without {_NEEDED.get(str(kind), 'what it needs')}")
     return record
-
-
-def _names_irees(event: dict[str, Any]) -> bool:
-    """Whether it does, each with a folder that is no path to somewhere else."""
-    irees = event.get("irees")
-    return isinstance(irees, list) and all(
-        isinstance(iree, dict)
-        and all(isinstance(iree.get(key), str) for key in ("label", "iree", "folder"))
-        and PurePath(iree["folder"]).parts == (iree["folder"],)
-        and iree["folder"] not in ("..", "/")
-        for iree in irees
-    )

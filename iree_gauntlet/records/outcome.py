@@ -352,11 +352,12 @@ def _time(text: object) -> datetime | None:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def lock_remark(event: dict[str, Any]) -> list[str]:
-    """What the event that opens a record says of the machine's locks, where they are not the user's own."""
-    folder = event.get("lock_folder")
-    return [f"the machine's locks are in {folder}: times may overlap with those of runs with other locks"] * bool(
-        folder
+def lock_remark(folder: str) -> list[str]:
+    """What the folder of the machine's locks means, which a record names where it is not the user's own."""
+    return (
+        [f"the machine's locks are in {folder}: times may overlap with those of runs with other locks"]
+        if folder
+        else []
     )
 
 
@@ -392,7 +393,7 @@ def _list_remarks(record: JournalRecord) -> tuple[str, ...]:
         remarks[-1] += "; the results of all its parts are counted"
     if record.runs:
         remarks += [str(remark) for remark in record.runs[-1].get("remarks") or ()]
-        remarks += lock_remark(record.runs[-1])
+        remarks += lock_remark(str(record.runs[-1].get("lock_folder") or ""))
     remarks += dict.fromkeys(record.remarks)
     planned = {str(step.get("id")) for step in record.steps}
     lost = sorted(set(record.results) - planned)

@@ -56,7 +56,7 @@ def bisect_reports(folder: Path) -> Reports:
 def bisect_document(outcome: BisectOutcome) -> Document:
     """What people read of it."""
     asked = outcome.asked
-    title = f"Bisect of {asked['chain']} by {asked['metric']}: good {asked['good']}, bad {asked['bad']}"
+    title = f"Bisect of {asked.chain} by {asked.metric}: good {asked.good}, bad {asked.bad}"
     untried = [label for label in outcome.labels if label not in outcome.judged]
     names = [part for label in untried for part in (", ", Name(label))]
     rows = tuple(_make_row(outcome, label) for label in outcome.labels if label in outcome.judged)
@@ -69,14 +69,15 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         pull = TextLink(f"#{outcome.change.pull}", outcome.change.pull_link)
         request = (" (pull request ", pull, ")") if outcome.change.pull else ()
         blocks.append(Paragraph(("It was ", str(outcome.change), *request)))
-        source = asked["asked"].get("source") or asked["asked"].get("into") or "."
+        source = asked.asked.get("source") or asked.asked.get("into") or "."
         blocks.append(Code(shlex.join(("git", "-C", source, "show", outcome.change.commit)), "sh"))
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if untried else []
-    details += [Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh")]
+    details += [Paragraph(("Again, in ", Name(asked.cwd), ":")), Code(asked.command, "sh")]
     tried = f"{len(outcome.judged)} of {len(outcome.labels)} tried"
     facts = (outcome.confidence, tried) if outcome.confidence else (tried,)
-    toolchain = f"{asked['good']} (good) to {asked['bad']} (bad)"
-    origin = provenance(toolchain, asked, ("bisect.md", "bisect.json"), seconds_between(asked, outcome.end))
+    toolchain = f"{asked.good} (good) to {asked.bad} (bad)"
+    seconds = seconds_between(asked.time, outcome.end.time if outcome.end else "")
+    origin = provenance(toolchain, asked.as_dict(), ("bisect.md", "bisect.json"), seconds)
     return Document(title, outcome.answer, facts, tuple(blocks), tuple(details), outcome.exit_code, provenance=origin)
 
 
@@ -114,7 +115,7 @@ def _change(outcome: BisectOutcome) -> Paragraph:
 def _make_row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
     """What is shown of a candidate that was tried, in the order of `_COLUMNS`."""
     judged = outcome.judged[label]
-    remarks = [f"the {word} end" for word in ("good", "bad") if outcome.asked[word] == label]
+    remarks = [f"the {word} end" for word in ("good", "bad") if getattr(outcome.asked, word) == label]
     remarks += ["a third value"] if judged.third else []
     remarks += [judged.reason] if judged.reason else []
     commit = outcome.commit_of(label)[:10] or None

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import DrawnInterval
-from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, outside_text, whole, work_change
+from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, whole, work_change
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
+from iree_gauntlet.records.compare_record import SIDES
 from iree_gauntlet.records.outcome import outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iree_gauntlet.records.compare_record import ComparedSide, ComparisonRecord
+    from iree_gauntlet.records.compare_record import ComparisonRecord, OwnWay, RecordedVerdict, WorkVerdict
 
 
 _ORDER = (
@@ -51,7 +52,7 @@ class TimeRow:
         rounds: process starts of the comparison, and how many of its blocks were replaced.
         own_way: what the spec's own way says against the verdict; empty where it does not.
         worker: of a cluster, that measured it; empty where none did.
-        work: what the instructions say beside the time; empty where they were not counted.
+        work: what the instructions say beside the time; None where they were not counted.
         interval: of the ratio, as it is drawn; None where there is none.
         reason: why it is that verdict and not more.
     """
@@ -68,7 +69,7 @@ class TimeRow:
     cpus: str = ""
     own_way: str = ""
     worker: str = ""
-    work: str = ""
+    work: str | None = None
     interval: DrawnInterval | None = None
 
 
@@ -105,108 +106,95 @@ def span_text(low: float | None, high: float | None) -> str:
     return f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
 
 
-def time_rows(record: ComparisonRecord) -> list[TimeRow]:
+def list_rows(record: ComparisonRecord) -> list[TimeRow]:
     """Every model of a comparison, those first that want a look."""
     rows = []
-    for model in record.models:
-        verdict = record.verdicts.get(model)
-        if verdict is None:
-            blocks = record.begun[model]
-            taken = f"cut short after {blocks} blocks of rounds; `compare --resume` continues with them"
-            why = taken if blocks else _explain_why_not(record, model)
-            rows.append(TimeRow(model, "not measured", reason=why))
+    for model in record.prepared.models:
+        if model in record.works:
+            rows.append(_make_work_row(model, record.works[model]))
+        elif model in record.verdicts:
+            rows.append(_make_row(model, record.verdicts[model], record.worker_of(model)))
         else:
-            rows.append(_make_row(model, verdict, record.worker_of(model)))
-    rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.left_out.items()]
+            rows.append(TimeRow(model, "not measured", reason=_explain_why_not(record, model)))
+    rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.prepared.left_out.items()]
     return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.model))
 
 
 def _explain_why_not(record: ComparisonRecord, model: str) -> str:
+    if blocks := record.begun[model]:
+        return f"cut short after {blocks} blocks of rounds; `compare --resume` continues with them"
     if model in record.under_way:
         how = "`compare --resume --cluster …` measures it from the beginning"
         return f"cut short while {record.under_way[model]} measured it; {how}"
-    return str((record.end or {}).get("problem") or "its turn did not come")
+    return (record.end.problem if record.end else "") or "its turn did not come"
 
 
-def _make_row(model: str, verdict: dict[str, Any], worker: str) -> TimeRow:
-    reason = str(verdict["reason"])
-    if "instructions" in verdict:
-        return _work_row(model, verdict)
-    work = verdict.get("work")
-    said = work_change(work["instructions"]["A"], work["instructions"]["B"]) if work else ""
-    if "ratio" not in verdict:
-        return TimeRow(model, str(verdict["verdict"]), reason=reason, worker=worker, work=said)
-    control = verdict.get("control") or {}
-    floor = ""
-    if control:
-        low, high = control.get("low"), control.get("high")
-        floor = f"±{100 * max(1 / low - 1, high - 1, 0):.1f} %" if low and high else "unbounded"
-        if control.get("ratio") and verdict["verdict"] in ("slower", "faster"):
-            reason += f"; A against itself: {ratio_text(control['ratio'])} ({span_text(low, high)})"
+def _make_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
+    reason, work, figures = verdict.reason, verdict.work.change if verdict.work else None, verdict.figures
+    if figures is None:
+        return TimeRow(model, verdict.verdict, reason=reason, worker=worker, work=work)
+    floor, behind = "", None
+    if verdict.control:
+        control = verdict.control.figures
+        floor = "unbounded"
+        if control.low and control.high:
+            behind = control.low, control.high
+            floor = f"±{100 * max(1 / control.low - 1, control.high - 1, 0):.1f} %"
+        if verdict.verdict in ("slower", "faster"):
+            span = span_text(control.low, control.high)
+            reason += f"; A against itself: {ratio_text(control.ratio)} ({span})"
     # Four rounds a block; those of A against itself, and replaced ones, are rounds too.
-    rounds = f"{4 * (int(verdict['blocks']) + int(verdict['control_blocks']))}"
-    if verdict["replaced_blocks"]:
-        rounds += f" (+{verdict['replaced_blocks']} blocks replaced)"
-    if verdict["marked_blocks"]:
-        rounds += f" ({verdict['marked_blocks']} blocks disturbed)"
+    rounds = f"{4 * (verdict.blocks + verdict.control_blocks)}"
+    if verdict.replaced_blocks:
+        rounds += f" (+{verdict.replaced_blocks} blocks replaced)"
+    if verdict.marked_blocks:
+        rounds += f" ({verdict.marked_blocks} blocks disturbed)"
+    a, b = (figures.time_ms[side] for side in SIDES)
     return TimeRow(
         model=model,
-        verdict=str(verdict["verdict"]),
-        a=_time(verdict["time_ms"]["A"]),
-        b=_time(verdict["time_ms"]["B"]),
-        ratio=ratio_text(verdict["ratio"]),
-        span=span_text(verdict["low"], verdict["high"]),
+        verdict=verdict.verdict,
+        a=f"{milliseconds(a.median)} ±{100 * a.spread:.0f} %",
+        b=f"{milliseconds(b.median)} ±{100 * b.spread:.0f} %",
+        ratio=ratio_text(figures.ratio),
+        span=span_text(figures.low, figures.high),
         floor=floor,
         rounds=rounds,
         reason=reason,
-        cpus=cpus_text(verdict["cpus"]) if "cpus" in verdict else "",
-        own_way=_describe_own_way(verdict.get("own_way") or {}),
+        cpus="" if verdict.cpus is None else cpus_text(verdict.cpus),
+        own_way=_describe_own_way(verdict.own_way),
         worker=worker,
-        work=said,
-        interval=_make_interval(verdict, control.get("low"), control.get("high")),
+        work=work,
+        interval=DrawnInterval(figures.low, figures.ratio, figures.high, behind, verdict.verdict),
     )
 
 
-def _make_interval(verdict: dict[str, Any], low: float | None, high: float | None) -> DrawnInterval:
-    behind = (low, high) if low and high else None
-    return DrawnInterval(verdict["low"], verdict["ratio"], verdict["high"], behind, str(verdict["verdict"]))
+def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
+    a, b = verdict.counts
+    more = f"{b - a:+,}"
+    reason = f"{more} instructions a call ({verdict.change_with_outside})"
+    if verdict.with_fma:
+        fused_a, fused_b = (verdict.with_fma[side] for side in SIDES)
+        reason += f"; with fused multiply-adds {fused_b - fused_a:+,} ({work_change(fused_a, fused_b)})"
+    drawn = DrawnInterval(b / a, b / a, b / a, None, verdict.verdict)
+    return TimeRow(model, verdict.verdict, whole(a), whole(b), verdict.change, more, reason=reason, interval=drawn)
 
 
-def _work_row(model: str, verdict: dict[str, Any]) -> TimeRow:
-    a, b = (int(verdict["instructions"][name]) for name in "AB")
-    reason = f"{b - a:+,} instructions a call ({work_change(a, b)}{outside_text(b - a, verdict.get('outside'))})"
-    if "with_fma" in verdict:
-        fused = [int(verdict["with_fma"][name]) for name in "AB"]
-        reason += f"; with fused multiply-adds {fused[1] - fused[0]:+,} ({work_change(*fused)})"
-    judged, ratio = str(verdict["verdict"]), b / a
-    drawn = DrawnInterval(ratio, ratio, ratio, None, judged)
-    return TimeRow(model, judged, whole(a), whole(b), work_change(a, b), f"{b - a:+,}", reason=reason, interval=drawn)
-
-
-def _describe_own_way(own: dict[str, Any]) -> str:
-    if not own.get("contradicts"):
+def _describe_own_way(own: OwnWay | None) -> str:
+    if own is None or not own.contradicts:
         return ""
-    change = f"{span_text(own['low'], own['high'])} ({100 * own['confidence']:g} %, {own['looked_at']} blocks)"
+    found = own.figures
+    change = f"{span_text(found.low, found.high)} ({100 * found.confidence:g} %, {found.looked_at} blocks)"
     return f"as its spec runs it, B is {change}, which contradicts that"
-
-
-def _time(side: dict[str, float]) -> str:
-    return f"{milliseconds(side['median'])} ±{100 * side['spread']:.0f} %"
-
-
-def verdict_counts(rows: list[TimeRow]) -> dict[str, int]:
-    """How many of each, in the order of interest."""
-    counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in _ORDER}
-    return {verdict: count for verdict, count in counts.items() if count}
 
 
 def changes(record: ComparisonRecord) -> list[FigureChange]:
     """The figures of the sides' runs, by model; verdicts of stages first where they differ."""
-    if len(record.sides) != 2:
-        return []
-    a, b = (_describe_cells(side) for side in record.sides)
+    a, b = (
+        {chain.id: matrix_cell(chain) for chain in outcome_of(side.run).chains} if side.run else {}
+        for side in record.sides
+    )
     # Rounds of compiles have measured these, and better.
-    measured = ("compile memory",) if record.options.get("metric") == "compile-time" else ()
+    measured = ("compile memory",) if record.opening.metric == "compile-time" else ()
     found: list[FigureChange] = _round_memory(record) if measured else []
     for model, one in a.items():
         other = b.get(model)
@@ -240,16 +228,9 @@ def _round_memory(record: ComparisonRecord) -> list[FigureChange]:
     """The largest memory of the compiles of each side, over all rounds."""
     found = []
     for model, verdict in record.verdicts.items():
-        peaks = verdict.get("peak_rss_bytes") or {}
-        a, b = peaks.get("A"), peaks.get("B")
+        a, b = (verdict.peak_rss_bytes.get(side) for side in SIDES)
         if a and b:
             change = ratio_text(b / a)
             notable = abs(b / a - 1) > _NOTABLE
             found.append(FigureChange(model, "compile memory", byte_size(a), byte_size(b), change, notable))
     return found
-
-
-def _describe_cells(side: ComparedSide) -> dict[str, MatrixCell]:
-    if side.run is None:
-        return {}
-    return {chain.id: matrix_cell(chain) for chain in outcome_of(side.run).chains}

@@ -89,7 +89,7 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
             str(asked["toolchain"]["compiler"]),
             asked,
             ("explain.md", "explain.json"),
-            seconds_between(asked, outcome.end),
+            seconds_between(asked["time"], outcome.end["time"] if outcome.end else ""),
         ),
     )
 

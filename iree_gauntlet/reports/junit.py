@@ -21,6 +21,8 @@ from iree_gauntlet.figures import byte_size, clean, last_lines, one_line
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines, measured_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
     from iree_gauntlet.records.step_outcome import StepOutcome
 
@@ -43,38 +45,73 @@ _ALLOWED = {
 
 def junit_document(outcome: RunOutcome) -> str:
     """The whole document, with its XML declaration; encode it as UTF-8."""
-    root = ET.Element("testsuites", {"name": clean(f"iree-gauntlet {outcome.suite or outcome.run}")})
+    title = f"iree-gauntlet {outcome.suite or outcome.run}"
+    return format_junit(title, list_suites(outcome), sum(step.seconds for step in outcome.steps))
+
+
+def format_junit(title: str, suites: Sequence[ET.Element], seconds: float | None = None) -> str:
+    """The whole document of some suites, as the schema wants it: with its XML declaration; encode it as UTF-8."""
+    root = ET.Element("testsuites", {"name": clean(title)})
+    root.extend(suites)
+    for index, suite in enumerate(suites):
+        suite.set("id", str(index))
+    for name in ("tests", "failures", "errors"):
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in suites)))
+    if seconds is not None:
+        root.set("time", f"{seconds:.3f}")
+    for element in root.iter():
+        allowed = _ALLOWED.get(element.tag)
+        attributes = element.attrib
+        for name in list(attributes):
+            if allowed is not None and name not in allowed:
+                del attributes[name]
+            else:
+                attributes[name] = clean(attributes[name])
+        element.text = clean(element.text) or None if element.text else None
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def make_suite(
+    name: str, cases: Sequence[junit_xml.TestCase], properties: Mapping[str, str], **said: str
+) -> ET.Element:
+    """A suite; it has a time where its cases have."""
+    properties = {one_line(key): one_line(value, 4096) for key, value in properties.items()}
+    suite = junit_xml.TestSuite(name=one_line(name), test_cases=cases, properties=properties, id="0", **said)
+    element: ET.Element = suite.build_xml_doc()
+    times = [case.elapsed_sec for case in cases]
+    whole = None if None in times else sum(times)
+    for item, seconds in zip((element, *element.findall("testcase")), (whole, *times), strict=True):
+        if seconds is None:
+            item.attrib.pop("time", None)
+        else:
+            item.set("time", f"{seconds:.3f}")
+    return element
+
+
+def list_suites(outcome: RunOutcome, label: str = "") -> list[ET.Element]:
+    """The suites of a run: one for each chain. The label is of its IREE, where there are several."""
+    suites = []
     for index, chain in enumerate(outcome.chains):
-        root.append(_make_suite(chain, index, outcome).build_xml_doc())
-    steps = outcome.steps
-    root.set("tests", str(len(steps)))
-    root.set("failures", str(sum(step.verdict.is_bad and step.verdict.is_conclusive for step in steps)))
-    root.set("errors", str(sum(step.verdict.is_bad and not step.verdict.is_conclusive for step in steps)))
-    root.set("time", f"{sum(step.seconds for step in steps):.3f}")
-    _set_times(root, outcome)
-    return schema_document(root)
+        started = min((step.started for step in chain.steps if step.started), default=outcome.started)
+        files = dict.fromkeys(step.origin.file for step in chain.steps if step.origin.file)
+        suites.append(
+            make_suite(
+                f"{label}/{chain.id}" if label else chain.id,
+                [_make_case(step, outcome, f"{label}." if label else "") for step in chain.steps],
+                dict(_list_properties(chain, outcome, first=index == 0)),
+                hostname=one_line(str(outcome.machine.get("host") or "")),
+                timestamp=one_line(started),
+                file=one_line(next(iter(files), "")),
+            )
+        )
+    return suites
 
 
-def _make_suite(chain: ChainOutcome, index: int, outcome: RunOutcome) -> junit_xml.TestSuite:
-    started = min((step.started for step in chain.steps if step.started), default=outcome.started)
-    files = dict.fromkeys(step.origin.file for step in chain.steps if step.origin.file)
-    return junit_xml.TestSuite(
-        name=one_line(chain.id),
-        test_cases=[_make_case(step, outcome) for step in chain.steps],
-        hostname=one_line(str(outcome.machine.get("host") or "")),
-        id=str(index),
-        timestamp=one_line(started),
-        properties={
-            one_line(name): one_line(value, 4096) for name, value in _list_properties(chain, outcome, first=index == 0)
-        },
-        file=one_line(next(iter(files), "")),
-    )
-
-
-def _make_case(step: StepOutcome, outcome: RunOutcome) -> junit_xml.TestCase:
+def _make_case(step: StepOutcome, outcome: RunOutcome, before: str) -> junit_xml.TestCase:
     case = junit_xml.TestCase(
         name=one_line(step.name),
-        classname=one_line(f"{step.dialect}.{step.model}.{step.submodel}@{step.target}"),
+        classname=one_line(f"{before}{step.dialect}.{step.model}.{step.submodel}@{step.target}"),
         elapsed_sec=step.seconds,
         stdout=_bound(_format_system_out(step, lean=outcome.many), _SIZE_LIMIT),
     )
@@ -192,13 +229,6 @@ def _describe_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
     return [(f"machine.{name}", said.get(name)) for name in ("cpu", "cores", "memory", "devices", "os", "python")]
 
 
-def _set_times(root: ET.Element, outcome: RunOutcome) -> None:
-    for element, chain in zip(root.findall("testsuite"), outcome.chains, strict=True):
-        element.set("time", f"{sum(step.seconds for step in chain.steps):.3f}")
-        for case, step in zip(element.findall("testcase"), chain.steps, strict=True):
-            case.set("time", f"{step.seconds:.3f}")
-
-
 def _bound(text: str, limit: int) -> str:
     """At most so many characters, cut at a line's end and said so: CI systems drop a report that is too big."""
     if len(text) <= limit:
@@ -210,18 +240,3 @@ def _bound(text: str, limit: int) -> str:
 def _flatten(value: Any) -> Any:
     """A property's value; one with parts as JSON."""
     return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
-
-
-def schema_document(root: ET.Element) -> str:
-    """The whole document with its XML declaration, without what the schema lacks; encode it as UTF-8."""
-    for element in root.iter():
-        allowed = _ALLOWED.get(element.tag)
-        attributes = element.attrib
-        for name in list(attributes):
-            if allowed is not None and name not in allowed:
-                del attributes[name]
-            else:
-                attributes[name] = clean(attributes[name])
-        element.text = clean(element.text) or None if element.text else None
-    ET.indent(root)
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'

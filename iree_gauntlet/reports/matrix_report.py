@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
+import statistics
 import xml.etree.ElementTree as ET
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +48,10 @@ from iree_gauntlet.figures import (
 )
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
-from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
+from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, matrix_outcome
 from iree_gauntlet.records.outcome import version
-from iree_gauntlet.reports.junit import junit_document, schema_document
-from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
-from iree_gauntlet.reports.provenance import ORIGIN, provenance
+from iree_gauntlet.reports.junit import format_junit, list_suites
+from iree_gauntlet.reports.provenance import provenance
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -57,8 +59,57 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Names of the columns, in the order of `figure_cells`.
-FIGURES = ("compile s", "memory MB", "time ms", "instructions", "dispatches", "size", "max error")
+# Sizes differ by a few bytes between any two releases.
+_SIZE_JUMP = 0.05
+_WORK_JUMP = 0.001
+# Times were taken one IREE after the other: what is less than this says little.
+_TIME_JUMP = 0.25
+
+
+class ChangeKind(StrEnum):
+    """What can change; the order is that of reports."""
+
+    FAILING = "newly failing"
+    PASSING = "newly passing"
+    WRONG = "wrong numbers"
+    DISPATCHES = "dispatches"
+    INSTRUCTIONS = "instructions"
+    SIZE = "size"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixChange:
+    """Something that is not the same with every IREE.
+
+    Attributes:
+        labels: the IREEs that it is about, in their order.
+        text: the line for people, without the chain.
+    """
+
+    kind: ChangeKind
+    chain: str
+    labels: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeanRatio:
+    """A geometric mean of ratios to the base.
+
+    Attributes:
+        metric: `time` or `compile`.
+        ratio: above 1 is slower.
+    """
+
+    label: str
+    metric: str
+    ratio: float
+    chains: int
+
+
+# Columns in the order of `figure_cells`: memory can best be spared, then the error, the size, the compile time.
+_RANKS = {"compile s": 2, "memory MB": 5, "time ms": 0, "instructions": 1, "dispatches": 0, "size": 3, "max error": 4}
 # What a terminal shows at most; cells are those of the table of figures.
 _MOST_CELLS = 160
 _MOST_CHANGES = 12
@@ -91,28 +142,25 @@ _IREE_COLUMNS = (
     Column("runtime", ColumnKind.NAME, rank=1),
     Column("run", ColumnKind.NAME, rank=3),
 )
-# Memory can best be spared, then the error, the size, the compile time.
-_RANKS = {"memory MB": 5, "max error": 4, "size": 3, "compile s": 2, "instructions": 1}
 _FIGURE_COLUMNS: tuple[Column, ...] = (
     Column("model", ColumnKind.NAME),
     Column("IREE", ColumnKind.NAME),
     Column("verdict", ColumnKind.VERDICT),
-    *(Column(title, ColumnKind.NUMBER, rank=_RANKS.get(title, 0)) for title in FIGURES),
+    *(Column(title, ColumnKind.NUMBER, rank=rank) for title, rank in _RANKS.items()),
 )
-# Title, unit, how to read and to write it.
-_HEATS: tuple[tuple[str, str, Callable[[MatrixCell], float | None], Callable[[float], str]], ...] = (
-    ("Run time", "ms", lambda cell: cell.time_ms, milliseconds),
-    ("Instructions of one call", "", lambda cell: cell.instructions, whole),
-    ("Compile time", "s", lambda cell: cell.compile_seconds, lambda value: f"{value:.2f}"),
-    ("Compile memory", "MB", lambda cell: cell.compile_peak_bytes, lambda value: f"{value / 1e6:,.0f}"),
-    ("Dispatches", "", lambda cell: cell.dispatch_count, whole),
-    ("Module size", "kB", lambda cell: cell.binary_size_bytes, lambda value: f"{value / 1e3:,.0f}"),
-    ("Largest error", "", lambda cell: cell.max_abs_error, error_figure),
+# Title, unit, which figure of a cell, how to write it.
+_HEATS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("Run time", "ms", "time_ms", milliseconds),
+    ("Instructions of one call", "", "instructions", whole),
+    ("Compile time", "s", "compile_seconds", lambda value: f"{value:.2f}"),
+    ("Compile memory", "MB", "compile_peak_bytes", lambda value: f"{value / 1e6:,.0f}"),
+    ("Dispatches", "", "dispatch_count", whole),
+    ("Module size", "kB", "binary_size_bytes", lambda value: f"{value / 1e3:,.0f}"),
+    ("Largest error", "", "max_abs_error", error_figure),
 )
 _SAME_TIME = 0.05
 # Errors of different schedules differ in their last digits.
 _SAME_ERROR = 1.0
-_OF_THE_MATRIX = ("suite", "version", "command", "cwd", "started", "state", "remarks", "exit_code")
 _FORMULA = ("=", "+", "-", "@")
 _RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
 
@@ -138,7 +186,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
     """What changed, what went wrong, and the figures of every chain with every IREE."""
     count = len(matrix.irees)
     good = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
-    suite = f": suite {matrix.suite}" if matrix.suite else ""
+    suite = f": suite {matrix.opening.suite}" if matrix.opening.suite else ""
     hints = (f"{iree.label}: {iree.hint}" for iree in matrix.irees if iree.hint)
     irees = tuple(
         (
@@ -160,7 +208,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
         (*matrix.remarks, *hints),
         provenance=provenance(
             ", ".join(iree.label for iree in matrix.irees),
-            {"time": matrix.started} | {name: getattr(matrix, name) for name in ORIGIN},
+            {**matrix.opening.as_dict(), "machine": matrix.machine},
             ("matrix.md", "matrix.json", "matrix.csv", "junit.xml"),
             matrix.seconds if matrix.state == "complete" else None,
         ),
@@ -191,8 +239,7 @@ def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
     if items:
         yield Heading("What went wrong")
         yield Items(items, _MOST_CHANGES)
-        where = "Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run."
-        yield Paragraph(where)
+        yield Paragraph(("Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run."))
 
 
 def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
@@ -224,40 +271,32 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
         *((line.format(base=matrix.base),) for line in _LEGEND),
         *((line,) for line in _list_mean_lines(matrix)),
     ]
-    legend = (
-        f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less; full from double"
-    )
-    yield OnPage((Paragraph((f"{legend} and from half on.",)), *_show_heat_maps(matrix, labels)))
+    legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
+    yield OnPage((Paragraph((f"{legend}; full from double and from half on.",)), *_show_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
     yield from map(Paragraph, (*said, *_NOTES))
 
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
     """For each figure models and IREEs, shaded by how far a value is from the base's: from half to double."""
-    for title, unit, read, write in _HEATS:
+    for title, unit, name, write in _HEATS:
         rows = []
         for row in matrix.rows:
-            base = row.cells.get(matrix.base)
+            base = getattr(row.cells.get(matrix.base), name, None)
             cells = [row.cells.get(label) for label in labels]
-            if any(cell is not None and read(cell) is not None for cell in cells):
-                rows.append((row.chain, *(_make_heat(cell, base, read, write) for cell in cells)))
+            if any(getattr(cell, name, None) is not None for cell in cells):
+                rows.append((row.chain, *(_make_heat(cell, getattr(cell, name, None), base, write) for cell in cells)))
         if rows:
             columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))
             yield Heading(f"{title}{f', {unit}' if unit else ''}", 3)
             yield Table(columns, tuple(rows))
 
 
-def _make_heat(
-    cell: MatrixCell | None,
-    base: MatrixCell | None,
-    read: Callable[[MatrixCell], float | None],
-    write: Callable[[float], str],
-) -> Cell:
-    value = None if cell is None else read(cell)
-    if cell is None or value is None:
+def _make_heat(cell: MatrixCell | None, value: float | None, base: float | None, write: Callable[[float], str]) -> Cell:
+    if value is None:
         # Without its figure, the verdict says why.
-        return None if cell is None else ColouredCell(cell.verdict_text, str(cell.verdict))
-    share = ratio(value, read(base) if base else None)
+        return ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None
+    share = ratio(value, base)
     return Shaded(write(value), math.log2(share) if share else 0.0)
 
 
@@ -274,25 +313,23 @@ def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
 def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
     """A row for each chain, a column for each IREE."""
     labels = [iree.label for iree in matrix.ran]
-    cells = ((row.chain, [row.cells.get(label) for label in labels]) for row in matrix.rows)
-    rows = tuple((chain, *(cell.verdict_text if cell else None for cell in row)) for chain, row in cells)
+    rows = tuple(
+        (row.chain, *(row.cells[label].verdict_text if label in row.cells else None for label in labels))
+        for row in matrix.rows
+    )
     yield Heading("Verdicts")
     yield Table((Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.VERDICT) for label in labels)), rows)
 
 
-def figure_cells(cell: MatrixCell | None, base: MatrixCell | None) -> tuple[str, ...]:
-    """The figures of a chain with one IREE, in the order of `FIGURES`; memory is the compiler's at its peak.
+def figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
+    """The figures of a chain with one IREE; memory is the compiler's at its peak.
 
     Times, memory, counts and sizes carry their ratio to the base. An arrow stands where a time or memory is more
     than 5 % off, where a count or a size is not the same, and where an error is more than twice or less than half.
     A `~` stands before a time that was taken while the machine did other work.
 
-    Args:
-        cell: None where the chain was not run.
-        base: with the first IREE; None for that itself, and where it did not run the chain.
+    `base` is with the first IREE; None for that itself, and where it did not run the chain.
     """
-    if cell is None:
-        return (NOTHING,) * len(FIGURES)
     error = NOTHING
     if cell.max_abs_error is not None:
         error = f"{error_figure(cell.max_abs_error)} #{cell.worst_output}"
@@ -301,9 +338,11 @@ def figure_cells(cell: MatrixCell | None, base: MatrixCell | None) -> tuple[str,
         least = "min " if cell.statistic == "min" else ""
         time = f"{'~' if cell.disturbed else ''}{least}{mean_and_spread(cell.time_ms, cell.spread_ms)}"
     memory = NOTHING if cell.compile_peak_bytes is None else f"{cell.compile_peak_bytes / 1e6:,.0f}"
+    seconds = cell.compile_seconds
+    compiled = NOTHING if seconds is None else f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}"
     held = base or MatrixCell(cell.verdict)
     return (
-        _append_ratio(_format_seconds(cell.compile_seconds), cell.compile_seconds, held.compile_seconds),
+        _append_ratio(compiled, seconds, held.compile_seconds),
         _append_ratio(memory, cell.compile_peak_bytes, held.compile_peak_bytes),
         _append_ratio(time, cell.time_ms, held.time_ms if cell.timed_on == held.timed_on else None),
         _describe_worked(cell, held),
@@ -346,10 +385,6 @@ def _describe_counts(write: Callable[[float], str], value: float | None, base: f
     return f"{write(value)} {text if text != ratio_text(1) else ''}{_format_arrow(share, 0.0)}"
 
 
-def _format_seconds(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
 def _format_arrow(share: float | None, same: float) -> str:
     """Up or down where a ratio is further from 1 than `same`; nothing else."""
     if share is None or 1 / (1 + same) <= share <= 1 + same:
@@ -359,24 +394,12 @@ def _format_arrow(share: float | None, same: float) -> str:
 
 def matrix_junit(matrix: MatrixOutcome) -> str:
     """The whole document, with its XML declaration; encode it as UTF-8."""
-    root = ET.Element("testsuites", {"name": f"iree-gauntlet matrix {matrix.suite}".rstrip()})
+    suites = []
     for iree in matrix.irees:
-        if iree.outcome is not None:
-            run = ET.fromstring(junit_document(iree.outcome))  # noqa: S314 - our own document, made just now
-            for suite in run.findall("testsuite"):
-                suite.set("name", one_line(f"{iree.label}/{suite.get('name', '')}"))
-                for case in suite.findall("testcase"):
-                    case.set("classname", one_line(f"{iree.label}.{case.get('classname', '')}"))
-                root.append(suite)
-        if iree.problem:
-            root.append(_without_run(iree))
-    suites = root.findall("testsuite")
-    for index, suite in enumerate(suites):
-        suite.set("id", str(index))
-    for name in ("tests", "failures", "errors"):
-        root.set(name, str(sum(int(suite.get(name, "0")) for suite in suites)))
-    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}")
-    return schema_document(root)
+        suites += list_suites(iree.outcome, iree.label) if iree.outcome is not None else []
+        suites += [_without_run(iree)] if iree.problem else []
+    seconds = sum(float(suite.get("time", "0")) for suite in suites)
+    return format_junit(f"iree-gauntlet matrix {matrix.opening.suite}".rstrip(), suites, seconds)
 
 
 def _without_run(iree: MatrixIree) -> ET.Element:
@@ -398,12 +421,28 @@ def matrix_json(matrix: MatrixOutcome) -> str:
     document = {
         "schema": 1,
         "matrix": matrix.name,
-        **{name: getattr(matrix, name) for name in _OF_THE_MATRIX},
+        **{name: getattr(matrix.opening, name) for name in ("suite", "version", "command", "cwd")},
+        "started": matrix.opening.time,
+        "state": matrix.state,
+        "remarks": matrix.remarks,
+        "exit_code": matrix.exit_code,
         "exit_meaning": matrix.exit_code.meaning,
         "seconds": matrix.seconds,
         "base": matrix.base,
         "machine": matrix.machine,
-        "irees": [_describe_iree(iree) for iree in matrix.irees],
+        "irees": [
+            {
+                "label": iree.label,
+                "iree": iree.text,
+                "folder": iree.folder,
+                "exit_code": None if iree.exit_code is None else int(iree.exit_code),
+                "problem": iree.problem,
+                "hint": iree.hint,
+                "toolchain": iree.toolchain,
+                "counts": iree.outcome and {str(verdict): count for verdict, count in iree.outcome.counts.items()},
+            }
+            for iree in matrix.irees
+        ],
         "chains": [
             {
                 "id": row.chain,
@@ -439,20 +478,6 @@ def matrix_csv(matrix: MatrixOutcome) -> str:
     return stream.getvalue()
 
 
-def _describe_iree(iree: MatrixIree) -> dict[str, Any]:
-    outcome = iree.outcome
-    return {
-        "label": iree.label,
-        "iree": iree.text,
-        "folder": iree.folder,
-        "exit_code": None if iree.exit_code is None else int(iree.exit_code),
-        "problem": iree.problem,
-        "hint": iree.hint,
-        "toolchain": iree.toolchain,
-        "counts": None if outcome is None else {str(verdict): count for verdict, count in outcome.counts.items()},
-    }
-
-
 def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
     ratios = {name: ratio(getattr(cell, name), getattr(base, name) if base else None) for name in _RATIOS}
     if base is not None and cell.timed_on != base.timed_on:
@@ -467,3 +492,108 @@ def _read_field(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and value != "-inf" else value
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """Value / base; None where one is missing, or the base is 0."""
+    if value is None or base is None or not base > 0 or not math.isfinite(value):
+        return None
+    return value / base
+
+
+def changes(matrix: MatrixOutcome) -> list[MatrixChange]:
+    """Everything that differs from an IREE to the one before it, by kind and then in plan order.
+
+    One that did not run a chain, or came to no figure, is passed over: the one before it counts then.
+    """
+    labels = [iree.label for iree in matrix.ran]
+    found = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
+    return sorted(found, key=lambda change: list(ChangeKind).index(change.kind))
+
+
+def mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
+    """Geometric means of the time ratios to the base, over the chains that all IREEs have a time of.
+
+    IREEs without any time are left out. So are chains with wrong numbers, as they did other work, and run times that
+    were taken under a disturbance.
+    """
+    found: list[MeanRatio] = []
+    for metric in ("time", "compile"):
+        tables = []
+        for row in matrix.rows if metric == "compile" else [row for row in matrix.rows if row.timed_on_one_machine]:
+            timed = {
+                label: cell.compile_seconds if metric == "compile" else _find_comparable_time(cell)
+                for label, cell in row.cells.items()
+            }
+            tables.append({label: value for label, value in timed.items() if value is not None and value > 0})
+        labels = [iree.label for iree in matrix.irees if any(iree.label in table for table in tables)]
+        shared = [table for table in tables if all(label in table for label in labels)]
+        if matrix.base in labels and shared:
+            for label in labels:
+                ratios = [table[label] / table[matrix.base] for table in shared]
+                found.append(MeanRatio(label, metric, statistics.geometric_mean(ratios), len(shared)))
+    return [mean for mean in found if mean.label != matrix.base]
+
+
+def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixChange]:
+    cells = [(label, row.cells[label]) for label in labels if label in row.cells]
+    yield from _list_working(row.chain, cells)
+    for label, cell in cells:
+        if cell.wrong_numbers:
+            yield MatrixChange(ChangeKind.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
+    yield from _list_jumps(
+        row.chain, ChangeKind.DISPATCHES, [(label, cell.dispatch_count) for label, cell in cells], 0.0
+    )
+    counters = {cell.counted_by for _, cell in cells if cell.instructions is not None}
+    if len(counters) == 1:
+        counts = [(label, cell.instructions) for label, cell in cells]
+        yield from _list_jumps(row.chain, ChangeKind.INSTRUCTIONS, counts, _WORK_JUMP)
+    sizes = [(label, cell.binary_size_bytes) for label, cell in cells]
+    yield from _list_jumps(row.chain, ChangeKind.SIZE, sizes, _SIZE_JUMP)
+    times = [(label, _find_comparable_time(cell)) for label, cell in cells if row.timed_on_one_machine]
+    yield from _list_jumps(row.chain, ChangeKind.TIME, times, _TIME_JUMP)
+
+
+def _find_comparable_time(cell: MatrixCell) -> float | None:
+    return None if cell.wrong_numbers or cell.disturbed else cell.time_ms
+
+
+def _list_working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[MatrixChange]:
+    before: tuple[str, MatrixCell] | None = None
+    for label, cell in cells:
+        if cell.works is None:
+            continue
+        if before is not None and before[1].works != cell.works:
+            where = f"{before[0]} → {label}"
+            bad = before[1] if cell.works else cell
+            what = f"{bad.verdict_text}{f': {one_line(bad.reason, 80)}' if bad.reason else ''}"
+            kind = ChangeKind.PASSING if cell.works else ChangeKind.FAILING
+            yield MatrixChange(kind, chain, (before[0], label), f"{where}: {'was ' if cell.works else ''}{what}")
+        before = (label, cell)
+
+
+def _list_jumps(
+    chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float
+) -> Iterator[MatrixChange]:
+    """One line with every value that is further than `least` from the one before it."""
+    known = [(label, value) for label, value in figures if value is not None]
+
+    def is_jump(before: float, value: float) -> bool:
+        share = ratio(value, before)
+        return value != before and (share is None or max(share, 1 / share if share else math.inf) > 1 + least)
+
+    jumps = known[:1]
+    for before, (label, value) in itertools.pairwise(known):
+        if is_jump(before[1], value):
+            if jumps[-1] != before:
+                jumps.append(before)
+            jumps.append((label, value))
+    if len(jumps) < 2:
+        return
+    unit = " ms" if kind is ChangeKind.TIME else ""
+    write = milliseconds if kind is ChangeKind.TIME else whole
+    # What lies between two values that are no jump is left out.
+    written = [f"{write(value)}{unit} ({label})" for label, value in jumps]
+    signs = ["→" if is_jump(one, other) else "…" for (_, one), (_, other) in itertools.pairwise(jumps)]
+    text = " ".join([written[0], *(f"{sign} {word}" for sign, word in zip(signs, written[1:], strict=True))])
+    yield MatrixChange(kind, chain, tuple(label for label, _ in jumps), text)

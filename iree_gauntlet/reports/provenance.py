@@ -31,9 +31,8 @@ def provenance(iree: str, event: Mapping[str, Any], files: Iterable[str], second
     return Provenance(started, iree, machine, command, cwd, version, tuple(files), seconds)
 
 
-def seconds_between(first: Mapping[str, Any], last: Mapping[str, Any] | None) -> float | None:
-    """From one event of a record to another, its last; None where there is none."""
-    begin, end = str(first.get("time") or ""), str((last or {}).get("time") or "")
+def seconds_between(begin: str, end: str) -> float | None:
+    """From the time of one event of a record to that of another, its last; None where there is none."""
     return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() if begin and end else None
 
 

@@ -268,14 +268,16 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
         "figure": finding.key.figure,
         "before": finding.before.iree,
         "after": finding.after.iree,
-        **{name: verdict.get(name) for name in ("verdict", "ratio", "low", "high", "blocks")},
+        "verdict": verdict.verdict,
+        **{name: getattr(verdict.figures, name, None) for name in ("ratio", "low", "high")},
+        "blocks": verdict.blocks,
     }
     run = HistoryRun(
         run=folder.name,
         time=now.isoformat(),
         cases=(),
         iree=iree_version(record.sides[1].toolchain),
-        machine=HistoryMachine.from_dict(elsewhere["machine"] if elsewhere else asdict(read_machine_facts())),
+        machine=HistoryMachine.from_dict(elsewhere.machine if elsewhere else asdict(read_machine_facts())),
         state="confirmation",
         more={"confirms": confirms},
     )

@@ -14,6 +14,7 @@ from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
+from iree_gauntlet.records.compare_record import MeasuredNs
 from iree_gauntlet.reports.compare_report import dispatch_blocks
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
@@ -172,8 +173,10 @@ def test_the_dispatches_of_two_builds_are_profiled_and_compared(
     assert (changes.share(guilty) or 0) > 0.6
     assert guilty in changes.explaining()
     record = compared(found["host"], found["generic"], (1.0, 2.0))
-    assert record["measured"] == {"a_ns": 1_000_000, "b_ns": 2_000_000}
-    assert len(record["commands"]["a"]) == 2
+    assert record.difference is not None
+    assert record.difference.measured == MeasuredNs(a_ns=1_000_000, b_ns=2_000_000)
+    assert record.commands is not None
+    assert [len(commands) for commands in record.commands.values()] == [2, 2]
     assert "matmul_192x192x192_f32" in block_lines(dispatch_blocks(record))[3]
 
 
@@ -245,7 +248,7 @@ def test_a_release_without_profiles_says_which_have_them(
         "releases from 3.12.0 on do"
     )
     assert found.commands == ()
-    assert compared(found, found)["reason"] == f"A: {found.reason}; B: {found.reason}"
+    assert compared(found, found, (1.0, 1.0)).reason == f"A: {found.reason}; B: {found.reason}"
 
 
 def test_a_runtime_without_iree_profile(

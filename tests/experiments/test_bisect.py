@@ -17,15 +17,13 @@ from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.rounds.ways import OWN_BLOCKS
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.bisect import BisectSearch
-from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged
-from iree_gauntlet.experiments.bisect_question import Question, place_of
-from iree_gauntlet.experiments.bisect_timing import RoundsJudge
+from iree_gauntlet.experiments.bisect import BisectSearch, RoundsJudge, TimedBlocks
+from iree_gauntlet.experiments.bisect_question import ExactJudge, Question, place_of
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.experiments.session_verdicts import in_own_way
 from iree_gauntlet.measuring.statistics.bisection import most_comparisons
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_BAND, DEFAULT_LEAST
-from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, bisect_outcome
+from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, Judged, bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.bisect_document import bisect_document, bisect_json
 from iree_gauntlet.reports.experiment_reports import write_reports
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.experiments.bisect_probe import Judge
+    from iree_gauntlet.experiments.bisect_question import Judge
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.measuring.statistics.rounds import Block
     from tests.support.command_line import Done
@@ -78,8 +76,9 @@ class Bisects:
         self, judge: Judge, earlier: Mapping[str, Judged] | None = None, *, every: bool = False
     ) -> tuple[BisectOutcome, tuple[ExitCode, str]]:
         with EventLog(self.folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
-            log.write("bisect", {"command": "bisect", "cwd": "/", "confidence": 1.0, **self.question.as_dict()})
-            done = BisectSearch(self.question, judge, log, self.said.append, earlier or {}, every=every).search()
+            opening = replace(self.question.opening(resumed=False), lock_folder="").as_dict()
+            log.write("bisect", {"command": "bisect", "cwd": "/", **opening})
+            done = BisectSearch(self.question, judge, log, self.said.append, dict(earlier or {}), every=every).search()
             log.write("end", {"exit_code": int(done[0]), "problem": done[1], "seconds": 1.0, "interrupted": False})
         write_reports(self.folder)
         return bisect_outcome(self.folder), done
@@ -177,7 +176,7 @@ def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
     assert (sorted(bisects.asked), again.answer) == (["d", "e", "g"], before.answer)
 
 
-class _Rounds:
+class _Rounds(TimedBlocks):
     """Blocks of synthetic times: good against a candidate that takes so many times as long."""
 
     def __init__(self, ratios: Sequence[float | None], spread: float, most: int = 1000) -> None:

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments import compare_elsewhere
 from iree_gauntlet.experiments.compare import compare_settings
 from iree_gauntlet.experiments.compare_elsewhere import ENDED, RoundsLog
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.records.compare_record import read_comparison
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.requests import CompareRequest, ConductRequest
 from iree_gauntlet.results import Result
@@ -62,7 +63,7 @@ def rounds(tmp_path: Path, clock: Clock) -> Iterator[tuple[RoundsLog, dict[str, 
         EventLog(tmp_path / "comparison.jsonl", lambda: datetime.now(UTC)) as log,
         open_session(tmp_path, log, Progress()) as session,
     ):
-        yield RoundsLog(session, settings, evidence, ()), evidence
+        yield RoundsLog(session, settings.rules, evidence, ()), evidence
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
@@ -71,7 +72,7 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLog, dict[str, PairEvidence]]) -> None:
     log, evidence = rounds
-    where = {"event": "where", "time": "t", "chain": UNIT.chain, "dispatches": {}, "compile": []}
+    where = {"event": "where", "time": "t", "chain": UNIT.chain, "dispatches": {"reason": "none"}, "compile": []}
     log.keep(UNIT, [*taken(block(), block("aa"), block()), where])
     assert log.conclude(UNIT, Result(Verdict.PASSED, worker="box/cpu", notes=("a note",))) is Verdict.PASSED
     (event,) = events_of(tmp_path)
@@ -82,9 +83,8 @@ def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLo
         ["a note"],
     )
     assert [item["kind"] for item in event["blocks"]] == ["ab", "aa", "ab"]
-    assert read_comparison(tmp_path).worker_of(UNIT.chain) == "box/cpu"
-    assert log.where[UNIT.chain]["chain"] == UNIT.chain
-    assert RoundsLog(log.session, log._settings, {}, [event]).where == log.where
+    assert log.where[UNIT.chain].dispatches.reason == "none"
+    assert RoundsLog(log.session, log._rules, {}, [event]).where == log.where
     # And is read back as it was.
     again = evidence_of([event])[UNIT.chain]
     assert again == evidence[UNIT.chain]
@@ -114,6 +114,20 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
     assert evidence_of([event]) == {}
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "does not say what was compared"),
+        ('{"event":"remark","text":"one"}\n', "does not say what was compared"),
+        ('{"event":"comparison"}\n', "is no whole record of a comparison"),
+    ],
+)
+def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / COMPARISON_FILE).write_text(line)
+    with pytest.raises(GauntletError, match=says):
+        read_comparison(tmp_path)
+
+
 def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last() -> None:
     first = {"event": "measured", "chain": "a", "problem": "", "blocks": [block(), block()]}
     assert len(evidence_of([first, {**first, "blocks": [block()]}])["a"].blocks) == 1
@@ -125,7 +139,7 @@ def test_what_is_left_of_the_time_is_shared(hosts: int, units: int, gone: float)
     settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare_elsewhere, "time", clock)
-        log = RoundsLog(_NoSession(), settings, {}, ())  # type: ignore[arg-type]
+        log = RoundsLog(_NoSession(), settings.rules, {}, ())  # type: ignore[arg-type]
         clock.now += gone
         share = log.share(hosts, units)
     left = max(0.0, 600 - gone)

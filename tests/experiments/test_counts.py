@@ -14,6 +14,7 @@ import pytest
 
 from iree_gauntlet.experiments.explaining.slower import suspects_of
 from iree_gauntlet.figures import dispatch_change
+from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.faulty_iree import tree
 from tests.support.hanging import HANG
@@ -210,7 +211,8 @@ def test_where_there_is_no_profile_counts_name_the_dispatch(project: Project, tm
     done = project.gauntlet("compare", _changed(tmp_path / "plain"), tiled, *words)
     assert done.code == 1, done.text
     assert "with_fma" not in _comparison(project, "more")["models"]["toy/product@cpu"], "a CPU that is named is enough"
-    (suspect, *_) = suspects_of(_comparison(project, "more")["where"]["toy/product@cpu"]["dispatches"])
+    record = read_comparison(project.folder / "more")
+    (suspect, *_) = suspects_of(record.where["toy/product@cpu"].dispatches)
     assert (suspect.name, suspect.unit) == ("product_dispatch_0_matmul_32x32x32_f32", "instructions")
     shown = dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit)
     assert shown == f"{suspect.a_ns:,} → {suspect.b_ns:,} instructions"

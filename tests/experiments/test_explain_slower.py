@@ -9,12 +9,15 @@ import json
 import os
 import subprocess
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from iree_gauntlet.experiments.explaining.slower import suspects_of
+from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, OtherDispatches
+from iree_gauntlet.results import DispatchChange
 from tests.support.faulty_iree import MadeUpTimes
 
 if TYPE_CHECKING:
@@ -167,20 +170,22 @@ def test_what_cannot_be_explained_is_a_clear_word(project: Project, tmp_path: Pa
     assert (same.code, "nothing is slower in" in same.err) == (5, True), same.text
 
 
-ROW = {"match": "name", "a_ns": 100, "b_ns": 150, "b_names": ["one"]}
+ROW = DispatchChange(name="", kind="", match="name", a_ns=100, b_ns=150, a_count=1, b_count=1, b_names=("one",))
 
 
-def suspects(*rows: dict[str, Any]) -> list[tuple[str, float]]:
-    return [(item.name, item.share) for item in suspects_of({"a_ns": 1000, "b_ns": 1100, "rows": rows})]
+def suspects(*rows: DispatchChange) -> list[tuple[str, float]]:
+    others = OtherDispatches(a_ns=0, b_ns=0, a_count=0, b_count=0, outside=False)
+    found = DispatchDifference(a_ns=1000, b_ns=1100, rows=rows, others=others, notes=())
+    return [(item.name, item.share) for item in suspects_of(ComparedDispatches(difference=found))]
 
 
 def test_suspects_are_those_that_explain_the_loss() -> None:
     assert suspects(ROW) == [("one", 0.5)]
-    greater = {**ROW, "b_ns": 190, "b_names": ["two"]}
+    greater = replace(ROW, b_ns=190, b_names=("two",))
     assert suspects(ROW, greater) == [("two", 0.9), ("one", 0.5)]
-    several = {**ROW, "match": "kind", "b_names": ["two", "three", "four", "five"]}
+    several = replace(ROW, match="kind", b_names=("two", "three", "four", "five"))
     assert suspects(several) == [("two", 0.5), ("three", 0.5), ("four", 0.5)]
-    assert suspects({**ROW, "match": "outside"}) == []
-    assert suspects({**ROW, "b_ns": 105}) == []
-    assert suspects({**ROW, "match": "gone", "b_ns": 0, "b_names": []}) == []
-    assert suspects_of({"reason": "no profile"}) == []
+    assert suspects(replace(ROW, match="outside")) == []
+    assert suspects(replace(ROW, b_ns=105)) == []
+    assert suspects(replace(ROW, match="gone", b_ns=0, b_names=())) == []
+    assert suspects_of(ComparedDispatches(reason="no profile")) == []

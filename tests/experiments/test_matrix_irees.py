@@ -17,8 +17,8 @@ def labels(*texts: str) -> list[str]:
 
 def test_releases_keep_their_names() -> None:
     found = asked_irees(["3.12", ">=3.9,<3.12", "nightly", "3.14.0rc20261120", "installed", "path"])
-    assert [iree.text for iree in found] == ["3.12", ">=3.9,<3.12", "nightly", "3.14.0rc20261120", "installed", "path"]
-    assert [iree.label for iree in found] == [iree.text for iree in found]
+    assert [iree.iree for iree in found] == ["3.12", ">=3.9,<3.12", "nightly", "3.14.0rc20261120", "installed", "path"]
+    assert [iree.label for iree in found] == [iree.iree for iree in found]
     assert [iree.folder for iree in found] == [
         *("3.12", "3.9-3.12", "nightly", "3.14.0rc20261120", "installed", "path")
     ]

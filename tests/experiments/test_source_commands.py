@@ -393,7 +393,7 @@ def test_commits_that_do_not_build_are_left_out(project: Project, source: IreeSo
     assert source.commits["of-a-branch"][:12] not in [item["label"] for item in document["candidates"]]
     environments = Environments(project.folder, Installer(), offline=True, use=lambda _: None, news=lambda _: None)
     place = ToolchainPlace(environments, builds_in(project.folder), packages_at(), "", hash_file, os.environ["PATH"])
-    assert describe_change(source.commits["merge"], str(source.folder), place)["pull"] == 41
+    assert describe_change(source.commits["merge"], str(source.folder), place).pull == 41
 
 
 def test_from_releases_to_the_commit(project: Project, source: IreeSource) -> None:

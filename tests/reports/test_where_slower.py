@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from markdown_it import MarkdownIt
 
+from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, MeasuredNs, OtherDispatches
 from iree_gauntlet.reports.compare_report import dispatch_blocks
+from iree_gauntlet.results import DispatchChange
 from tests.support.documents import block_lines, block_markdown
 
 
-def row(name: str, a_ns: int, b_ns: int, a_count: int = 1, b_count: int = 1, match: str = "name") -> dict[str, Any]:
-    return {"name": name, "match": match, "a_ns": a_ns, "b_ns": b_ns, "a_count": a_count, "b_count": b_count}
+def row(name: str, a_ns: int, b_ns: int, a_count: int = 1, b_count: int = 1, match: str = "name") -> DispatchChange:
+    return DispatchChange(name=name, kind="", match=match, a_ns=a_ns, b_ns=b_ns, a_count=a_count, b_count=b_count)
 
 
-def record(**changed: Any) -> dict[str, Any]:
-    rows = [
-        row("main$async_dispatch_0_conv_3x3_f32", 1_000_000, 3_000_000, 2, 2),
-        row("main$async_dispatch_7_slow_memcpy", 0, 300_000, 0, 1, "new"),
-        row("matmul: a, b", 900_000, 1_100_000, 12, 6, "kind"),
-    ]
-    others = {"a_ns": 100_000, "b_ns": 120_000, "a_count": 41, "b_count": 41, "outside": False}
-    return {
-        "a_ns": 2_000_000,
-        "b_ns": 4_520_000,
-        "rows": rows,
-        "others": others,
-        "notes": [],
-        "measured": None,
-    } | changed
+ROWS = (
+    row("main$async_dispatch_0_conv_3x3_f32", 1_000_000, 3_000_000, 2, 2),
+    row("main$async_dispatch_7_slow_memcpy", 0, 300_000, 0, 1, "new"),
+    row("matmul: a, b", 900_000, 1_100_000, 12, 6, "kind"),
+)
+OTHERS = OtherDispatches(a_ns=100_000, b_ns=120_000, a_count=41, b_count=41, outside=False)
+FOUND = DispatchDifference(a_ns=2_000_000, b_ns=4_520_000, rows=ROWS, others=OTHERS, notes=())
 
 
-def dispatch_lines(given: dict[str, Any]) -> list[str]:
-    return block_lines(dispatch_blocks(given))
+def dispatch_lines(**changed: Any) -> list[str]:
+    return block_lines(dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
 
 
-def dispatch_markdown(given: dict[str, Any]) -> str:
-    return block_markdown(dispatch_blocks(given))
+def dispatch_markdown(**changed: Any) -> str:
+    return block_markdown(dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
 
 
 def test_rows_and_the_sum_of_all_others() -> None:
-    assert dispatch_lines(record()) == [
+    assert dispatch_lines() == [
         "profiled: 2.00 ms in A, 4.52 ms in B (+2.52 ms); these 3 rows make up 99 % of the difference",
         "",
         "dispatch                                             A ms    B ms  difference ms  of the whole",
@@ -53,46 +48,45 @@ def test_rows_and_the_sum_of_all_others() -> None:
 
 def test_the_others_are_named_for_what_they_are() -> None:
     def named(**others: Any) -> str:
-        everything = record()["others"] | others
-        return dispatch_lines(record(others=everything))[-1].split("  ")[0]
+        return dispatch_lines(others=replace(OTHERS, **others))[-1].split("  ")[0]
 
     assert named(b_count=40) == "the other 41 → 40 dispatches"
     assert named(outside=True) == "the other 41 dispatches, and what is outside of them"
     assert named(a_count=0, b_count=0, outside=True) == "outside of dispatches"
-    nothing = {"a_ns": 0, "b_ns": 0, "a_count": 0, "b_count": 0, "outside": False}
-    assert len(dispatch_lines(record(others=nothing))) == 6
+    nothing = OtherDispatches(a_ns=0, b_ns=0, a_count=0, b_count=0, outside=False)
+    assert len(dispatch_lines(others=nothing)) == 6
 
 
 def test_one_row_and_none() -> None:
-    assert "this row makes up 79 % of the difference" in dispatch_lines(record(rows=record()["rows"][:1]))[0]
-    lines = dispatch_lines(record(rows=[], b_ns=2_000_000))
+    assert "this row makes up 79 % of the difference" in dispatch_lines(rows=ROWS[:1])[0]
+    lines = dispatch_lines(rows=(), b_ns=2_000_000)
     assert lines[0] == "profiled: 2.00 ms in A, 2.00 ms in B (0.0000 ms); no dispatch stands out"
     assert lines[-1].endswith("–")
 
 
 def test_what_was_measured_stands_beside_what_was_profiled() -> None:
-    note = dispatch_lines(record(measured={"a_ns": 1_900_000, "b_ns": 4_000_000}))[-1]
+    note = dispatch_lines(measured=MeasuredNs(a_ns=1_900_000, b_ns=4_000_000))[-1]
     assert note == "note: measured without the profiler: 1.90 ms in A, 4.00 ms in B (+2.10 ms)"
-    for measured in ({"a_ns": 4_000_000, "b_ns": 1_900_000}, {"a_ns": 4_000_000, "b_ns": 4_100_000}):
-        assert dispatch_lines(record(measured=measured))[-1].endswith(
+    for b_ns in (1_900_000, 4_100_000):
+        assert dispatch_lines(measured=MeasuredNs(a_ns=4_000_000, b_ns=b_ns))[-1].endswith(
             "the profile shows another difference, and does not explain this one"
         )
 
 
 def test_notes_of_the_profiles() -> None:
-    assert dispatch_lines(record(notes=["A: odd"]))[-1] == "note: A: odd"
-    assert dispatch_markdown(record(notes=["A: odd"])).endswith("\n> A: odd\n")
+    assert dispatch_lines(notes=("A: odd",))[-1] == "note: A: odd"
+    assert dispatch_markdown(notes=("A: odd",)).endswith("\n> A: odd\n")
 
 
 def test_no_profile_is_a_line() -> None:
-    without = {"reason": "A: iree-benchmark-module of 3.9.0 writes no profiles"}
-    assert dispatch_lines(without) == ["no profile: A: iree-benchmark-module of 3.9.0 writes no profiles"]
-    assert dispatch_markdown(without) == "no profile: A: iree-benchmark-module of 3.9.0 writes no profiles\n"
+    without = dispatch_blocks(ComparedDispatches(reason="A: iree-benchmark-module of 3.9.0 writes no profiles"))
+    assert block_lines(without) == ["no profile: A: iree-benchmark-module of 3.9.0 writes no profiles"]
+    assert block_markdown(without) == "no profile: A: iree-benchmark-module of 3.9.0 writes no profiles\n"
 
 
 def test_markdown_is_one_table_whatever_the_names_hold() -> None:
-    odd = record(rows=[row("main`|<b>\n_dispatch_0", 1, 2_000_000)])
-    html = MarkdownIt("gfm-like", {"linkify": False}).render(dispatch_markdown(odd))
+    odd = dispatch_markdown(rows=(row("main`|<b>\n_dispatch_0", 1, 2_000_000),))
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(odd)
     assert html.count("<table>") == 1
     assert html.count("<tr>") == 3
     assert "<b>" not in html

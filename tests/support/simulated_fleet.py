@@ -173,6 +173,6 @@ def simulated(
     link, engine, progress = SimulatedLink(turn), FakeEngine(), Messages()
     queue = FleetQueue(steps, {}, fleet, fail_fast=fail_fast)
     runner = ClusterRunner(
-        queue, link, engine, keep_below(folder), progress, patience=patience, clock=link.clock, early=early
+        queue, link, engine, keep_below(folder), progress, plan=engine, patience=patience, clock=link.clock, early=early
     )
     return runner, link, engine, progress

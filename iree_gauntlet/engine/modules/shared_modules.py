@@ -237,7 +237,7 @@ class _Source:
     """Blocks on their way to the store, and what went wrong with them on this side."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._read_blocks = blocks
+        self._blocks = blocks
         self.error: DamageError | OSError | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -245,7 +245,7 @@ class _Source:
 
     def __next__(self) -> bytes:
         try:
-            return next(self._read_blocks)
+            return next(self._blocks)
         except (DamageError, OSError) as error:
             self.error = error
             raise

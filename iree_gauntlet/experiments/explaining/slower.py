@@ -16,8 +16,6 @@ from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, R
 from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
-from iree_gauntlet.measuring.statistics.rounds import plan_looks
-from iree_gauntlet.requests import ConductRequest
 from iree_gauntlet.results import Result
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Command, Resources
@@ -30,7 +28,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.explaining.tools import Tools
     from iree_gauntlet.experiments.explaining.traced_sides import CapturedInputs, HeldTensor
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
-    from iree_gauntlet.records.compare_record import ComparedSide, ComparisonRecord
+    from iree_gauntlet.records.compare_record import (
+        ComparedDispatches,
+        ComparedSide,
+        ComparisonRecord,
+        DispatchDifference,
+    )
     from iree_gauntlet.steps import Step
 
 
@@ -43,26 +46,22 @@ _OF_PROGRAM = ("--module=", "--function=", "--input=", "--parameters=")
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """A model that B is slower with."""
+    """A model that B is slower with.
+
+    Attributes:
+        reason: what the comparison said of it.
+        ratio: of B's time to A's.
+    """
 
     case: str
-    verdict: dict[str, Any]
-    where: dict[str, Any]
+    reason: str
+    ratio: float
+    where: ComparedDispatches
     sides: tuple[Failure, Failure]
     compiled: Step
     resources: Resources
     rules: Rules
     rounds: RoundSettings
-
-    @property
-    def reason(self) -> str:
-        """What the comparison said of it."""
-        return str(self.verdict["reason"])
-
-    @property
-    def ratio(self) -> float:
-        """How many times as long B takes."""
-        return float(self.verdict["ratio"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class SlowDispatch:
     @property
     def times(self) -> dict[str, Any]:
         """For the record."""
-        return self.verdict.as_dict()
+        return self.verdict.record().as_dict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +138,16 @@ def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -
         GauntletError: the comparison does not have what is needed.
     """
     where = shown(folder)
-    if record.options.get("metric") != "time":
-        what = f"{where} compares {record.options.get('metric')}, not times"
+    if record.opening.metric != "time":
+        what = f"{where} compares {record.opening.metric}, not times"
         raise NothingSelectedError(
             what, "Only what runs slower has slower dispatches: `gauntlet compare A B` times it."
         )
-    found = [chain for chain, item in record.verdicts.items() if item["verdict"] == TimeVerdict.SLOWER]
+    found = {
+        chain: item.figures.ratio
+        for chain, item in record.verdicts.items()
+        if item.verdict == TimeVerdict.SLOWER and item.figures
+    }
     if not found:
         raise NothingSelectedError(f"nothing is slower in {where}", "`explain --slower COMPARISON` takes another one.")
     chosen = [chain for chain in found if not patterns or any(fnmatchcase(chain, pattern) for pattern in patterns)]
@@ -152,42 +155,32 @@ def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -
         raise NothingSelectedError(
             f"nothing that is slower in {where} matches {' '.join(patterns)}", f"Slower there: {', '.join(found)}."
         )
-    return [_make_slower(chain, record, folder) for chain in chosen]
+    return [_make_slower(chain, found[chain], record, folder) for chain in chosen]
 
 
-def _make_slower(chain: str, record: ComparisonRecord, folder: Path) -> Slower:
-    steps, rules = record.opening.get("benchmarks", {}).get(chain), record.opening["rules"]
+def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Path) -> Slower:
+    steps = record.prepared.benchmarks.get(chain)
     if steps is None or chain not in record.where:
         what = "does not say how it was benchmarked" if steps is None else "was cut short before its profiles"
         again = f"`compare --resume --run-dir {shown(folder)}` adds it; what was measured stays."
         raise GauntletError(f"{chain}: the comparison {what}", again)
-    verdict, where = record.verdicts[chain], record.where[chain]
-    compiled = [_find_compile(chain, side) for side in record.sides]
-    result = Result(Verdict.FAILED, verdict["reason"])
-    sides = [
-        failure_of(step, Command.from_dict(how["command"]), Stage.BENCHMARK, result, float(how["timeout"]))
-        for step, how in zip(compiled, (steps["A"], steps["B"]), strict=True)
-    ]
+    verdict, where, rounds = record.verdicts[chain], record.where[chain], record.opening.rounds
+    compiled, result = [_find_compile(chain, side) for side in record.sides], Result(Verdict.FAILED, verdict.reason)
+    a, b = (
+        failure_of(step, steps[side.name].command, Stage.BENCHMARK, result, steps[side.name].timeout)
+        for step, side in zip(compiled, record.sides, strict=True)
+    )
     return Slower(
         case=chain,
-        verdict=verdict,
+        reason=verdict.reason,
+        ratio=ratio,
         # Releases without profiles have counts.
-        where=where["work"] if "reason" in where["dispatches"] and "work" in where else where["dispatches"],
-        sides=(sides[0], sides[1]),
+        where=where.work or where.dispatches,
+        sides=(a, b),
         compiled=compiled[1],
-        resources=Resources(**steps["B"]["resources"]),
-        rules=Rules(
-            plan=plan_looks(rules["alpha"]),
-            least=rules["least"],
-            band=rules["band"],
-            allow=rules["allow"],
-            budget=rules["budget_seconds"],
-            seed=rules["seed"],
-            replace_disturbed=ConductRequest(disturbed=record.options["disturbed"]).replaces_disturbed,
-        ),
-        rounds=RoundSettings(
-            record.opening["rounds"]["repetitions"], record.opening["rounds"]["min_time"], tuple(verdict["cpus"])
-        ),
+        resources=steps[record.sides[1].name].resources,
+        rules=Rules.of(record.opening),
+        rounds=RoundSettings(rounds.repetitions, rounds.min_time, verdict.cpus or ()),
     )
 
 
@@ -199,16 +192,17 @@ def _find_compile(chain: str, side: ComparedSide) -> Step:
     return found
 
 
-def suspects_of(where: dict[str, Any]) -> list[SlowSuspect]:
+def suspects_of(where: ComparedDispatches) -> list[SlowSuspect]:
     """The dispatches of a record of profiles, or counts, that explain B's loss, the greatest loss first."""
-    whole = where.get("b_ns", 0) - where.get("a_ns", 0)
-    rows = [row for row in where.get("rows", ()) if row["match"] != Match.OUTSIDE]
-    rows = sorted(rows, key=lambda row: row["a_ns"] - row["b_ns"])
+    if where.difference is None:
+        return []
+    whole = where.difference.b_ns - where.difference.a_ns
+    rows = [row for row in where.difference.rows if row.match != Match.OUTSIDE]
     return [
-        SlowSuspect(name, row["a_ns"], row["b_ns"], (row["b_ns"] - row["a_ns"]) / whole, where.get("unit", "ms"))
-        for row in rows
-        if whole > 0 and row["b_ns"] - row["a_ns"] >= _LEAST_SHARE * whole
-        for name in row["b_names"]
+        SlowSuspect(name, row.a_ns, row.b_ns, (row.b_ns - row.a_ns) / whole, where.unit)
+        for row in sorted(rows, key=lambda row: row.a_ns - row.b_ns)
+        if whole > 0 and row.b_ns - row.a_ns >= _LEAST_SHARE * whole
+        for name in row.b_names
     ][:_MOST_SUSPECTS]
 
 
@@ -220,13 +214,12 @@ def find_slow_dispatch(
     Raises:
         GauntletError: the program cannot be traced.
     """
-    if reason := slower.where.get("reason"):
-        return SlowerSearch(why=f"there is no profile that would say where: {reason}")
+    if slower.where.difference is None:
+        return SlowerSearch(why=f"there is no profile that would say where: {slower.where.reason}")
     suspects = suspects_of(slower.where)
     if not suspects:
-        return SlowerSearch(
-            why=f"the loss is spread over {_describe_most(slower.where)}; none of them alone makes up a tenth of it"
-        )
+        spread = _describe_most(slower.where.difference)
+        return SlowerSearch(why=f"the loss is spread over {spread}; none of them alone makes up a tenth of it")
     say("compiling to dispatches")
     program = traced_program(tools[1])
     # One that is dispatched from several places is the same function each time.
@@ -266,12 +259,13 @@ def find_slow_dispatch(
             slow = SlowDispatch(suspect, function, inputs, verdict, verdict.comparison, (base, new), gpu)
             return SlowerSearch(slow, tried=tuple(tried))
     return SlowerSearch(
-        why=f"the loss is spread over {_describe_most(slower.where)}; none of them alone is slower", tried=tuple(tried)
+        why=f"the loss is spread over {_describe_most(slower.where.difference)}; none of them alone is slower",
+        tried=tuple(tried),
     )
 
 
-def _describe_most(where: dict[str, Any]) -> str:
-    names = [row["name"] for row in where["rows"] if row["b_ns"] > row["a_ns"]]
+def _describe_most(where: DispatchDifference) -> str:
+    names = [row.name for row in where.rows if row.b_ns > row.a_ns]
     return ", ".join(names) or "many dispatches"
 
 

@@ -1,4 +1,4 @@
-"""Dispatches of programs and figures of compiles: what they are, and what differs between two sides.
+"""Dispatches of programs: what they are, and what differs between two sides.
 
 What each dispatch takes comes from `iree-profile dispatch --dispatch_events --format=jsonl`.
 
@@ -19,10 +19,6 @@ Of two profiles, the dispatches are matched in two rounds, since two compilers n
 The number itself matches nothing: of several dispatches of one shape, the same number would be another one. Each
 dispatch is in one row, so the rows add up to the difference of the whole, to the nanosecond.
 
-Of compiles, the compiler's statistics and the size of the module are compared. The statistics are the JSON of
-`--iree-scheduling-dump-statistics-format=json`: objects within objects, with numbers as leaves. Releases name and count
-other things: what one side does not report is shown as such, not counted as zero.
-
 Names of dispatches stand among the module's strings (3.13) or in its executables (3.5 to 3.12).
 """
 
@@ -33,11 +29,12 @@ import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.results import DispatchChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,26 +65,8 @@ OUTSIDE = "outside"
 _OUTSIDE_NAME = "outside of dispatches (scheduling, copies, waiting)"
 _EXPLAINED = 0.8
 _MOST_ROWS = 10
-# What a row has of each side, and the row of all others too.
-_SUMMED = ("a_count", "b_count", "a_ns", "b_ns")
 # In the name of a row of several.
 _MOST_WORKS = 3
-_MODULE_SIZE = "module size"
-# What people call the figures, the most important first.
-_COMPILE_NAMES = {
-    "execution/dispatch-count": "dispatches",
-    "executable/executable-count": "executables",
-    "execution/transient-memory-size": "transient memory",
-    "global/constant-size": "constant memory",
-    "global/constant-count": "constants",
-    "global/variable-size": "variable memory",
-    "global/variable-count": "variables",
-    "execution/submission-count": "submissions",
-    "execution/copy-count": "copies",
-    "execution/fill-count": "fills",
-    "execution/call-count": "calls",
-    "synchronization/await-count": "awaits",
-}
 
 
 class ProfileError(GauntletError):
@@ -380,30 +359,6 @@ class Match(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DispatchChange:
-    """One row: dispatches of A and what they became in B.
-
-    Attributes:
-        a_ns, b_ns: what they take in an invocation, ns.
-    """
-
-    name: str
-    kind: str
-    match: Match
-    a_ns: int
-    b_ns: int
-    a_count: int
-    b_count: int
-    a_names: tuple[str, ...] = ()
-    b_names: tuple[str, ...] = ()
-
-    @property
-    def difference_ns(self) -> int:
-        """What B takes more, ns in an invocation."""
-        return self.b_ns - self.a_ns
-
-
-@dataclass(frozen=True, slots=True)
 class DispatchChanges:
     """All rows, those that matter most first."""
 
@@ -433,21 +388,6 @@ class DispatchChanges:
                 return self.changes[:count]
             rest -= change.difference_ns
         return self.changes
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the record: the rows that explain the difference, and the sum of all others. Times are in ns."""
-        listed = self.explaining()
-        others = self.changes[len(listed) :]
-        return {
-            "a_ns": self.a_ns,
-            "b_ns": self.b_ns,
-            "rows": [{**asdict(change), "share": self.share(change)} for change in listed],
-            "others": {
-                **{name: sum(getattr(change, name) for change in others) for name in _SUMMED},
-                "outside": any(change.match is Match.OUTSIDE for change in others),
-            },
-            "notes": list(self.notes),
-        }
 
 
 def match_dispatches(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
@@ -529,66 +469,3 @@ def _change(match: Match, ours: Sequence[_Dispatch], theirs: Sequence[_Dispatch]
         tuple(dispatch.time.name for dispatch in ours),
         tuple(dispatch.time.name for dispatch in theirs),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class CompileChange:
-    """A figure that differs.
-
-    Attributes:
-        name: for people (`transient memory`); the place in the statistics where it has no name here.
-        a, b: the figures; None where that side does not report it.
-        unit: `bytes`, or empty for a count.
-    """
-
-    name: str
-    a: float | None
-    b: float | None
-    unit: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        """B over A; None where a side does not report it, or A is 0."""
-        return None if self.b is None or not self.a else self.b / self.a
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the record."""
-        return {**asdict(self), "ratio": self.ratio}
-
-
-def compile_changes(
-    a: Mapping[str, Any], b: Mapping[str, Any], *, a_bytes: int | None = None, b_bytes: int | None = None
-) -> tuple[CompileChange, ...]:
-    """The figures that differ, and those that only one side reports; none where the compiles are alike.
-
-    Args:
-        a: the compiler's statistics, the content of its JSON file.
-        b: the other side's.
-        a_bytes: size of the module; None where unknown.
-        b_bytes: the other side's.
-    """
-    ours, theirs = _collect_figures(a, a_bytes), _collect_figures(b, b_bytes)
-    order = {name: place for place, name in enumerate((_MODULE_SIZE, *_COMPILE_NAMES.values()))}
-    changes = []
-    for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (order.get(name, len(order)), name)):
-        if ours.get(name) != theirs.get(name):
-            in_bytes = name == _MODULE_SIZE or name.endswith(("memory", "-size", "-bytes"))
-            changes.append(CompileChange(name, ours.get(name), theirs.get(name), "bytes" if in_bytes else ""))
-    return tuple(changes)
-
-
-def _collect_figures(statistics: Mapping[str, Any], module_bytes: int | None) -> dict[str, float]:
-    found = {_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(statistics)}
-    if module_bytes is not None:
-        found[_MODULE_SIZE] = module_bytes
-    return found
-
-
-def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
-    """Numbers by their place, `execution/dispatch-count`."""
-    for key, value in statistics.items():
-        here = f"{path}/{key}" if path else str(key)
-        if isinstance(value, dict):
-            yield from _walk_leaves(value, "" if here == "stream-aggregate" else here)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield here, value

@@ -1,0 +1,54 @@
+"""How records keep objects whose fields are left out, stand among others, or lie in dicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, Recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Recorded):
+    low: float | None = None
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole(Recorded):
+    name: str
+    part: Part | None = field(default=None, metadata=FLAT)
+    note: str = field(default="", metadata=UNLESS_DEFAULT)
+    parts: dict[str, dict[str, Part]] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needy(Recorded):
+    part: Part = field(metadata=FLAT)
+
+
+@pytest.mark.parametrize(
+    ("whole", "written"),
+    [
+        (Whole(name="a"), {"name": "a", "last": None}),
+        (Whole(name="a", part=Part(high=2.0)), {"name": "a", "low": None, "high": 2.0, "last": None}),
+        (Whole(name="a", note="x", last=1), {"name": "a", "note": "x", "last": 1}),
+        (
+            Whole(name="a", parts={"m": {"A": Part(low=1.5, high=2.0)}}),
+            {"name": "a", "parts": {"m": {"A": {"low": 1.5, "high": 2.0}}}, "last": None},
+        ),
+    ],
+)
+def test_it_is_read_as_it_was_written(whole: Whole, written: dict[str, object]) -> None:
+    assert whole.as_dict() == written
+    assert list(whole.as_dict()) == list(written)
+    assert Whole.from_dict(written | {"of_a_later_version": 1}) == whole
+
+
+def test_a_flat_object_without_what_it_needs_is_missing() -> None:
+    assert Whole.from_dict({"name": "a", "low": 1.0}).part is None
+    with pytest.raises(TypeError, match="part"):
+        Needy.from_dict({"low": 1.0})
+    assert Needy.from_dict({"high": 1.0}) == Needy(part=Part(high=1.0))
