@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.bundle import Bundle, Contents
     from iree_gauntlet.experiments.explaining.operators import OperatorSearch
-    from iree_gauntlet.experiments.explaining.slower import Slower
     from iree_gauntlet.experiments.explaining.tools import ToolResult
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Presenter, Progress
@@ -79,8 +78,16 @@ _LIMIT = 1_000_000
 # What did not end in the time of the spec is given no more than this.
 _HANG_SECONDS = 60.0
 _TIMES = (1, 2)
-_Case = TypeVar("_Case", bound="Failure | Lost | Slower")
+_Item = TypeVar("_Item", bound="_Explained")
 _CASE_MARKS = re.compile(r"[*?@\[]")
+
+
+class _Explained(Protocol):
+    """What is explained."""
+
+    @property
+    def case(self) -> str:
+        """Its name."""
 
 
 def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
@@ -137,8 +144,8 @@ def open_iree(run_dir: Path, recorded: Mapping[str, Any], cache: CacheRequest, p
 def explain_each(
     run_dir: Path,
     said: Mapping[str, Any],
-    items: Sequence[_Case],
-    look: Callable[[_Case, CaseNotes], bool],
+    items: Sequence[_Item],
+    look: Callable[[_Item, CaseNotes], bool],
     asked: ExplainRequest,
     presenter: Presenter,
     progress: Progress,
