@@ -76,11 +76,11 @@ class TracedDispatch(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedDispatch(Recorded):
-    """A dispatch that was begun and gave nothing; by values, nothing of it is kept."""
+    """A dispatch that was begun and gave nothing."""
 
     dispatch: str
-    inputs: tuple[TensorTrace, ...] = ()
-    kept: str = ""
+    inputs: tuple[TensorTrace, ...]
+    kept: str
 
 
 @dataclass(frozen=True, slots=True)
