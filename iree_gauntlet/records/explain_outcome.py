@@ -12,13 +12,15 @@ The record is `explain.jsonl` in the folder `explain` of a run, a log of events 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.step_outcome import Explanation
 
 if TYPE_CHECKING:
@@ -36,50 +38,197 @@ _EVENT = ("event", "time", "case", "part")
 
 
 @dataclass(frozen=True, slots=True)
+class FoundReason(Recorded):
+    """Why nothing was found."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAgain(Recorded):
+    """How often it failed again, of twice, and whether in the same way."""
+
+    failed: int
+    same: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCulprit(FoundReason):
+    """A dispatch (`located`) or an operator that is at fault, or why none is known.
+
+    Attributes:
+        reference: what it was held against; empty where it fails before it gives anything.
+        in_f64, around: with None for what is infinite.
+    """
+
+    note: str = ""
+    dispatch: str = ""
+    operator: str = ""
+    call: int = 0
+    of: int = 0
+    reference: str = ""
+    error: float = math.inf
+    in_f64: dict[str, float | None] = field(default_factory=dict)
+    around: tuple[tuple[int, str, float | None], ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSize(Recorded):
+    """How large a program is."""
+
+    operations: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FoundReduced(FoundReason):
+    """What is left of a program that does not compile, or why nothing could be taken from it: see `reduce_program`."""
+
+    before: ProgramSize = field(default_factory=ProgramSize)
+    after: ProgramSize = field(default_factory=ProgramSize)
+    tried: int = 0
+    complete: bool = True
+    phase: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def change(self) -> str:
+        """`500 operations to 1`."""
+        return f"{self.before.operations:,} operations to {self.after.operations:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class TriedDispatch(Recorded):
+    """A dispatch that was measured by itself, and what came of it."""
+
+    name: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSlower(FoundReason):
+    """A dispatch that is slower, or why none is."""
+
+    tried: tuple[TriedDispatch, ...] = ()
+    name: str = ""
+    a_ns: int = 0
+    b_ns: int = 0
+    share: float = 0.0
+    unit: str = "ms"
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBundle(Recorded):
+    """A bundle, or the problem that there is none."""
+
+    problem: str = ""
+    folder: str = ""
+    bytes: int = 0
+    exit_code: int | None = None
+    form: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedSwitch(Recorded):
+    """What a switch does: with it, it `passes`, `fails`, or `unknown` and why."""
+
+    name: str
+    flag: str
+    verdict: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProbes(Recorded):
+    """What was tried to mend it."""
+
+    probes: tuple[ProbedSwitch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundParts(Recorded):
+    """What was found of a case, by the parts of its record."""
+
+    again: FoundAgain | None = None
+    located: FoundCulprit = field(default_factory=FoundCulprit)
+    operator: FoundCulprit = field(default_factory=FoundCulprit)
+    reduced: FoundReduced | None = None
+    slower: FoundSlower | None = None
+    nothing: FoundReason = field(default_factory=FoundReason)
+    bundle: FoundBundle | None = None
+    probes: FoundProbes = field(default_factory=FoundProbes)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseEnd(Recorded):
+    """Whether a bundle shows a case, and whether that is `private`; `budget` is minutes that a reduction could take."""
+
+    case: str
+    bundled: bool = False
+    private: bool = False
+    seconds: float = 0.0
+    budget: float | None = None
+
+    def allows(self, budget: float) -> bool:
+        """Whether a reduction could take so many minutes; records of others do not say."""
+        return self.budget is None or self.budget >= budget
+
+
+@dataclass(frozen=True, slots=True)
 class ExplainedCase:
     """What is known of a case.
 
     Attributes:
+        events: what was found of it, by the parts of its record, as written; `found` is the same, read.
         done: whether it was brought to an end.
     """
 
     case: str
     kind: str
     reason: str
-    found: dict[str, dict[str, Any]]
-    done: bool = False
-    bundled: bool = False
-    seconds: float = 0.0
+    events: dict[str, dict[str, Any]]
+    found: FoundParts
+    done: bool
+    end: CaseEnd
+
+    @property
+    def bundled(self) -> bool:
+        """Whether a bundle shows it."""
+        return self.end.bundled
 
     @property
     def answer(self) -> str:
         """What came of it, in a line."""
-        located, operator, reduced = (self.found.get(part, {}) for part in ("located", "operator", "reduced"))
-        slower = self.found.get("slower", {})
-        if slower.get("name"):
-            what = f"{slower['name']} is slower by itself"
+        found = self.found
+        located, operator, reduced, slower = found.located, found.operator, found.reduced, found.slower
+        if slower is not None and slower.name:
+            what = f"{slower.name} is slower by itself"
             return what if self.bundled else f"{what}, but its bundle does not show it"
-        if culprit := located.get("dispatch") or operator.get("operator"):
-            wrong = operator.get("operator") or located["reference"]
+        if culprit := located.dispatch or operator.operator:
+            wrong = operator.operator or located.reference
             what = f"{culprit} {'is wrong on right inputs' if wrong else 'fails'}"
             return what if self.bundled else f"{what}, but no bundle shows it"
-        if same := self.found.get("same"):
+        if same := self.events.get("same"):
             return f"the program, its flags and so the failure are those of {same['as']}"
-        if "after" in reduced:
-            before, after = (f"{reduced[when]['operations']:,}" for when in ("before", "after"))
-            return f"reduced from {before} operations to {after}: {', '.join(reduced['names'])}"
-        why = (part.get("why") for part in (operator, self.found.get("nothing", {}), located, reduced, slower))
-        return str(next(filter(None, why), "it was not brought to an end"))
+        if reduced is not None and not reduced.why:
+            return f"reduced from {reduced.change}: {', '.join(reduced.names)}"
+        parts = (operator, found.nothing, located, reduced, slower)
+        return next((part.why for part in parts if part and part.why), "it was not brought to an end")
 
     @property
     def archive(self) -> str:
         """The bundle that shows it, by its path in the run's folder; empty where none does."""
-        return f"{EXPLAIN_FOLDER}/{self.found['bundle']['folder']}.tar.gz" if self.bundled else ""
+        bundle = self.found.bundle
+        return f"{EXPLAIN_FOLDER}/{bundle.folder}.tar.gz" if bundle and self.bundled else ""
 
     @property
-    def mended_by(self) -> list[str]:
+    def mended_by(self) -> tuple[str, ...]:
         """The switches with which it passes."""
-        return [item["name"] for item in self.found.get("probes", {}).get("probes", []) if item["verdict"] == "passes"]
+        return tuple(item.name for item in self.found.probes.probes if item.verdict == "passes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +275,10 @@ class ExplainOutcome:
                     "reason": case.reason,
                     "answer": case.answer,
                     "bundled": case.bundled,
-                    "seconds": case.seconds,
+                    "seconds": case.end.seconds,
                     "found": {
                         part: {name: value for name, value in event.items() if name not in _EVENT}
-                        for part, event in case.found.items()
+                        for part, event in case.events.items()
                     },
                 }
                 for case in self.cases
@@ -143,45 +292,44 @@ def explain_outcome(folder: Path) -> ExplainOutcome:
     Raises:
         GauntletError: there is none, or it cannot be read.
     """
-    record = read_events(folder / EXPLAIN_RECORD, "explain")
+    asked, known, end = _read_record(folder)
+    if asked is None:
+        path = folder / EXPLAIN_RECORD
+        raise GauntletError(f"{path}: does not say what was explained", "Start a new `explain`.")
+    cases = tuple(known[item["case"]] for item in asked["cases"])
+    return ExplainOutcome(folder.parent.name, asked, cases, end, known)
+
+
+def _read_record(folder: Path) -> tuple[dict[str, Any] | None, dict[str, ExplainedCase], dict[str, Any] | None]:
+    """The last `explain` event, all cases by name, and the `end` event behind it."""
     asked: dict[str, Any] | None = None
     named: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    done: dict[str, dict[str, Any]] = {}
+    ends: dict[str, CaseEnd] = {}
     end: dict[str, Any] | None = None
-    for _, event in record.events:
+    for _, event in read_events(folder / EXPLAIN_RECORD, "explain").events:
         case = str(event.get("case", ""))
         match event.get("event"):
             case "explain":
                 asked, end = event, None
                 named |= {item["case"]: item for item in event["cases"]}
             case "start":
-                found[case], _ = {}, done.pop(case, None)
+                found[case], _ = {}, ends.pop(case, None)
             case "found":
                 found.setdefault(case, {})[str(event.get("part"))] = event
             case "case":
-                done[case] = event
+                ends[case] = CaseEnd.from_dict(event)
             case "end":
                 end = event
-    if asked is None:
-        raise GauntletError(f"{record.path}: does not say what was explained", "Start a new `explain`.")
-    known = {
-        name: ExplainedCase(
-            name,
-            item["kind"],
-            item["reason"],
-            found.get(name, {}),
-            name in done,
-            bool(done.get(name, {}).get("bundled")),
-            float(done.get(name, {}).get("seconds", 0.0)),
-        )
-        for name, item in named.items()
-    }
-    cases = tuple(known[item["case"]] for item in asked["cases"])
-    return ExplainOutcome(folder.parent.name, asked, cases, end, known)
+    known: dict[str, ExplainedCase] = {}
+    for name, item in named.items():
+        events, done = found.get(name, {}), ends.get(name, CaseEnd(name))
+        parts = FoundParts.from_dict(events)
+        known[name] = ExplainedCase(name, item["kind"], item["reason"], events, parts, name in ends, done)
+    return asked, known, end
 
 
-def explained_before(folder: Path, *, private: bool = False, budget: float = 0.0) -> set[str]:
+def explained_before(folder: Path, *, private: bool, budget: float) -> set[str]:
     """The cases that a bundle shows already; none where nothing was explained yet.
 
     Args:
@@ -189,17 +337,13 @@ def explained_before(folder: Path, *, private: bool = False, budget: float = 0.0
         private: whether bundles that hold the model's own values do not count.
         budget: minutes that a reduction may take: one that was cut short after fewer does not count.
     """
-    if not (folder / EXPLAIN_RECORD).is_file():
-        return set()
-    events = read_events(folder / EXPLAIN_RECORD, "explain").events
-    last = {str(event["case"]): event for _, event in events if event.get("event") == "case"}
-    reduced = {str(event["case"]): event for _, event in events if event.get("part") == "reduced"}
+    known = _read_record(folder)[1] if (folder / EXPLAIN_RECORD).is_file() else {}
     return {
-        case
-        for case, event in last.items()
-        if event.get("bundled")
-        and (event.get("private") or not private)
-        and (reduced.get(case, {}).get("complete", True) or event.get("budget", budget) >= budget)
+        case.case
+        for case in known.values()
+        if case.bundled
+        and (case.end.private or not private)
+        and (not case.found.reduced or case.found.reduced.complete or case.end.allows(budget))
     }
 
 
@@ -211,14 +355,19 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     record = run_dir / _RECORD
     if not record.is_file():
         return outcome
+    found: dict[str, tuple[str, Explanation]] = {}
+    why = ""
     try:
-        found = {
-            name: _read_explanation(case) for name, case in explain_outcome(record.parent).known.items() if case.done
-        }
+        for name, case in explain_outcome(record.parent).known.items():
+            if case.done:
+                explanation = Explanation(one_line(case.answer), case.mended_by, case.archive)
+                found[name] = one_line(case.reason), explanation
     except GauntletError as error:
-        return _with_remark(outcome, error.what.replace(str(record), _RECORD))
+        why = error.what.replace(str(record), _RECORD)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return _with_remark(outcome, f"{_RECORD} is no whole record: {type(error).__name__}: {error}")
+        why = f"{_RECORD} is no whole record: {type(error).__name__}: {error}"
+    if why:
+        return replace(outcome, remarks=(*outcome.remarks, one_line(f"what `explain` found is left out: {why}")))
     chains = tuple(
         replace(chain, steps=tuple(_explain(step, found[chain.id]) for step in chain.steps))
         if chain.id in found
@@ -228,18 +377,8 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     return replace(outcome, chains=chains)
 
 
-def _with_remark(outcome: RunOutcome, why: str) -> RunOutcome:
-    return replace(outcome, remarks=(*outcome.remarks, one_line(f"what `explain` found is left out: {why}")))
-
-
-def _read_explanation(case: ExplainedCase) -> tuple[str, Explanation]:
-    """The failure that it is about, as the run tells it, and what is said of that."""
-    mended = tuple(map(str, case.mended_by))
-    return one_line(case.reason), Explanation(one_line(case.answer), mended, case.archive)
-
-
 def _explain(step: StepOutcome, found: tuple[str, Explanation]) -> StepOutcome:
-    """A step with its explanation; a resumed run may have come out otherwise since."""
+    """A step with what was found of a failure for this reason; a resumed run may have come out otherwise since."""
     reason, explanation = found
     fits = step.stage in (Stage.COMPILE, Stage.THRESHOLD) and not step.role and step.reason == reason
     return replace(step, explanation=explanation) if fits and step.verdict.blocks else step

@@ -7,7 +7,7 @@ import math
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import (
     Block,
@@ -30,9 +30,19 @@ from iree_gauntlet.document import (
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, dispatch_change, duration
 from iree_gauntlet.records.earlier_runs import LATEST
-from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, ExplainedCase, ExplainOutcome, explain_outcome
+from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, explain_outcome
 from iree_gauntlet.reports.provenance import provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
+
+if TYPE_CHECKING:
+    from iree_gauntlet.records.explain_outcome import (
+        ExplainedCase,
+        ExplainOutcome,
+        FoundCulprit,
+        FoundReduced,
+        FoundSlower,
+    )
+
 
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
 _SIDES = ("target", "reference")
@@ -99,60 +109,59 @@ def _say_again(command: str, run: str) -> str:
 def _describe_case(case: ExplainedCase, folder: Path | None) -> list[Block]:
     """What is said of a case."""
     blocks: list[Block] = [Heading(f"{case.case}: {case.kind}"), Paragraph((case.reason,))]
-    again, bundle = (case.found.get(part) for part in ("again", "bundle"))
+    found, bundle = case.found, case.found.bundle
     lines: list[str] = []
-    if again is not None:
-        how = "in the same way" if again["same"] else "in another way each time"
-        lines.append(f"fails again {again['failed']} of 2 times, {how}")
+    if found.again is not None:
+        how = "in the same way" if found.again.same else "in another way each time"
+        lines.append(f"fails again {found.again.failed} of 2 times, {how}")
     lines += _say_where(case)
-    lines += _describe_operator(case.found.get("operator", {}))
-    if not (case.done or case.found):
+    lines += _describe_operator(found.operator)
+    if not (case.done or case.events):
         lines.append("not looked at yet: explain the run again, and it goes on here")
-    probes = case.found.get("probes", {}).get("probes", [])
-    if probes and all(item["verdict"] == "fails" for item in probes):
-        lines.append(f"none of these mends it: {', '.join(item['name'] for item in probes)}")
-        probes = []
+    probes = found.probes.probes
+    if probes and all(item.verdict == "fails" for item in probes):
+        lines.append(f"none of these mends it: {', '.join(item.name for item in probes)}")
+        probes = ()
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
-    if bundle is not None and bundle["problem"]:
-        lines.append(f"no bundle: {bundle['problem']}")
+    if bundle is not None and bundle.problem:
+        lines.append(f"no bundle: {bundle.problem}")
     items: list[Text] = [(line,) for line in lines]
-    if bundle is not None and not bundle["problem"]:
-        shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle['exit_code']}"
-        archive = f"{bundle['folder']}.tar.gz"
+    if bundle is not None and not bundle.problem:
+        shows = "running it shows the failure" if case.bundled else f"running it ends with {bundle.exit_code}"
+        archive = f"{bundle.folder}.tar.gz"
         link = TextLink(f"{EXPLAIN_FOLDER}/{archive}", str((folder or Path()) / archive))
-        items.append(("bundle: ", link, f" ({byte_size(bundle['bytes'])}, {bundle['form']}); {shows}"))
-    blocks += [*_show_errors(case.found.get("located") or {}), Items(tuple(items))]
+        items.append(("bundle: ", link, f" ({byte_size(bundle.bytes)}, {bundle.form}); {shows}"))
+    blocks += [*_show_errors(found.located), Items(tuple(items))]
     if probes:
-        rows = tuple((item["name"], item["flag"], item["verdict"]) for item in probes)
-        blocks.append(Table(_PROBES, rows))
-        reasons = tuple(f"{item['name']}: {item['reason']}" for item in probes if item["reason"])
+        blocks.append(Table(_PROBES, tuple((item.name, item.flag, item.verdict) for item in probes)))
+        reasons = tuple(f"{item.name}: {item.reason}" for item in probes if item.reason)
         blocks += [Notes(reasons)] if reasons else []
     if case.done:
-        blocks.append(Paragraph((f"It took {duration(case.seconds)}.",)))
+        blocks.append(Paragraph((f"It took {duration(case.end.seconds)}.",)))
     return blocks
 
 
 def _say_where(case: ExplainedCase) -> list[str]:
     """What is said of where it fails, or is slower."""
-    if reduced := case.found.get("reduced"):
-        return _describe_reduced(reduced)
-    if slower := case.found.get("slower"):
-        return _describe_slower(slower)
-    located = case.found.get("located")
-    if located is not None and located.get("dispatch"):
-        return _describe_located(located)
-    if located is not None or "nothing" in case.found or "same" in case.found:
-        return [(located or {}).get("why") or case.answer]
+    found = case.found
+    if found.reduced is not None:
+        return _describe_reduced(found.reduced)
+    if found.slower is not None:
+        return _describe_slower(found.slower)
+    if found.located.dispatch:
+        return _describe_located(found.located)
+    if case.events.keys() & {"located", "nothing", "same"}:
+        return [found.located.why or case.answer]
     return []
 
 
-def _show_errors(located: dict[str, Any]) -> tuple[Block, ...]:
+def _show_errors(located: FoundCulprit) -> tuple[Block, ...]:
     """How the error grows along the dispatches around the one that is at fault; older records have not kept it."""
-    around = located.get("around") or ()
+    around = located.around
     if not around:
         return ()
-    place = [call for call, *_ in around].index(located["call"])
+    place = [call for call, *_ in around].index(located.call)
     stops = tuple(
         Stop(
             name.rpartition("$")[2],
@@ -162,58 +171,59 @@ def _show_errors(located: dict[str, Any]) -> tuple[Block, ...]:
         )
         for index, (_, name, error) in enumerate(around)
     )
-    text = f"Largest error of each dispatch, as a share of its largest value, against {located['reference']}"
+    text = f"Largest error of each dispatch, as a share of its largest value, against {located.reference}"
     between = (place - 1, place) if place else None
     return (OnPage((Paragraph((f"{text}:",)), Line(stops, text, between))),)
 
 
-def _describe_located(located: dict[str, Any]) -> list[str]:
+def _describe_located(located: FoundCulprit) -> list[str]:
     """What is said of a dispatch that is at fault."""
-    where = f"{located['dispatch']} (call {located['call']} of {located['of']})"
-    takes = f"it takes {', '.join(located['inputs'])}"
-    if not located["reference"]:
+    where = f"{located.dispatch} (call {located.call} of {located.of})"
+    takes = f"it takes {', '.join(located.inputs)}"
+    if not located.reference:
         return [f"fails in {where}, and in that alone", takes]
-    error = "infinitely" if located["error"] is None else f"by {located['error']:.3g} of its largest value"
-    found = f"first wrong dispatch: {where}, off {error} on inputs on which {located['reference']} is right"
-    lines = [found, f"{takes} and gives {', '.join(located['outputs'])}"]
-    if exact := located.get("in_f64"):
+    off = _format_error(located)
+    found = f"first wrong dispatch: {where}, off {off} on inputs on which {located.reference} is right"
+    lines = [found, f"{takes} and gives {', '.join(located.outputs)}"]
+    if exact := located.in_f64:
         target, reference = ("infinitely" if off is None else f"by {off:.2g}" for off in map(exact.get, _SIDES))
-        lines.append(f"held against the same in f64, it is off {target}, and {located['reference']} {reference}")
+        lines.append(f"held against the same in f64, it is off {target}, and {located.reference} {reference}")
     return lines
 
 
-def _describe_reduced(reduced: dict[str, Any]) -> list[str]:
+def _format_error(culprit: FoundCulprit) -> str:
+    return f"by {culprit.error:.3g} of its largest value" if math.isfinite(culprit.error) else "infinitely"
+
+
+def _describe_reduced(reduced: FoundReduced) -> list[str]:
     """What is said of a program that was made smaller."""
-    if reduced.get("why"):
-        return [str(reduced["why"])]
-    before, after = (f"{reduced[when]['operations']:,}" for when in ("before", "after"))
-    left = ", ".join(reduced["names"])
-    lines = [f"reduced from {before} operations to {after} in {reduced['tried']} compiles: {left}"]
-    lines += [f"it fails on the way to the phase {reduced['phase']}"] if reduced["phase"] else []
-    lines += [] if reduced["complete"] else ["the time was up before all was tried: --budget gives more"]
+    if reduced.why:
+        return [reduced.why]
+    lines = [f"reduced from {reduced.change} in {reduced.tried} compiles: {', '.join(reduced.names)}"]
+    lines += [f"it fails on the way to the phase {reduced.phase}"] if reduced.phase else []
+    lines += [] if reduced.complete else ["the time was up before all was tried: --budget gives more"]
     return lines
 
 
-def _describe_slower(found: dict[str, Any]) -> list[str]:
+def _describe_slower(found: FoundSlower) -> list[str]:
     """What is said of a dispatch that is slower, or of why there is none."""
-    tried = [f"{item['name']}: {item['said']}" for item in found["tried"]]
-    if not found.get("name"):
-        return [found["why"], *tried]
-    change = dispatch_change(found["a_ns"], found["b_ns"], found.get("unit", "ms"))
+    tried = [f"{item.name}: {item.said}" for item in found.tried]
+    if not found.name:
+        return [found.why, *tried]
+    change = dispatch_change(found.a_ns, found.b_ns, found.unit)
     return [
-        f"slower dispatch: {found['name']}, {change}, {100 * found['share']:.0f} % of the loss",
+        f"slower dispatch: {found.name}, {change}, {100 * found.share:.0f} % of the loss",
         *tried,
-        f"it takes {', '.join(found['inputs']) or 'nothing'}",
+        f"it takes {', '.join(found.inputs) or 'nothing'}",
     ]
 
 
-def _describe_operator(found: dict[str, Any]) -> list[str]:
+def _describe_operator(found: FoundCulprit) -> list[str]:
     """What is said of an ONNX model's operators."""
-    lines = [found[part] for part in ("why", "note") if found.get(part)]
-    if found.get("operator"):
-        error = "infinitely" if found["error"] is None else f"by {found['error']:.3g} of its largest value"
-        made = ", its large tensors with their first values over and over," if found["repeated"] else ""
-        what = f"first wrong operator: {found['operator']}, off {error}{made} on inputs on which"
-        lines.append(f"{what} {found['reference']} is right")
-        lines.append(f"it takes {', '.join(found['inputs']) or 'nothing'} and gives {', '.join(found['outputs'])}")
+    lines = [text for text in (found.why, found.note) if text]
+    if found.operator:
+        made = ", its large tensors with their first values over and over," if found.repeated else ""
+        what = f"first wrong operator: {found.operator}, off {_format_error(found)}{made} on inputs on which"
+        lines.append(f"{what} {found.reference} is right")
+        lines.append(f"it takes {', '.join(found.inputs) or 'nothing'} and gives {', '.join(found.outputs)}")
     return lines

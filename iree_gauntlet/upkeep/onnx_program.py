@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.workers.iree_side.import_onnx import list_inputs
 from iree_gauntlet.workers.iree_side.onnx_reference import walk_nodes
 
 if TYPE_CHECKING:
@@ -125,10 +126,8 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
     if gone := [item for item in data if not item.is_file()]:
         what = f"--program {path} keeps weights in {gone[0].name}, which is not there"
         raise UsageError(what, f"Put it into {path.parent.resolve()}.")
-    constants = {tensor.name for tensor in graph.initializer}
-    values = [value for value in graph.input if value.name not in constants]
-    known = shapes or {}
-    inputs = tuple(_read_input(path, value, onnx.TensorProto.DataType.Name, known.get(value.name)) for value in values)
+    known, name_of = shapes or {}, onnx.TensorProto.DataType.Name
+    inputs = tuple(_read_input(path, value, name_of, known.get(value.name)) for value in list_inputs(graph))
     if unknown := known.keys() - {item.name for item in inputs}:
         names = ", ".join(item.name for item in inputs)
         raise UsageError(f"--shape {min(unknown)}=…: {path.name} has no such input", f"Its inputs: {names}.")

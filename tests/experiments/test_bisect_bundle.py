@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.experiments.explaining.bundle import Contents, write_bundle
+from iree_gauntlet.experiments.explaining.bundle import BundleFiles, Contents, write_bundle
 from iree_gauntlet.experiments.explaining.symptom import WRONG, Symptom
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, bisect_outcome
 from iree_gauntlet.toolchains.installed import find_installed
@@ -86,9 +86,8 @@ def test_a_bundle_of_explain_is_asked_as_it_is(project: Project, tmp_path: Path)
         flags=tuple(FLAGS),
         device="local-task",
         arguments=arguments,
-        files=(),
+        files=BundleFiles(),
         iree=iree,
-        machine="here",
         symptom=Symptom(WRONG),
     )
     archive = write_bundle(contents, tmp_path / "bundle").archive

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.experiments.explaining import locate
+from iree_gauntlet.experiments.explaining.locate import DispatchSearch
 from iree_gauntlet.experiments.explaining.tools import CompileError
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.toy_project import FLAGS
@@ -138,7 +138,7 @@ def test_without_a_reference_of_the_same_dispatches_tensors_are_matched_by_value
     def unreadable(*_: object, **__: object) -> Path:
         raise CompileError("reference.vmfb: iree-compile failed", "")
 
-    monkeypatch.setattr(locate, "_make_from_flow", unreadable)
+    monkeypatch.setattr(DispatchSearch, "_make_from_flow", unreadable)
     source = model(project, "8")
     flag, dispatch = planted(source, tmp_path)
     flags = [*FLAGS, flag] if planted_at_all else FLAGS

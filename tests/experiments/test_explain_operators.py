@@ -18,7 +18,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from iree_gauntlet.experiments.explaining.onnx_workers import read_graph
+from iree_gauntlet.experiments.explaining.onnx_graph import Graph
 from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
 from iree_gauntlet.workers import iree_side
 
@@ -120,19 +120,26 @@ def test_expected_values_that_are_not_onnxruntimes_are_a_finding_of_their_own(pr
 def test_without_onnxruntime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iree_gauntlet.experiments.explaining.operators.onnxruntime_version", lambda: "")
     nothing: Any = None
-    found = first_wrong_operator(nothing, nothing, nothing, nothing)
+    found = first_wrong_operator(nothing, nothing, nothing)
     assert (found.operator, "pip install 'iree-gauntlet[record]'" in found.why) == (None, True)
 
 
-def _worker(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    script = Path(iree_side.__file__).with_name(f"{name}_onnx.py")
-    return subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=False)
+def _asked(folder: Path, plan: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """What the worker says to a plan."""
+    script, file = Path(iree_side.__file__).with_name("cut_onnx.py"), folder / "plan.json"
+    file.write_text(json.dumps(plan))
+    return subprocess.run([sys.executable, str(script), str(file)], capture_output=True, text=True, check=False)
+
+
+def _described(model: Path) -> subprocess.CompletedProcess[str]:
+    plan = {"model": str(model), "prepared": str(model.with_name("prepared.onnx"))}
+    return _asked(model.parent, plan | {"opset": None, "least_opset": None, "shapes": []})
 
 
 def test_weights_outside_of_the_file_are_a_clear_word(tmp_path: Path) -> None:
     place = tmp_path / "sampled.onnx"
     onnx.save(_model(), place, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    done = _worker("describe", str(place), "-o", str(tmp_path / "prepared.onnx"))
+    done = _described(place)
     said = "the weights of sampled.onnx lie outside of it, and it cannot be cut\n"
     assert (done.returncode, done.stderr) == (2, said)
 
@@ -168,8 +175,7 @@ def _with_a_function_and_a_branch() -> onnx.ModelProto:
 def test_what_is_cut_out_keeps_functions_and_what_inner_graphs_take(tmp_path: Path) -> None:
     whole = tmp_path / "whole.onnx"
     onnx.save(_with_a_function_and_a_branch(), whole)
-    described = _worker("describe", str(whole), "-o", str(tmp_path / "prepared.onnx"))
-    said = json.loads(described.stdout)
+    said = json.loads(_described(whole).stdout)
     assert [node["inputs"] for node in said["nodes"]] == [["x"], ["x"], ["s"], ["c", "t", "w"], ["y"]]
 
     def cut(inputs: list[str], output: str, repeat: int) -> onnx.ModelProto:
@@ -181,8 +187,7 @@ def test_what_is_cut_out_keeps_functions_and_what_inner_graphs_take(tmp_path: Pa
             "outputs": [output],
         }
         plan |= {"repeat": repeat, "onnx": str(tmp_path / "cut.onnx"), "mlir": ""}
-        (tmp_path / "plan.json").write_text(json.dumps(plan))
-        done = _worker("cut", str(tmp_path / "plan.json"))
+        done = _asked(tmp_path, plan)
         assert done.returncode == 0, done.stderr
         return onnx.load(tmp_path / "cut.onnx")
 
@@ -198,9 +203,12 @@ def test_what_is_cut_out_keeps_functions_and_what_inner_graphs_take(tmp_path: Pa
 
 
 def _graph(*nodes: tuple[str, list[str], list[str]], large: int = 4) -> Any:
-    said = [{"name": "", "op": op, "inputs": taken, "outputs": given, "place": 0} for op, taken, given in nodes]
+    said = [
+        {"index": index, "name": "", "op": op, "inputs": taken, "outputs": given, "place": 0}
+        for index, (op, taken, given) in enumerate(nodes)
+    ]
     sizes = {value: large for _, _, given in nodes for value in given}
-    return read_graph(
+    return Graph.from_dict(
         {"nodes": said, "inputs": ["x"], "outputs": ["z"], "constants": ["w"], "sizes": sizes, "of": len(nodes)}
     )
 

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.experiments.explaining import contents, fetch_file, locate, make_values
-from iree_gauntlet.experiments.explaining.locate import Input
+from iree_gauntlet.experiments.explaining.bundle import BundleFiles
 from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
+from iree_gauntlet.experiments.explaining.traced_sides import HeldTensor
 from tests.experiments.test_explain import expected, explained, model, planted
 from tests.experiments.test_explain_compiles import UNKNOWN, failed, long_program
 from tests.support.toy_project import FLAGS
@@ -176,7 +177,7 @@ def test_made_up_values_lie_within_bounds(kind: str, count: int, seed: int, low:
 def test_a_bundle_makes_the_same_values(tmp_path: Path) -> None:
     numbers = np.linspace(-1, 3, 70_000, dtype=np.float32)
     (tmp_path / "own.bin").write_bytes(numbers.tobytes())
-    (found,) = locate.made_up([Input("70x1000xf32", tmp_path / "own.bin")], tmp_path)
+    (found,) = locate.made_up([HeldTensor("70x1000xf32", tmp_path / "own.bin")], tmp_path)
     assert found.file.read_bytes() != numbers.tobytes()
     argv = [sys.executable, "-I", str(make_values.__file__), str(tmp_path / "made.bin"), *found.made]
     subprocess.run(argv, check=True)
@@ -187,8 +188,23 @@ def test_a_bundle_makes_the_same_values(tmp_path: Path) -> None:
 
 def test_what_has_no_known_type_or_no_values_stays(tmp_path: Path) -> None:
     (tmp_path / "own.bin").write_bytes(b"12345678")
-    items = [Input("1xcomplex<f32>", tmp_path / "own.bin"), Input("0x4xf32", tmp_path / "own.bin")]
+    items = [HeldTensor("1xcomplex<f32>", tmp_path / "own.bin"), HeldTensor("0x4xf32", tmp_path / "own.bin")]
     assert locate.made_up(items, tmp_path) == tuple(items)
+
+
+def test_files_that_flags_name_are_in_a_bundle_once_each(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.mlir").write_text(name)
+    (tmp_path / "host").touch()
+    files = BundleFiles()
+    # Of both sides of a comparison; relative to where they compile.
+    assert files.add_flags(["--x=a.mlir", "--cpu=host"], tmp_path) == ("--x=flag_0.mlir", "--cpu=host")
+    assert files.add_flags(["--x=b.mlir", f"--y=c={tmp_path}/a.mlir"], tmp_path / "other") == (
+        "--x=b.mlir",
+        "--y=c=flag_0.mlir",
+    )
+    assert files.add_flags(["--x=b.mlir"], tmp_path) == ("--x=flag_1.mlir",)
+    assert files.held == {"flag_0.mlir": b"a", "flag_1.mlir": b"b"}
 
 
 @pytest.mark.parametrize(

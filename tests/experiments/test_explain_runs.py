@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from tests.experiments.test_explain_compiles import explained
 from tests.support.toy_project import FLAGS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.toy_project import Project
 
 pytestmark = pytest.mark.iree
@@ -64,13 +62,6 @@ def failed(project: Project, program: str, *inputs: np.ndarray[Any, Any]) -> Non
     project.regression("toy", inputs=sources, compiler_flags=FLAGS)
     done = project.gauntlet("run", "--model", "toy", "--submodel", "toy", "--stages", "threshold")
     assert done.code in (1, 3), done.text
-
-
-def explained(project: Project) -> tuple[dict[str, Any], Path]:
-    done = project.gauntlet("explain")
-    assert done.code == 0, done.text
-    (case,) = json.loads((project.newest / "explain" / "explain.json").read_text())["cases"]
-    return case, project.newest / "explain" / case["found"]["bundle"]["folder"]
 
 
 def test_a_crash_is_found_in_its_dispatch_and_shown_by_that_alone(project: Project) -> None:

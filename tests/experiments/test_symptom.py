@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.engine.processes.supervisor import Outcome
-from iree_gauntlet.experiments.explaining.bundle import repro_script
+from iree_gauntlet.experiments.explaining.bundle import BundleFiles, Contents, write_script
 from iree_gauntlet.experiments.explaining.symptom import Symptom, pattern_of, symptom_of
 from iree_gauntlet.experiments.explaining.tools import ToolResult
+from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.hanging import HANG
 from tests.support.places import DATA
 
@@ -32,6 +33,11 @@ Stack dump:
 
 def ran(errors: str = "", *, code: int | None = 1, signal: str = "", timed_out: bool = False) -> ToolResult:
     return ToolResult(Outcome(code, signal=signal, timed_out=timed_out), (), errors)
+
+
+def script_of(symptom: Symptom, *, device: str = "") -> str:
+    """The script of a bundle of a compile; with a device, of a run."""
+    return write_script(Contents("", (), b"", (), device, (), BundleFiles(), find_installed(), symptom))
 
 
 def recorded() -> list[str]:
@@ -124,7 +130,7 @@ def test_a_script_judges_by_how_the_compiler_ends_and_what_it_says(
     stand_in.write_text(f"#!/bin/sh\n{tool}\n")
     stand_in.chmod(0o755)
     script = tmp_path / "repro.sh"
-    script.write_text(repro_script(("iree==1",), (), ('"$IREE_COMPILE" program.mlir', ""), symptom))
+    script.write_text(script_of(symptom))
     names = {"IREE_COMPILE": str(stand_in), "IREE_RUN_MODULE": str(stand_in), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["sh", str(script)], env=names, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout
@@ -132,7 +138,7 @@ def test_a_script_judges_by_how_the_compiler_ends_and_what_it_says(
 
 def test_a_script_of_a_run_cannot_judge_what_does_not_compile(tmp_path: Path) -> None:
     script = tmp_path / "repro.sh"
-    script.write_text(repro_script(("iree==1",), (), ('"$IREE_COMPILE"', '"$IREE_RUN_MODULE"'), Symptom("crash")))
+    script.write_text(script_of(Symptom("crash"), device="local-task"))
     for compiles, runs, code in (("false", "true", 125), ("true", "true", 0), ("true", "false", 125)):
         names = {"IREE_COMPILE": compiles, "IREE_RUN_MODULE": runs, "PATH": "/usr/bin:/bin"}
         assert subprocess.run(["sh", str(script)], env=names, capture_output=True, check=False).returncode == code
@@ -140,12 +146,12 @@ def test_a_script_of_a_run_cannot_judge_what_does_not_compile(tmp_path: Path) ->
 
 def test_tools_that_are_named_in_part_or_are_not_there_are_not_replaced(tmp_path: Path) -> None:
     script = tmp_path / "repro.sh"
-    script.write_text(repro_script(("iree==1",), (), ('"$IREE_COMPILE"', '"$IREE_RUN_MODULE"'), Symptom("crash")))
+    script.write_text(script_of(Symptom("crash"), device="local-task"))
     for names in ({"IREE_COMPILE": "true"}, {"IREE_COMPILE": "true", "IREE_RUN_MODULE": str(tmp_path / "none")}):
         env = {**names, "PATH": "/usr/bin:/bin"}
         done = subprocess.run(["sh", str(script)], env=env, capture_output=True, text=True, check=False)
         assert (done.returncode, "cannot be judged: there is no tool" in done.stdout) == (125, True)
     # Where it is the compile that fails, nothing runs.
-    script.write_text(repro_script(("iree==1",), (), ('"$IREE_COMPILE"', ""), Symptom("crash")))
+    script.write_text(script_of(Symptom("crash")))
     env = {"IREE_COMPILE": "true", "PATH": "/usr/bin:/bin"}
     assert subprocess.run(["sh", str(script)], env=env, capture_output=True, check=False).returncode == 0

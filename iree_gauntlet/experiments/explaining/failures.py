@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import Command, Step, StepInput
 
 
 # Stages whose failures are IREE's.
@@ -52,7 +53,7 @@ class Failure:
     cwd: Path
     timeout: float
     folder: Path
-    urls: Mapping[str, str]
+    urls: Mapping[str, str] = field(default_factory=dict)
     sha256: str = ""
 
     @property
@@ -106,30 +107,29 @@ def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure 
         NothingSelectedError: nothing failed that matches.
     """
     run = shown(record.path.parent)
-    steps = {step["id"]: step for step in record.steps}
+    steps = {step.id: step for step in record.planned}
     failed = [
         step
-        for step in record.steps
-        if step["stage"] in _STAGES
-        and step.get("role", MAIN) == MAIN
-        and (result := record.results.get(step["id"])) is not None
+        for step in steps.values()
+        if step.stage in _STAGES
+        and step.role == MAIN
+        and (result := record.results.get(step.id)) is not None
         and _is_ours(result)
     ]
     if not failed:
         hint = "`explain RUN` takes another run; `explain` is about compiles and threshold runs."
         raise NothingSelectedError(f"nothing failed in {run} that can be explained", hint)
-    chosen = [
-        step for step in failed if not patterns or any(fnmatchcase(step["chain"], pattern) for pattern in patterns)
-    ]
+    chosen = [step for step in failed if not patterns or any(fnmatchcase(step.chain, pattern) for pattern in patterns)]
     if not chosen:
-        names = ", ".join(dict.fromkeys(step["chain"] for step in failed))
+        names = ", ".join(dict.fromkeys(step.chain for step in failed))
         raise NothingSelectedError(f"no failure of {run} matches {' '.join(patterns)}", f"Failed there: {names}.")
     found: list[Failure | Lost] = []
     for step in chosen:
+        result = record.results[step.id]
         try:
-            found.append(_make_failure(step, steps, record))
+            found.append(_make_failure(step, steps, result, run))
         except GauntletError as error:
-            found.append(Lost(step["chain"], record.results[step["id"]], error.on_one_line))
+            found.append(Lost(step.chain, result, error.on_one_line))
     return found
 
 
@@ -139,75 +139,64 @@ def _is_ours(result: Result) -> bool:
     return failed or (result.verdict is Verdict.ERROR and (result.crashed or result.timed_out))
 
 
-def _make_failure(step: dict[str, Any], steps: dict[str, dict[str, Any]], record: JournalRecord) -> Failure:
-    compile_step = steps.get(f"{step['chain']}:{Stage.COMPILE}")
-    if compile_step is None or not compile_step["command"]:
+def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Path) -> Failure:
+    compiled = steps.get(f"{step.chain}:{Stage.COMPILE}")
+    if compiled is None or compiled.command is None:
         hint = "Run it again with its own compile step: what failed was made from another chain's module."
-        raise GauntletError(f"{step['chain']}: the run has no compile of its program", hint)
-    compile_cwd, program, flags = compile_of(compile_step)
-    threshold = steps.get(f"{step['chain']}:{Stage.THRESHOLD}", step)
-    command = threshold["command"] if threshold["stage"] == Stage.THRESHOLD else None
-    argv = expanded(command["argv"], Path(command["cwd"])) if command and step is threshold else ()
-    needed = [(program, "compiled"), *((Path(item["path"]), "run") for item in step["inputs"] if item["url"])]
+        raise GauntletError(f"{step.chain}: the run has no compile of its program", hint)
+    threshold = steps.get(f"{step.chain}:{Stage.THRESHOLD}", step)
+    command = step.command if step.stage is Stage.THRESHOLD else None
+    failure = failure_of(compiled, command, step.stage, result, threshold.timeout)
+    needed = [(failure.program, "compiled"), *((Path(item.path), "run") for item in step.inputs if item.url)]
     for file, what in needed:
         if not file.is_file():
-            where = shown(record.path.parent)
             raise GauntletError(
-                f"{file} is not there: {step['chain']} cannot be {what} again",
-                f"{where} was made on another machine, or its files are gone; run it here again.",
+                f"{file} is not there: {step.chain} cannot be {what} again",
+                f"{run} was made on another machine, or its files are gone; run it here again.",
             )
-    source = next(item for item in compile_step["inputs"] if item["role"] == "program")
-    return Failure(
-        case=step["chain"],
-        stage=Stage(step["stage"]),
-        result=record.results[step["id"]],
-        program=program,
-        flags=flags,
-        compile_cwd=compile_cwd,
-        compile_timeout=float(compile_step["timeout"]),
-        argv=argv,
-        cwd=Path(command["cwd"]) if command else compile_cwd,
-        timeout=float(threshold["timeout"]),
-        folder=chain_folder(compile_step),
-        urls=_collect_urls(compile_step, threshold),
-        # Of what was imported, it is that of the file that it was made of.
-        sha256=source["sha256"] if Path(source["url"]).suffix == program.suffix else "",
-    )
+    # Of what was imported from another format, nothing is known of the file itself.
+    items = [item for item in (*compiled.inputs, *threshold.inputs) if Path(item.url).suffix == Path(item.path).suffix]
+    source = program_of(compiled)
+    sha256 = source.sha256 if Path(source.url).suffix == failure.program.suffix else ""
+    return replace(failure, urls={item.path: item.url for item in items}, sha256=sha256)
 
 
-def _collect_urls(*steps: dict[str, Any]) -> dict[str, str]:
-    """Where files of steps come from, by their paths; of what was imported from another format, nowhere."""
-    items = [item for step in steps for item in step["inputs"]]
-    return {item["path"]: item["url"] for item in items if Path(item["url"]).suffix == Path(item["path"]).suffix}
-
-
-def chain_folder(step: dict[str, Any]) -> Path:
-    """The folder of a step's chain, relative to that of all steps."""
-    parts = Path(step["folder"]).parts
-    return Path(*parts[len(parts) - parts[::-1].index("steps") : -1])
-
-
-def compile_of(step: dict[str, Any]) -> tuple[Path, Path, tuple[str, ...]]:
-    """Folder, program and flags of a compile."""
-    cwd = Path(step["command"]["cwd"])
-    words = list(step["command"]["argv"][1:])
-    program = next(item["path"] for item in step["inputs"] if item["role"] == "program")
+def failure_of(compiled: Step, command: Command | None, stage: Stage, result: Result, timeout: float) -> Failure:
+    """What is wrong with a program, by its compile step; `command` runs it, None where it is the compile that fails."""
+    cwd = Path(compiled.process.cwd)
+    words = list(compiled.process.argv[1:])
     # The source is named by a path that may be relative to where it is compiled.
     source = next(word for word in words if not word.startswith("-"))
     words.remove(source)
     if "-o" in words:
         place = words.index("-o")
         del words[place : place + 2]
-    flags = tuple(word for word in words if not word.startswith((*_WRITTEN, *_SPLAT)))
-    here = cwd / source
-    return cwd, here if here.is_file() else Path(program), flags
+    here, parts = cwd / source, Path(compiled.folder).parts
+    return Failure(
+        case=compiled.chain,
+        stage=stage,
+        result=result,
+        program=here if here.is_file() else Path(program_of(compiled).path),
+        flags=tuple(word for word in words if not word.startswith((*_WRITTEN, *_SPLAT))),
+        compile_cwd=cwd,
+        compile_timeout=compiled.timeout,
+        argv=_expand(command) if command else (),
+        cwd=Path(command.cwd) if command else cwd,
+        timeout=timeout,
+        folder=Path(*parts[len(parts) - parts[::-1].index("steps") : -1]),
+    )
 
 
-def expanded(argv: Sequence[str], cwd: Path) -> tuple[str, ...]:
+def program_of(step: Step) -> StepInput:
+    """The program that a step compiles or imports."""
+    return next(item for item in step.inputs if item.role == "program")
+
+
+def _expand(command: Command) -> tuple[str, ...]:
     """A command line with the flags of its flag files in their place."""
     words: list[str] = []
-    for word in argv:
-        file = cwd / word.removeprefix(_FLAGFILE)
+    for word in command.argv:
+        file = Path(command.cwd, word.removeprefix(_FLAGFILE))
         if word.startswith(_FLAGFILE) and file.is_file():
             words += shlex.split(file.read_text(encoding="utf-8"))
         else:

@@ -23,8 +23,9 @@ CUT_OUT = "dispatch"
 _DEVICE = "#hal.device.target<"
 _TRACE = re.compile(r'( *flow\.tensor\.trace ")([^"]*) (inputs|outputs)"')
 _DISPATCH = re.compile(
-    r"(?:(?P<results>%[\w, :%]+) = )?flow\.dispatch @(?P<executable>[\w$.]+|\"[^\"]*\")::@(?P<entry>[\w$.]+|\"[^\"]*\")"
-    r"(?:\[(?P<workload>[^\]]*)\])?\((?P<operands>[^)]*)\)(?: \{.*?\})? : \((?P<types>.*)\) -> (?P<outcome>.*)"
+    # The executable, its entry, the workload, operands, their types, and what comes out.
+    r"flow\.dispatch @([\w$.]+|\"[^\"]*\")::@([\w$.]+|\"[^\"]*\")"
+    r"(?:\[([^\]]*)\])?\(([^)]*)\)(?: \{.*?\})? : \((.*)\) -> (.*)"
 )
 _CONSTANT = re.compile(r" *(%\w+) = arith\.constant (.*)")
 _ALIAS = re.compile(r"#[\w.$-]+")
@@ -42,6 +43,10 @@ _STORE = re.compile(
     r"^(?P<indent> *)\w+\.dispatch\.tensor\.store (?P<value>%\w+), (?P<to>%\w+), "
     rf"{_PLACE} : (?P<type>tensor<.*>) -> .*$"
 )
+# What they become.
+_SLICE = r"[\g<offsets>] [\g<sizes>] [\g<strides>]"
+_EXTRACT = rf"\g<indent>\g<value> = tensor.extract_slice \g<of>{_SLICE} : KIND to \g<type>"
+_INSERT = rf"\g<indent>AFTER = tensor.insert_slice \g<value> into BEFORE{_SLICE} : \g<type> into KIND"
 # What belongs to the phase, or to sizes that are not known.
 _FOREIGN = re.compile(r"\bflow\.|\biree_\w+\.|\butil\.|\bhal\.|\?")
 
@@ -104,8 +109,21 @@ class FlowProgram:
         return "".join(line for line in self.text.splitlines(keepends=True) if not _TRACE.match(line[:200]))
 
     def executable(self, dispatch: Dispatch) -> str:
-        """What a dispatch calls, as text."""
-        return _format_executable(self.text, dispatch)
+        """What a dispatch calls, as text, with all that is nested in it."""
+        start = self.text.index(f"  flow.executable private @{dispatch.executable} {{\n")
+        return self.text[start : self.text.index("\n  }\n", start) + len("\n  }\n")]
+
+    def with_aliases(self, program: str) -> str:
+        """A program with the attributes that it names, and those that they name, as this one has them."""
+        aliases = _read_aliases(self.text)
+        needed: set[str] = set()
+        queue = _ALIAS.findall(program)
+        while queue:
+            name = queue.pop()
+            if name in aliases and name not in needed:
+                needed.add(name)
+                queue += _ALIAS.findall(aliases[name])
+        return "".join(f"{name} = {aliases[name]}\n" for name in aliases if name in needed) + program
 
     def cut_out(self, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool = False) -> str:
         """One dispatch as a program: its executable, and a function that takes its tensors and gives its results.
@@ -113,7 +131,44 @@ class FlowProgram:
         Raises:
             GauntletError: it takes a number that the program computes.
         """
-        return _cut_out(self.text, dispatch, shapes, traced=traced)
+        lines = self.text.splitlines()
+        module = next(line for line in lines if line.startswith("module"))
+        device = next(line for line in lines if line.lstrip().startswith("util.global private @__device_"))
+        types, results = dict(dispatch.operands), dispatch.results
+        imports = [
+            f'{value} = hal.tensor.import %arg{index} "input{index}" : !hal.buffer_view -> {types[value]}'
+            for index, value in enumerate(dict.fromkeys(dispatch.tensors))
+        ]
+        several = len(results) > 1
+        names = [f"%result#{index}" for index in range(len(results))] if several else ["%result"]
+        exports = [
+            f'%output{index} = hal.tensor.export {name} "output{index}" : {kind} -> !hal.buffer_view'
+            for index, (name, kind) in enumerate(zip(names, results, strict=True))
+        ]
+        before, after = [], []
+        if traced:
+            inputs = ", ".join(f"{value} : {types[value]}" for value in dispatch.tensors)
+            outputs = ", ".join(f"{name} : {kind}" for name, kind in zip(names, results, strict=True))
+            before = [f'flow.tensor.trace "{dispatch.key} inputs" = [{inputs}]'] if inputs else []
+            after = [f'flow.tensor.trace "{dispatch.key} outputs" = [{outputs}]']
+        workload = f"[{', '.join(dispatch.workload)}]" if dispatch.workload else ""
+        operands, kinds = (", ".join(parts) for parts in zip(*dispatch.operands, strict=True)) if types else ("", "")
+        outcome = ", ".join(dispatch.outcome)
+        signature = f"({operands}) : ({kinds}) -> {f'({outcome})' if several else outcome}"
+        views = ", ".join(["!hal.buffer_view"] * len(results))
+        given = ", ".join(f"%arg{index}: !hal.buffer_view" for index in range(len(imports)))
+        body = [
+            *_define_scalars(dispatch, shapes),
+            *imports,
+            *before,
+            f"%result{f':{len(results)}' if several else ''} = flow.dispatch {dispatch.callee}{workload}{signature}",
+            *after,
+            *exports,
+            f"util.return {', '.join(f'%output{index}' for index in range(len(results)))} : {views}",
+        ]
+        function = f"  util.func public @{CUT_OUT}({given}) -> ({views}) attributes {{iree.abi.stub}} {{\n"
+        function += "".join(f"    {line}\n" for line in body) + "  }\n"
+        return self.with_aliases(f"{module}\n{device}\n{self.executable(dispatch)}{function}}}\n")
 
 
 def read_flow(path: Path) -> FlowProgram:
@@ -162,21 +217,21 @@ def device_of(flow: str) -> str:
     if len(found) != 1:
         raise GauntletError(f"a program for {len(found)} devices, where one is expected", "")
     device = found.pop()
-    aliases = dict(re.findall(r"^(#[\w.$-]+) = (.*)$", flow, re.MULTILINE))
+    aliases = _read_aliases(flow)
     while names := [name for name in _ALIAS.findall(device) if name in aliases]:
         device = device.replace(names[0], aliases[names[0]])
     return device
 
 
 def _make_dispatch(key: str, found: re.Match[str], constants: Mapping[str, str]) -> Dispatch:
-    outcome = found["outcome"].strip()
-    results = _split(outcome[1:-1]) if outcome.startswith("(") else [outcome]
+    executable, entry, workload, operands, types, outcome = found.groups()
+    results = _split(outcome.strip()[1:-1]) if outcome.strip().startswith("(") else [outcome.strip()]
     return Dispatch(
         key,
-        found["executable"],
-        f"@{found['executable']}::@{found['entry']}",
-        tuple(_split(found["workload"] or "")),
-        tuple(zip(_split(found["operands"]), _split(found["types"]), strict=True)),
+        executable,
+        f"@{executable}::@{entry}",
+        tuple(_split(workload or "")),
+        tuple(zip(_split(operands), _split(types), strict=True)),
         # `%x as tensor<…>` where its type differs.
         tuple(text.split(" as ")[-1] for text in results),
         dict(constants),
@@ -233,71 +288,23 @@ def with_device(text: str, device: str) -> str:
     return "".join((*parts, text[end:]))
 
 
-def _cut_out(text: str, dispatch: Dispatch, shapes: Sequence[Sequence[int]], *, traced: bool) -> str:
-    executable = _format_executable(text, dispatch)
-    module = next(line for line in text.splitlines() if line.startswith("module"))
-    device = next(line for line in text.splitlines() if line.lstrip().startswith("util.global private @__device_"))
+def _define_scalars(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Lines that define what a dispatch takes besides tensors."""
     sizes = _read_sizes(dispatch, shapes)
-    scalars = []
     for value in dict.fromkeys(_list_scalars(dispatch)):
         constant = dispatch.constants.get(value)
-        if constant is None and value not in sizes:
+        if constant is not None:
+            yield f"{value} = arith.constant {constant}"
+        elif value in sizes:
+            # Known here alone: the dispatch must not be compiled for this size.
+            size = f"%size_{value.removeprefix('%')}"
+            yield f"{size} = arith.constant {sizes[value]} : index"
+            yield f"{value} = util.optimization_barrier {size} : index"
+        else:
             raise GauntletError(
                 f"{dispatch.name} takes {value}, a number that the program computes, and cannot be cut out",
                 "The trace and its tensors are there.",
             )
-        if constant is not None:
-            scalars.append(f"{value} = arith.constant {constant}")
-        else:
-            # Known here alone: the dispatch must not be compiled for this size.
-            size = f"%size_{value.removeprefix('%')}"
-            scalars.append(f"{size} = arith.constant {sizes[value]} : index")
-            scalars.append(f"{value} = util.optimization_barrier {size} : index")
-    types = dict(dispatch.operands)
-    imports = [
-        f'{value} = hal.tensor.import %arg{index} "input{index}" : !hal.buffer_view -> {types[value]}'
-        for index, value in enumerate(dict.fromkeys(dispatch.tensors))
-    ]
-    results = dispatch.results
-    names = [f"%result#{index}" for index in range(len(results))] if len(results) > 1 else ["%result"]
-    assigned = f"%result:{len(results)}" if len(results) > 1 else "%result"
-    workload = f"[{', '.join(dispatch.workload)}]" if dispatch.workload else ""
-    operands = ", ".join(value for value, _ in dispatch.operands)
-    kinds = ", ".join(kind for _, kind in dispatch.operands)
-    outcome = ", ".join(dispatch.outcome)
-    outcome = f"({outcome})" if len(results) > 1 else outcome
-    exports = [
-        f'%output{index} = hal.tensor.export {name} "output{index}" : {kind} -> !hal.buffer_view'
-        for index, (name, kind) in enumerate(zip(names, results, strict=True))
-    ]
-    views = ", ".join(["!hal.buffer_view"] * len(results))
-    given = ", ".join(f"%arg{index}: !hal.buffer_view" for index in range(len(imports)))
-    returned = ", ".join(f"%output{index}" for index in range(len(results)))
-    before, after = [], []
-    if traced:
-        inputs = ", ".join(f"{value} : {types[value]}" for value in dispatch.tensors)
-        outputs = ", ".join(f"{name} : {kind}" for name, kind in zip(names, results, strict=True))
-        before = [f'flow.tensor.trace "{dispatch.key} inputs" = [{inputs}]'] if inputs else []
-        after = [f'flow.tensor.trace "{dispatch.key} outputs" = [{outputs}]']
-    body = [
-        *scalars,
-        *imports,
-        *before,
-        f"{assigned} = flow.dispatch {dispatch.callee}{workload}({operands}) : ({kinds}) -> {outcome}",
-        *after,
-        *exports,
-        f"util.return {returned} : {views}",
-    ]
-    function = f"  util.func public @{CUT_OUT}({given}) -> ({views}) attributes {{iree.abi.stub}} {{\n"
-    function += "".join(f"    {line}\n" for line in body) + "  }\n"
-    program = f"{module}\n{device}\n{executable}{function}}}\n"
-    return _with_aliases(text, program)
-
-
-def _format_executable(text: str, dispatch: Dispatch) -> str:
-    """What a dispatch calls, with all that is nested in it."""
-    start = text.index(f"  flow.executable private @{dispatch.executable} {{\n")
-    return text[start : text.index("\n  }\n", start) + len("\n  }\n")]
 
 
 def _list_scalars(dispatch: Dispatch) -> Iterator[str]:
@@ -330,17 +337,8 @@ def _read_sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str
     return sizes
 
 
-def _with_aliases(text: str, program: str) -> str:
-    """A program with the attributes that it names, and those that they name, as another program has them."""
-    aliases = dict(re.findall(r"^(#[\w.$-]+) = (.*)$", text, re.MULTILINE))
-    needed: dict[str, str] = {}
-    queue = _ALIAS.findall(program)
-    while queue:
-        name = queue.pop()
-        if name in aliases and name not in needed:
-            needed[name] = aliases[name]
-            queue += _ALIAS.findall(aliases[name])
-    return "".join(f"{name} = {aliases[name]}\n" for name in aliases if name in needed) + program
+def _read_aliases(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^(#[\w.$-]+) = (.*)$", text, re.MULTILINE))
 
 
 def as_function(program: FlowProgram, dispatch: Dispatch) -> str:
@@ -361,39 +359,23 @@ def as_function(program: FlowProgram, dispatch: Dispatch) -> str:
     body: list[str] = []
     for number, line in enumerate(lines[:-1]):
         if load := _LOAD.match(line):
-            body.append(_format_slice(load, types[load["of"]]))
+            body.append(load.expand(_EXTRACT).replace("KIND", types[load["of"]]))
         elif store := _STORE.match(line):
-            body += _insert(store, types[store["to"]], outputs, number)
+            to, before, after = store["to"], outputs[store["to"]], f"%stored_{number}"
+            if not before:
+                before = f"%empty_{number}"
+                body.append(store.expand(rf"\g<indent>{before} = tensor.empty() : {types[to]}"))
+            inserted = store.expand(_INSERT).replace("BEFORE", before).replace("KIND", types[to])
+            body.append(inserted.replace("AFTER", after))
+            outputs[to] = after
         elif _FOREIGN.search(line):
             return ""
         else:
             body.append(line)
     if not all(outputs.values()):
         return ""
-    return _with_aliases(program.text, _format_function(given, outputs, types, body))
-
-
-def _format_function(given: Sequence[str], outputs: dict[str, str], types: dict[str, str], body: Sequence[str]) -> str:
-    arguments = ", ".join(f"{name}: {types[name]}" for name in given)
-    results = ", ".join(types[name] for name in outputs)
-    values = ", ".join(outputs.values())
+    takes = ", ".join(f"{name}: {types[name]}" for name in given)
+    results, values = ", ".join(types[name] for name in outputs), ", ".join(outputs.values())
     text = "\n".join(line.removeprefix("      ") for line in body)
-    return f"func.func @{CUT_OUT}({arguments}) -> ({results}) {{\n{text}\n  return {values} : {results}\n}}\n"
-
-
-def _format_slice(load: re.Match[str], kind: str) -> str:
-    place = f"[{load['offsets']}] [{load['sizes']}] [{load['strides']}]"
-    return f"{load['indent']}{load['value']} = tensor.extract_slice {load['of']}{place} : {kind} to {load['type']}"
-
-
-def _insert(store: re.Match[str], kind: str, outputs: dict[str, str], number: int) -> list[str]:
-    """What a store becomes: the result with a slice of it replaced."""
-    lines = []
-    before = outputs[store["to"]]
-    if not before:
-        before = f"%empty_{number}"
-        lines.append(f"{store['indent']}{before} = tensor.empty() : {kind}")
-    after = outputs[store["to"]] = f"%stored_{number}"
-    place = f"[{store['offsets']}] [{store['sizes']}] [{store['strides']}]"
-    insert = f"tensor.insert_slice {store['value']} into {before}{place} : {store['type']} into {kind}"
-    return [*lines, f"{store['indent']}{after} = {insert}"]
+    function = f"func.func @{CUT_OUT}({takes}) -> ({results}) {{\n{text}\n  return {values} : {results}\n}}\n"
+    return program.with_aliases(function)

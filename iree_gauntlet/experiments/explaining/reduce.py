@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.symptom import CRASH, HANG
-from iree_gauntlet.workers import iree_side
+from iree_gauntlet.recorded import UNRECORDED, Recorded
+from iree_gauntlet.records.explain_outcome import FoundReduced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iree_gauntlet.experiments.explaining.failures import Failure
     from iree_gauntlet.experiments.explaining.symptom import Symptom
     from iree_gauntlet.experiments.explaining.tools import Tools
 
@@ -28,44 +28,47 @@ _MARGIN_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
+class KeptProgram(Recorded):
+    """A smaller program that fails as before, after so many compiles; `what` was done to it."""
+
+    operations: int
+    tried: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced(FoundReduced):
     """What became of a program.
 
     Attributes:
+        constants: how many it holds of many values.
         program: it, as text; the folder's own.
-        before, after: `operations` and `bytes`.
-        phase: the phase of the compiler in which it fails, or one before it; empty where that is not known.
+        text: what the compiler says of it.
     """
 
-    program: Path
-    said: str
-    before: dict[str, int]
-    after: dict[str, int]
-    tried: int
-    complete: bool
-    phase: str
-    constants: int
-    names: tuple[str, ...]
+    constants: int = 0
+    program: Path = field(default=Path(), metadata=UNRECORDED)
+    text: str = field(default="", metadata=UNRECORDED)
 
-    def as_dict(self) -> dict[str, Any]:
+    @property
+    def part(self) -> dict[str, Any]:
         """For the record."""
-        return {name: getattr(self, name) for name in ("before", "after", "tried", "complete", "phase", "names")}
+        return {name: value for name, value in self.as_dict().items() if name not in ("why", "constants")}
 
 
-def reduce(failure: Failure, symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
+def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
     """Make the program of a failed compile smaller.
 
     Args:
-        failure: of the compile.
         symptom: what it shows, which the smaller one shows too.
-        tools: of the IREE that failed.
+        tools: of the compile that failed.
         budget: seconds; what is best by then counts.
         say: takes how it goes.
 
     Raises:
         GauntletError: it cannot be reduced.
     """
-    folder = tools.folder / "reduce"
+    folder, failure = tools.folder / "reduce", tools.failure
     folder.mkdir()
     plan = {
         "compile": tools.workbench.iree.compiler.compile,
@@ -79,32 +82,18 @@ def reduce(failure: Failure, symptom: Symptom, tools: Tools, budget: float, say:
         "budget": budget,
         "folder": str(folder),
     }
-    file = folder / "plan.json"
-    file.write_text(json.dumps(plan), encoding="utf-8")
-    script = str(Path(iree_side.__file__).with_name("reduce_program.py"))
 
     def progress(line: str) -> None:
-        kept = json.loads(line)
-        operations = "1 operation" if kept["operations"] == 1 else f"{kept['operations']:,} operations"
-        say(f"{operations}, after {kept['tried']} compiles ({kept['what']})")
+        kept = KeptProgram.from_dict(json.loads(line))
+        operations = "1 operation" if kept.operations == 1 else f"{kept.operations:,} operations"
+        say(f"{operations}, after {kept.tried} compiles ({kept.what})")
 
-    ran = tools.watched_python(
-        "reduce", (script, str(file)), timeout=budget + _MARGIN_SECONDS, log=folder / "reduce.jsonl", line=progress
-    )
+    timeout, log = budget + _MARGIN_SECONDS, folder / "reduce.jsonl"
+    argv = tools.plan("reduce_program", "reduce", plan)
+    ran = tools.watch("reduce", argv, timeout=timeout, log=log, line=progress)
     if not ran.passed:
         said = ran.outcome.signal or ran.errors.strip()[-300:]
         raise GauntletError(f"the program cannot be reduced: {said}", "")
-    end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
-    if end["problem"]:
-        raise GauntletError(f"the program cannot be reduced: {end['problem']}", "")
-    return Reduced(
-        program=folder / "reduced.mlir",
-        said=(folder / "reduced.txt").read_text(encoding="utf-8"),
-        before=end["before"],
-        after=end["after"],
-        tried=end["tried"],
-        complete=end["complete"],
-        phase=end["phase"],
-        constants=end["constants"],
-        names=tuple(end["names"]),
-    )
+    end = Reduced.from_dict(json.loads((folder / "end.json").read_text(encoding="utf-8")))
+    text = (folder / "reduced.txt").read_text(encoding="utf-8")
+    return replace(end, program=folder / "reduced.mlir", text=text)

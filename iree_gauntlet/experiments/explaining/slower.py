@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings
+from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, gpu_of
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
-from iree_gauntlet.experiments.explaining.failures import Failure, chain_folder, compile_of, expanded
+from iree_gauntlet.experiments.explaining.failures import Failure, failure_of
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, as_function
-from iree_gauntlet.experiments.explaining.traced_sides import target_side, traced_program
+from iree_gauntlet.experiments.explaining.traced_sides import capture_inputs, target_side, traced_program
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.results import Result
 from iree_gauntlet.settings import shown
-from iree_gauntlet.steps import Command, Resources, Step
-from iree_gauntlet.workers import iree_side
+from iree_gauntlet.steps import Command, Resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.explaining.flow_program import Dispatch
     from iree_gauntlet.experiments.explaining.tools import Tools
+    from iree_gauntlet.experiments.explaining.traced_sides import CapturedInputs, HeldTensor
+    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.records.compare_record import (
         ComparedDispatches,
+        ComparedSide,
         ComparisonRecord,
         DispatchDifference,
-        SideBenchmark,
     )
+    from iree_gauntlet.steps import Step
 
 
 # A dispatch that makes up less of the loss does not explain it; and so many are measured by themselves.
@@ -59,6 +58,7 @@ class Slower:
     ratio: float
     where: ComparedDispatches
     sides: tuple[Failure, Failure]
+    compiled: Step
     resources: Resources
     rules: Rules
     rounds: RoundSettings
@@ -82,13 +82,25 @@ class SlowSuspect:
 
 @dataclass(frozen=True, slots=True)
 class SlowDispatch:
-    """One that is slower by itself."""
+    """One that is slower by itself.
+
+    Attributes:
+        arguments: of a round of each side, without the module and the inputs, which are named by paths.
+        gpu: that it runs on; empty for a CPU.
+    """
 
     suspect: SlowSuspect
     function: str
-    inputs: tuple[tuple[str, Path], ...]
+    inputs: tuple[HeldTensor, ...]
     verdict: ModelVerdict
-    measured: tuple[Measurement, Measurement]
+    comparison: Comparison
+    arguments: tuple[tuple[str, ...], tuple[str, ...]]
+    gpu: str
+
+    @property
+    def times(self) -> dict[str, Any]:
+        """For the record."""
+        return self.verdict.record().as_dict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +114,15 @@ class SlowerSearch:
     slow: SlowDispatch | None = None
     why: str = ""
     tried: tuple[tuple[SlowSuspect, str], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        tried = [{**asdict(suspect), "said": said} for suspect, said in self.tried]
+        if self.slow is None:
+            return {"why": self.why, "tried": tried}
+        inputs = [item.type for item in self.slow.inputs]
+        one = {**asdict(self.slow.suspect), "inputs": inputs, "times": self.slow.times}
+        return {"why": self.why, "tried": tried, **one}
 
 
 def slower_of(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[Slower]:
@@ -144,7 +165,11 @@ def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Pat
         again = f"`compare --resume --run-dir {shown(folder)}` adds it; what was measured stays."
         raise GauntletError(f"{chain}: the comparison {what}", again)
     verdict, where, rounds = record.verdicts[chain], record.where[chain], record.opening.rounds
-    a, b = (_make_side(chain, steps[side.name], side.run, verdict.reason) for side in record.sides)
+    compiled, result = [_find_compile(chain, side) for side in record.sides], Result(Verdict.FAILED, verdict.reason)
+    a, b = (
+        failure_of(step, steps[side.name].command, Stage.BENCHMARK, result, steps[side.name].timeout)
+        for step, side in zip(compiled, record.sides, strict=True)
+    )
     return Slower(
         case=chain,
         reason=verdict.reason,
@@ -152,30 +177,19 @@ def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Pat
         # Releases without profiles have counts.
         where=where.work or where.dispatches,
         sides=(a, b),
+        compiled=compiled[1],
         resources=steps[record.sides[1].name].resources,
         rules=Rules.of(record.opening),
         rounds=RoundSettings(rounds.repetitions, rounds.min_time, verdict.cpus or ()),
     )
 
 
-def _make_side(chain: str, benchmark: SideBenchmark, run: Any, reason: str) -> Failure:
-    compiled = next(step for step in run.steps if step["id"] == f"{chain}:{Stage.COMPILE}")
-    cwd, program, flags = compile_of(compiled)
-    command = benchmark.command
-    return Failure(
-        case=chain,
-        stage=Stage.BENCHMARK,
-        result=Result(Verdict.FAILED, reason),
-        program=program,
-        flags=flags,
-        compile_cwd=cwd,
-        compile_timeout=float(compiled["timeout"]),
-        argv=expanded(command.argv, Path(command.cwd)),
-        cwd=Path(command.cwd),
-        timeout=benchmark.timeout,
-        folder=chain_folder(compiled),
-        urls={},
-    )
+def _find_compile(chain: str, side: ComparedSide) -> Step:
+    planned = side.run.planned if side.run else ()
+    found = next((step for step in planned if step.id == f"{chain}:{Stage.COMPILE}"), None)
+    if found is None:
+        raise GauntletError(f"{chain}: the comparison has no compile of {side.name}", "Begin a new comparison.")
+    return found
 
 
 def suspects_of(where: ComparedDispatches) -> list[SlowSuspect]:
@@ -207,16 +221,15 @@ def find_slow_dispatch(
         spread = _describe_most(slower.where.difference)
         return SlowerSearch(why=f"the loss is spread over {spread}; none of them alone makes up a tenth of it")
     say("compiling to dispatches")
-    target = slower.sides[1]
-    program = traced_program(target, tools[1])
+    program = traced_program(tools[1])
     # One that is dispatched from several places is the same function each time.
     places = {dispatch.name: dispatch for dispatch in reversed(list(program.dispatches.values()))}
     functions = {item.name: as_function(program, places[item.name]) for item in suspects if item.name in places}
     wanted = [places[name] for name, function in functions.items() if function]
-    captured: dict[str, Any] = {}
+    captured: CapturedInputs = {}
     if wanted:
         say(f"tracing {len(program.dispatches)} dispatches")
-        captured = _capture(tools[1], target_side(target, tools[1], program), wanted, target.timeout)
+        captured = capture_inputs(tools[1], target_side(tools[1], program), wanted)
     tried: list[tuple[SlowSuspect, str]] = []
     for number, suspect in enumerate(suspects):
         function = functions.get(suspect.name, "")
@@ -227,18 +240,23 @@ def find_slow_dispatch(
         if tensors is None:
             tried.append((suspect, "traced, the program does not run that far"))
             continue
-        inputs = tuple((tensors[i]["type"], Path(tensors[i]["file"])) for i in places[suspect.name].places)
+        inputs = tuple(tensors[i] for i in places[suspect.name].places)
         say(f"measuring {suspect.name} by itself")
         try:
-            steps = [_make_step(slower, side, tools[side], f"cut_{number}", (function, inputs)) for side in (0, 1)]
+            a, b = (_make_step(slower, side, f"cut_{number}", function, inputs) for side in tools)
         except GauntletError as error:
             tried.append((suspect, error.on_one_line))
             continue
-        pair = pair_of(f"{slower.case} {suspect.name}", (steps[0], steps[1]), "time", slower.rounds)
+        pair = pair_of(f"{slower.case} {suspect.name}", (a, b), "time", slower.rounds)
         verdict = judge(Comparer(session, slower.rules).run([pair], {}), slower.rules)[pair.chain]
         tried.append((suspect, _describe_said(verdict)))
-        if verdict.verdict == TimeVerdict.SLOWER:
-            slow = SlowDispatch(suspect, function, inputs, verdict, pair.measured(slower.rounds.cpus))
+        if verdict.comparison is not None and verdict.verdict == TimeVerdict.SLOWER:
+            measured = pair.measured(slower.rounds.cpus)
+            base, new = (
+                _list_arguments(one.command.argv, side) for one, side in zip(measured, slower.sides, strict=True)
+            )
+            gpu = gpu_of(b)
+            slow = SlowDispatch(suspect, function, inputs, verdict, verdict.comparison, (base, new), gpu)
             return SlowerSearch(slow, tried=tuple(tried))
     return SlowerSearch(
         why=f"the loss is spread over {_describe_most(slower.where.difference)}; none of them alone is slower",
@@ -258,43 +276,26 @@ def _describe_said(verdict: ModelVerdict) -> str:
     return f"by itself {verdict.verdict}: {verdict.comparison.reason}"
 
 
-def _capture(tools: Tools, target: dict[str, Any], wanted: Sequence[Dispatch], timeout: float) -> dict[str, Any]:
-    """The inputs of some dispatches: by their keys, types and files."""
-    plan = {"target": target, "capture": [dispatch.key for dispatch in wanted], "folder": str(tools.folder)}
-    file = tools.folder / "capture.json"
-    file.write_text(json.dumps(plan), encoding="utf-8")
-    script = str(Path(iree_side.__file__).with_name("trace_dispatches.py"))
-    ran = tools.python("capture", (script, str(file)), timeout=timeout)
-    if not ran.passed:
-        raise GauntletError(f"the inputs could not be captured: {ran.errors.strip()[-300:]}", f"See {tools.folder}.")
-    found: dict[str, Any] = json.loads((tools.folder / "captured.json").read_text(encoding="utf-8"))
-    return found
+def _list_arguments(argv: Sequence[str], side: Failure) -> tuple[str, ...]:
+    # Before the tool may be taskset.
+    begin = argv.index(side.argv[0]) + 1
+    return tuple(word for word in argv[begin:] if not word.startswith(("--module=", "--input=")))
 
 
-def _make_step(
-    slower: Slower, side: int, tools: Tools, name: str, cut_out: tuple[str, Sequence[tuple[str, Path]]]
-) -> Step:
+def _make_step(slower: Slower, tools: Tools, name: str, function: str, inputs: Sequence[HeldTensor]) -> Step:
     """A dispatch's benchmark on one side, compiled."""
-    function, inputs = cut_out
-    asked = slower.sides[side]
-    source = tools.folder / f"{name}.mlir"
-    source.write_text(function, encoding="utf-8")
-    module = tools.compile(f"{name}.vmfb", source, asked.flags, timeout=asked.compile_timeout, cwd=asked.compile_cwd)
-    values = [f"--input={kind}=@{path}" for kind, path in inputs]
+    asked = tools.failure
+    module = tools.compile_text(name, function, asked.flags)
+    values = [f"--input={item.argument}" for item in inputs]
     kept = [word for word in asked.argv if not word.startswith(_OF_PROGRAM)]
     argv = (*kept, f"--module={module}", f"--function={CUT_OUT}", *values)
-    return Step(
+    return replace(
+        slower.compiled,
         id=f"{slower.case} {name}:{Stage.BENCHMARK}",
-        chain=slower.case,
-        dialect="",
-        model="",
-        submodel="",
-        target="",
-        sku="",
         stage=Stage.BENCHMARK,
         folder=str(tools.folder / name),
         timeout=asked.timeout,
-        origin=Origin(str(source)),
+        origin=Origin(str(tools.folder / f"{name}.mlir")),
         command=Command(argv, str(asked.cwd)),
         resources=slower.resources,
     )

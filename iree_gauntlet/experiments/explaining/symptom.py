@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.diagnostics import diagnostic_of, same_in_all
 from iree_gauntlet.figures import one_line
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import SENT_SIGNALS
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _SPECIAL = re.compile(r"([\\.\[\](){}*+?^$|])")
 
 
 @dataclass(frozen=True, slots=True)
-class Symptom:
+class Symptom(Recorded):
     """What a failure shows.
 
     Attributes:
@@ -47,10 +48,6 @@ class Symptom:
     said: str = ""
     pattern: str = ""
     seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the record."""
-        return asdict(self)
 
     def is_in(self, ran: ToolResult) -> bool:
         """Whether a process shows it too."""
@@ -78,7 +75,9 @@ def symptom_of(ran: ToolResult, timeout: float) -> Symptom | None:
         frame = _format_crash_frame(ran.errors)
         return Symptom(ending, f"{ran.outcome.signal}{f' in {frame}' if frame else ''}", _escape(frame))
     if ending == FAILURE:
-        line = _format_error_line(ran.errors)
+        found = _ERROR.search(ran.errors)
+        lines = (text.strip() for text in ran.errors.splitlines() if text.strip())
+        line = found[1] if found else next(lines, "")
         return Symptom(ending, one_line(diagnostic_of(line)).rstrip(": "), pattern_of(line))
     return None
 
@@ -91,14 +90,7 @@ def _describe_ending(ran: ToolResult) -> str:
         return "" if ran.outcome.signal in SENT_SIGNALS else CRASH
     if ran.passed:
         return ""
-    return WRONG if ran.wrong else FAILURE
-
-
-def _format_error_line(errors: str) -> str:
-    found = _ERROR.search(errors)
-    if found is not None:
-        return found[1]
-    return next((line.strip() for line in errors.splitlines() if line.strip()), "")
+    return WRONG if ran.complaints else FAILURE
 
 
 def _format_crash_frame(errors: str) -> str:

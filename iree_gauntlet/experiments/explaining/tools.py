@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
 from iree_gauntlet.engine.processes.supervisor import Outcome, disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.steps import Command
 from iree_gauntlet.toolchains.host import means_host, read_host_cpu
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.experiments.explaining.failures import Failure
 
 
 # What to do where there was no room.
@@ -47,11 +50,6 @@ class ToolResult:
     errors: str
 
     @property
-    def wrong(self) -> bool:
-        """Whether it ran and gave other numbers than expected."""
-        return bool(self.complaints)
-
-    @property
     def passed(self) -> bool:
         """Whether all was as expected."""
         return self.outcome.exit_code == 0
@@ -63,18 +61,19 @@ class CompileError(GauntletError):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What compiles and runs."""
+    """What compiles and runs: in the folders, and in the time, that a failure has for it."""
 
     workbench: Workbench
     supervisor: Supervisor
     folder: Path
+    failure: Failure
 
     def knows(self, tool: str, flag: str) -> bool:
         """Whether a tool of this release has a flag."""
         return flag.lstrip("-").partition("=")[0] in self.workbench.flags_of(tool).names
 
     def compile(
-        self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
+        self, name: str, source: Path, flags: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
     ) -> Path:
         """Compile to `<name>`; what the compiler says stands in `<name>.txt`.
 
@@ -88,22 +87,27 @@ class Tools:
             raise CompileError(f"{name}: iree-compile {what}", first[:400])
         return self.folder / name
 
+    def compile_text(self, name: str, text: str, flags: Sequence[str], *, timeout: float | None = None) -> Path:
+        """The same of a program that stands in `<name>.mlir` then, to `<name>.vmfb`."""
+        source = self.folder / f"{name}.mlir"
+        source.write_text(text, encoding="utf-8")
+        return self.compile(f"{name}.vmfb", source, flags, timeout=timeout)
+
     def try_compile(
-        self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
+        self, name: str, source: Path, flags: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
     ) -> ToolResult:
         """Compile to `<name>`, which may fail; what the compiler says stands in `<name>.txt`."""
         argv = (self.workbench.iree.compiler.compile, str(source), *flags, "-o", str(self.folder / name))
-        return self._run(argv, name, cwd or self.folder, timeout)
+        return self._run(argv, name, cwd or self.failure.compile_cwd, timeout or self.failure.compile_timeout)
 
-    def cached_compile(
-        self, name: str, source: Path, flags: Sequence[str], *, timeout: float, cwd: Path | None = None
-    ) -> ToolResult:
-        """The same, from the cache of modules where it was compiled before; what fails is compiled each time."""
+    def cached_compile(self, name: str, flags: Sequence[str]) -> ToolResult:
+        """The failure's program, from the cache of modules where it was compiled before; what fails comes again."""
         hashed, cache = self.workbench.store.verified.sha256, self.workbench.modules
+        source = self.failure.program
         ingredients = {
             "kind": "explain",
             "program": hashed(source),
-            "flags": join_flags(flag_ingredients(flags, hashed, folder=cwd)),
+            "flags": join_flags(flag_ingredients(flags, hashed, folder=self.failure.compile_cwd)),
             "compiler": self.workbench.iree.compiler.identity,
             "host": read_host_cpu().identity if means_host(flags) else "",
         }
@@ -112,15 +116,52 @@ class Tools:
         if entry is not None:
             entry.materialise("module", output)
             return ToolResult(Outcome(0), (), "")
-        ran = self.try_compile(name, source, flags, timeout=timeout, cwd=cwd)
+        ran = self.try_compile(name, source, flags)
         if ran.passed:
             files, now = {"module": output}, datetime.now(UTC)
             cache.publish(files, name=f"explain {name}", ingredients=ingredients, metadata={}, created=now)
         return ran
 
-    def run_module(self, name: str, argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> ToolResult:
+    def run_module(
+        self, name: str, argv: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
+    ) -> ToolResult:
         """Run iree-run-module with its arguments; what it says stands in `<name>.txt`."""
-        return self._run((self.workbench.iree.runtime.run_module, *argv), name, cwd or self.folder, timeout)
+        words = (self.workbench.iree.runtime.run_module, *argv)
+        return self._run(words, name, cwd or self.failure.cwd, timeout or self.failure.timeout)
+
+    def run_with(self, name: str, module: Path, *, argv: Sequence[str] = (), device: str = "") -> ToolResult:
+        """Run what failed, or other arguments, with another module in place of its own."""
+        given = argv or self.failure.argv[1:]
+        words = [f"--module={module}" if word.startswith("--module=") else word for word in given]
+        if device:
+            words = [f"--device={device}" if word.startswith("--device=") else word for word in words]
+        return self.run_module(name, words)
+
+    def plan(self, worker: str, name: str, plan: Mapping[str, object]) -> tuple[str, ...]:
+        """The arguments of a program of `workers/iree_side` that carries out a plan, which stands in `<name>.json`."""
+        file = self.folder / f"{name}.json"
+        file.write_text(json.dumps(plan), encoding="utf-8")
+        return str(Path(iree_side.__file__).with_name(f"{worker}.py")), str(file)
+
+    def ask(
+        self, worker: str, name: str, plan: Mapping[str, object], what: str, *, timeout: float, own: bool = False
+    ) -> Any:
+        """What a worker answers to a plan, in the Python that has IREE's bindings, or in that of this toolkit.
+
+        Raises:
+            GauntletError: that it does not, and why; `what` stands before it.
+        """
+        argv = self.plan(worker, name, plan)
+        if own:
+            ran = self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
+        else:
+            ran = self.python(name, argv, timeout=timeout)
+        if ran.passed:
+            return json.loads((self.folder / f"{name}.out.txt").read_text(encoding="utf-8"))
+        lines = ran.errors.strip().splitlines()
+        why = ran.outcome.signal or (lines or [f"exit code {ran.outcome.exit_code}"])[-1]
+        why = "it does not end" if ran.outcome.timed_out else why
+        raise GauntletError(f"{what}: {why[:400]}", f"See {self.folder / name}.txt.")
 
     def python(self, name: str, argv: Sequence[str], *, timeout: float) -> ToolResult:
         """Run a program in the Python that has IREE's bindings."""
@@ -132,7 +173,7 @@ class Tools:
             )
         return self._run((python, "-B", *argv), name, self.folder, timeout)
 
-    def watched_python(
+    def watch(
         self, name: str, argv: Sequence[str], *, timeout: float, log: Path, line: Callable[[str], None]
     ) -> ToolResult:
         """The same; `line` is given each line that it writes to a file, as it does."""
@@ -147,10 +188,6 @@ class Tools:
                 shown = len(whole)
                 if ended:
                     return running.result()
-
-    def own_python(self, name: str, argv: Sequence[str], *, timeout: float) -> ToolResult:
-        """Run a program in the Python that this toolkit runs in."""
-        return self._run((sys.executable, "-B", *argv), name, self.folder, timeout)
 
     def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> ToolResult:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"

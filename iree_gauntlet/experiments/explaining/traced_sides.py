@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import math
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.flow_program import FlowProgram, read_flow
-from iree_gauntlet.workers import iree_side
+from iree_gauntlet.recorded import UNRECORDED, Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.experiments.explaining.failures import Failure
-    from iree_gauntlet.experiments.explaining.tools import ToolResult, Tools
+    from iree_gauntlet.experiments.explaining.flow_program import Dispatch
+    from iree_gauntlet.experiments.explaining.tools import Tools
+
+    CapturedInputs = Mapping[str, Sequence["HeldTensor"]]
 
 
 TRACED = "--iree-flow-trace-dispatch-tensors"
@@ -27,18 +30,101 @@ _MOST_SUSPECTS = 8
 _MARGIN_SECONDS = 60.0
 
 
-def traced_program(failure: Failure, tools: Tools) -> FlowProgram:
-    """Its program in the flow phase, with all dispatches traced.
+@dataclass(frozen=True, slots=True)
+class TracedSide:
+    """How a traced program is run, as `trace_dispatches.py` takes it."""
+
+    device: str
+    modules: tuple[str, ...]
+    parameters: tuple[tuple[str, ...], ...]
+    function: str
+    inputs: tuple[str, ...]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTrace(Recorded):
+    """A tensor of the target, and how far it is off the reference's; see `trace_dispatches.py`."""
+
+    type: str
+    wrong: bool
+    error: float = math.inf
+    largest: float = 0.0
+
+    @property
+    def shape(self) -> list[int]:
+        """Its sizes."""
+        return [int(size) for size in self.type.split("x")[:-1]]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedDispatch(Recorded):
+    """A dispatch that ran: by its key, which call it was, and the folder of its tensors within the trace's."""
+
+    dispatch: str
+    call: int
+    inputs: tuple[TensorTrace, ...]
+    outputs: tuple[TensorTrace, ...]
+    suspect: bool
+    kept: str
+
+    @property
+    def worst(self) -> float:
+        """The largest error of an output."""
+        return max((item.error for item in self.outputs), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedDispatch(Recorded):
+    """A dispatch that was begun and gave nothing."""
+
+    dispatch: str
+    inputs: tuple[TensorTrace, ...]
+    kept: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOfBoth(Recorded):
+    """What was seen of both sides, which end with exit codes; see `trace_dispatches.py`."""
+
+    target: int
+    reference: int
+    dispatches: tuple[TracedDispatch, ...]
+    unfinished: tuple[UnfinishedDispatch, ...]
+    differs: str = ""
+    results: tuple[TensorTrace, ...] = ()
+    folder: Path = field(default=Path(), metadata=UNRECORDED)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensor(Recorded):
+    """A tensor whose raw values a file holds.
+
+    Attributes:
+        type: as IREE writes it: `2x3xf32`.
+        made: the arguments of `make_values.py` behind the file that make it; none where the values are the model's own.
+        largest: |value|, of what a program gives.
+    """
+
+    type: str
+    file: Path
+    made: tuple[str, ...] = ()
+    largest: float = 0.0
+
+    @property
+    def argument(self) -> str:
+        """As iree-run-module takes it."""
+        return f"{self.type}=@{self.file}"
+
+
+def traced_program(tools: Tools) -> FlowProgram:
+    """What failed, in the flow phase, with all dispatches traced.
 
     Raises:
         GauntletError: it does not get there.
     """
-    flags = [flag for flag in failure.flags if flag != TRACED]
-    flow = tools.compile(
-        "flow.mlir", failure.program, [*flags, "--compile-to=flow", TRACED], timeout=failure.compile_timeout,
-        cwd=failure.compile_cwd,
-    )  # fmt: skip
-    return read_flow(flow)
+    flags = [flag for flag in tools.failure.flags if flag != TRACED]
+    return read_flow(tools.compile("flow.mlir", tools.failure.program, [*flags, "--compile-to=flow", TRACED]))
 
 
 def last_line(log: Path) -> str:
@@ -47,46 +133,28 @@ def last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if "Error" in line or ": " in line), "it says nothing")[:300]
 
 
-def run_with(
-    failure: Failure, tools: Tools, name: str, module: Path, *, argv: Sequence[str] = (), device: str = ""
-) -> ToolResult:
-    """Run it with another module in place of its own."""
-    words = [f"--module={module}" if word.startswith("--module=") else word for word in argv or failure.argv[1:]]
-    if device:
-        words = [f"--device={device}" if word.startswith("--device=") else word for word in words]
-    return tools.run_module(name, words, timeout=failure.timeout, cwd=failure.cwd)
-
-
-def from_flow(tools: Tools, name: str, source: Path, flags: Sequence[str], failure: Failure) -> Path:
+def compile_flow(tools: Tools, name: str, text: str, flags: Sequence[str]) -> Path:
     """Compile a program in the flow phase to the end."""
-    return tools.compile(name, source, ["--compile-from=flow", *flags], timeout=failure.compile_timeout)
+    return tools.compile_text(name, text, ["--compile-from=flow", *flags])
 
 
-def target_side(failure: Failure, tools: Tools, program: FlowProgram) -> dict[str, Any]:
+def target_side(tools: Tools, program: FlowProgram) -> TracedSide:
     """How the traced program is run where it fails."""
-    source = tools.folder / "target.mlir"
-    source.write_text(program.text, encoding="utf-8")
-    module = from_flow(tools, "target.vmfb", source, failure.flags, failure)
-    archives = [text.partition("=")[::2] if "=" in text else ("", text) for text in failure.values("--parameters")]
-    return {
-        "device": failure.device,
-        "modules": [str(module)],
-        "parameters": archives,
-        "function": failure.function,
-        "inputs": failure.values("--input"),
-        "cwd": str(failure.cwd),
-    }
+    failure = tools.failure
+    archives = (text.partition("=")[::2] if "=" in text else ("", text) for text in failure.values("--parameters"))
+    return TracedSide(
+        device=failure.device,
+        modules=(str(compile_flow(tools, "target", program.text, failure.flags)),),
+        parameters=tuple(archives),
+        function=failure.function,
+        inputs=tuple(failure.values("--input")),
+        cwd=str(failure.cwd),
+    )
 
 
 def trace_both(
-    tools: Tools,
-    name: str,
-    target: dict[str, Any],
-    reference: dict[str, Any],
-    timeout: float,
-    *,
-    by_values: bool = False,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    tools: Tools, name: str, sides: tuple[TracedSide, TracedSide], timeout: float, *, by_values: bool = False
+) -> TraceOfBoth:
     """What both sides did, dispatch by dispatch, and how they ended.
 
     Raises:
@@ -95,25 +163,29 @@ def trace_both(
     folder = tools.folder / name
     folder.mkdir()
     plan = {
-        "target": target,
-        "reference": reference,
+        "target": asdict(sides[0]),
+        "reference": asdict(sides[1]),
         "tolerances": TOLERANCES,
         "keep": _MOST_SUSPECTS,
         "by_values": by_values,
         "timeout": timeout,
         "folder": str(folder),
     }
-    file = folder / "plan.json"
-    file.write_text(json.dumps(plan), encoding="utf-8")
-    script = str(Path(iree_side.__file__).with_name("trace_dispatches.py"))
-    ran = tools.python(name, (script, str(file)), timeout=timeout + _MARGIN_SECONDS)
-    if not ran.passed:
-        said = "it does not end" if ran.outcome.timed_out else ran.errors.strip()[-300:]
-        raise GauntletError(f"the dispatches could not be traced: {said}", f"See {folder}.")
-    end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
-    lines = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines]
-    if not (found or end["unfinished"]):
-        said = last_line(folder / "target.txt")
-        raise GauntletError(f"nothing was traced: {said}", f"See {folder}.")
-    return found, end
+    what, limit = "the dispatches could not be traced", timeout + _MARGIN_SECONDS
+    said = tools.ask("trace_dispatches", name, plan, what, timeout=limit)
+    trace = replace(TraceOfBoth.from_dict(said), folder=folder)
+    if not (trace.dispatches or trace.unfinished):
+        raise GauntletError(f"nothing was traced: {last_line(folder / 'target.txt')}", f"See {folder}.")
+    return trace
+
+
+def capture_inputs(tools: Tools, target: TracedSide, wanted: Sequence[Dispatch]) -> CapturedInputs:
+    """The inputs of some dispatches, by their keys; of those that ran.
+
+    Raises:
+        GauntletError: they could not be run.
+    """
+    plan = {"target": asdict(target), "capture": [dispatch.key for dispatch in wanted], "folder": str(tools.folder)}
+    what, limit = "the inputs could not be captured", tools.failure.timeout
+    found = tools.ask("trace_dispatches", "capture", plan, what, timeout=limit)
+    return {key: tuple(map(HeldTensor.from_dict, tensors)) for key, tensors in found.items()}

@@ -1,9 +1,19 @@
-"""Cut an ONNX model between values, and import what is left, in the Python of the toolchain.
+"""Say what an ONNX model is made of, or cut it between values and import what is left, in the toolchain's Python.
 
     python cut_onnx.py PLAN.json
 
-What is computed from the new inputs, and needed for the new outputs, stays, with the constants, operator sets and
-functions that it needs. The plan:
+With the plan `{"model": "/…/m.onnx", "prepared": "/…/prepared.onnx", "opset", "least_opset", "shapes"}` the model is
+prepared as its import does (the options of `import_onnx.py`), and the answer is
+
+    {"inputs": […], "outputs": […], "constants": […],   values by their names; constants are those that the file holds
+     "nodes": [{"index": 0, "name": …, "op": "Conv", "inputs": […], "outputs": […],
+                "place": 12}],      in the file as published, from 1; 0 where the preparation made it
+     "of": 134,                     nodes of that file
+     "sizes": {value: bytes}}       of what nodes give, where tensors of numbers; null where sizes are not known
+
+A node's inputs are also the values that graphs inside of it use.
+
+With the plan
 
     {"model": "/…/prepared.onnx",
      "inputs": [{"name", "dtype", "shape"}],              new inputs; null for the model's own
@@ -13,11 +23,15 @@ functions that it needs. The plan:
      "onnx": "/…/cut.onnx",
      "mlir": "/…/cut.mlir"}       empty: it is not imported
 
-The answer is `{"bytes": …}`, of the .onnx. The function is called `operator`. Exit codes: as of `plan_file`.
+what is computed from the new inputs, and needed for the new outputs, stays, with the constants, operator sets and
+functions that it needs. The answer is `{"bytes": …}`, of the .onnx. The function is called `operator`.
+
+Exit codes: as of `plan_file`.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -26,23 +40,63 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.describe_onnx import list_used_values
-from iree_gauntlet.workers.iree_side.import_onnx import ImportFailedError, InputError, import_to_mlir, load_onnx
+from iree_gauntlet.workers.iree_side.import_onnx import (
+    ImportFailedError,
+    InputError,
+    import_to_mlir,
+    list_inner_graphs,
+    list_inputs,
+    load_onnx,
+    prepare_file,
+)
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 
 if TYPE_CHECKING:
-    import onnx
+    from collections.abc import Iterator
 
 
+# What a protobuf message, and so a model that is worked on in memory, may have.
+_MOST_BYTES = 2_000_000_000
+# Bytes of an element, by ONNX's numbers of the types that onnxruntime hands on as arrays and IREE takes.
+_ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8}
 _FUNCTION = "operator"
 # The first whose initializers need not be among the inputs.
 _LEAST_IR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _DescribePlan:
+    model: str
+    prepared: str
+    opset: int | None
+    least_opset: int | None
+    shapes: list[tuple[str, list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _CutValue:
+    name: str
+    dtype: str
+    shape: list[int]
+    file: str = ""
+
+    def declare(self) -> onnx.ValueInfoProto:
+        """It, as an input."""
+        return helper.make_tensor_value_info(
+            self.name, helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)), self.shape
+        )
+
+    def read(self) -> onnx.TensorProto:
+        """It, as a constant."""
+        return numpy_helper.from_array(np.fromfile(self.file, self.dtype).reshape(self.shape), self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +110,69 @@ class _CutPlan:
     mlir: str
 
 
+def _list_used_values(node: onnx.NodeProto) -> list[str]:
+    """The values that a node takes, with those that graphs inside of it take from around it."""
+    inner = [name for graph in list_inner_graphs(node) for name in _list_from_around(graph)]
+    return list(dict.fromkeys(name for name in (*node.input, *inner) if name))
+
+
+def _list_from_around(graph: onnx.GraphProto) -> Iterator[str]:
+    own = {value.name for value in (*graph.input, *graph.initializer)}
+    for node in graph.node:
+        yield from (name for name in _list_used_values(node) if name not in own)
+        own.update(node.output)
+    yield from (value.name for value in graph.output if value.name not in own)
+
+
+def _describe(model: onnx.ModelProto, published: onnx.ModelProto) -> dict[str, Any]:
+    graph = model.graph
+    constants = [tensor.name for tensor in graph.initializer] + [item.values.name for item in graph.sparse_initializer]
+    places = {tuple(node.output): place for place, node in enumerate(published.graph.node, 1)}
+    sizes: dict[str, int | None] = {}
+    for value in (*graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if tensor.elem_type in _ELEMENT_BYTES:
+            known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+            count = math.prod(dim.dim_value for dim in tensor.shape.dim)
+            sizes[value.name] = count * _ELEMENT_BYTES[tensor.elem_type] if known else None
+    return {
+        "inputs": [value.name for value in list_inputs(graph)],
+        "outputs": [value.name for value in graph.output],
+        "constants": constants,
+        "nodes": [
+            {
+                "index": index,
+                "name": node.name,
+                "op": node.op_type,
+                "inputs": _list_used_values(node),
+                "outputs": [name for name in node.output if name],
+                "place": places.get(tuple(node.output), 0),
+            }
+            for index, node in enumerate(graph.node)
+        ],
+        "of": len(published.graph.node),
+        "sizes": sizes,
+    }
+
+
 def _find_needed(graph: onnx.GraphProto, outputs: list[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
     """The nodes that outputs need where some values are given, in order; and all values that these take."""
     wanted, nodes = set(outputs) - given, []
     for node in reversed(graph.node):
         if wanted.intersection(node.output):
             nodes.append(node)
-            wanted.update(name for name in list_used_values(node) if name not in given)
-    used = {name for node in nodes for name in list_used_values(node)} | set(outputs)
+            wanted.update(name for name in _list_used_values(node) if name not in given)
+    used = {name for node in nodes for name in _list_used_values(node)} | set(outputs)
     return nodes[::-1], used
 
 
 def _cut(model: onnx.ModelProto, plan: _CutPlan) -> onnx.ModelProto:
-    import onnx  # noqa: PLC0415 - the toolchain's
-    from onnx import helper, numpy_helper  # noqa: PLC0415
-
     graph = model.graph
-    new = {
-        item["name"]: helper.make_tensor_value_info(
-            item["name"], helper.np_dtype_to_tensor_dtype(np.dtype(item["dtype"])), item["shape"]
-        )
-        for item in plan.inputs or ()
-    }
-    made = {
-        item["name"]: numpy_helper.from_array(
-            np.fromfile(item["file"], item["dtype"]).reshape(item["shape"]), item["name"]
-        )
-        for item in plan.constants
-    }
+    new = {item.name: item.declare() for item in (read_plan(_CutValue, said) for said in plan.inputs or ())}
+    made = {item.name: item.read() for item in (read_plan(_CutValue, said) for said in plan.constants)}
     nodes, used = _find_needed(graph, plan.outputs, {*new, *made})
     kept = [item for item in graph.initializer if item.name in used and item.name not in {*new, *made}]
     constants = {item.name for item in kept}
-    own = [item for item in graph.input if item.name not in {item.name for item in graph.initializer}]
     infos = {item.name: item for item in (*graph.input, *graph.value_info, *graph.output)}
     missing = [name for name in plan.outputs if name not in infos]
     if missing:
@@ -100,7 +185,7 @@ def _cut(model: onnx.ModelProto, plan: _CutPlan) -> onnx.ModelProto:
     cut.graph.node.extend(nodes)
     cut.graph.initializer.extend(_repeat(item, plan.repeat) for item in (*kept, *made.values()))
     cut.graph.sparse_initializer.extend(item for item in graph.sparse_initializer if item.values.name in used)
-    cut.graph.input.extend(own if plan.inputs is None else new.values())
+    cut.graph.input.extend(list_inputs(graph) if plan.inputs is None else new.values())
     cut.graph.output.extend(infos[name] for name in plan.outputs)
     inner = {name for node in nodes for name in node.output} - set(plan.outputs) - constants
     cut.graph.value_info.extend(item for item in graph.value_info if item.name in inner)
@@ -108,8 +193,6 @@ def _cut(model: onnx.ModelProto, plan: _CutPlan) -> onnx.ModelProto:
 
 
 def _repeat(tensor: onnx.TensorProto, first: int) -> onnx.TensorProto:
-    from onnx import numpy_helper  # noqa: PLC0415 - the toolchain's
-
     values = numpy_helper.to_array(tensor) if first else None
     if values is None or values.dtype.kind != "f" or values.size <= first:
         return tensor
@@ -117,20 +200,36 @@ def _repeat(tensor: onnx.TensorProto, first: int) -> onnx.TensorProto:
 
 
 def _answer(said: dict[str, Any]) -> dict[str, Any]:
-    import onnx  # noqa: PLC0415 - the toolchain's
-
-    plan = read_plan(_CutPlan, said)
-    target = Path(plan.onnx)
     try:
-        model = _cut(load_onnx(Path(plan.model)), plan)
-        onnx.save(model, target)
-        if plan.mlir:
-            with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as folder:
-                import_to_mlir(model, Path(folder)).replace(plan.mlir)
+        return _answer_describe(said) if "prepared" in said else _answer_cut(read_plan(_CutPlan, said))
     except InputError as error:
         raise PlanError(str(error)) from error
     except ImportFailedError as error:
         raise RuntimeError(str(error)) from error
+
+
+def _answer_describe(said: dict[str, Any]) -> dict[str, Any]:
+    plan = read_plan(_DescribePlan, said)
+    path = Path(plan.model)
+    if path.stat().st_size > _MOST_BYTES:
+        raise PlanError(f"{path.name} has more than 2 GB and cannot be cut")
+    # What lies outside is not read to find out that it does.
+    alone = onnx.load(path, load_external_data=False)
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in alone.graph.initializer):
+        raise PlanError(f"the weights of {path.name} lie outside of it, and it cannot be cut")
+    shapes = {name: tuple(shape) for name, shape in plan.shapes}
+    model = prepare_file(path, shapes, plan.opset, plan.least_opset)
+    onnx.save(model, plan.prepared)
+    return _describe(model, alone)
+
+
+def _answer_cut(plan: _CutPlan) -> dict[str, Any]:
+    target = Path(plan.onnx)
+    model = _cut(load_onnx(Path(plan.model)), plan)
+    onnx.save(model, target)
+    if plan.mlir:
+        with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as folder:
+            import_to_mlir(model, Path(folder)).replace(plan.mlir)
     return {"bytes": target.stat().st_size}
 
 

@@ -27,8 +27,14 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError, load_reference, read_input
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
+from iree_gauntlet.workers.iree_side.onnx_reference import (
+    InferenceFailedError,
+    float_type,
+    load_model,
+    load_reference,
+    read_inputs,
+)
+from iree_gauntlet.workers.iree_side.plan_file import answer_plan, read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +45,6 @@ if TYPE_CHECKING:
 
 
 FACTOR = 1.01
-_TYPES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ def measure_effect(before: Sequence[Array], after: Sequence[Array], allowed: Map
     for old, new in zip(before, after, strict=True):
         if old.shape != new.shape:
             return float("inf")
-        element = _TYPES.get(str(old.dtype), "")
+        element = float_type(old)
         if element not in allowed:
             worst = max(worst, float("inf") if not np.array_equal(old, new) else 0.0)
             continue
@@ -94,16 +99,11 @@ def _list_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 def _answer(said: dict[str, Any]) -> dict[str, Any]:
     import onnx  # noqa: PLC0415
-    from google.protobuf.message import DecodeError  # noqa: PLC0415
 
     plan = read_plan(_SensitivityPlan, said)
-    try:
-        model = onnx.load(plan.model)
-    except (OSError, ValueError, DecodeError) as error:
-        raise PlanError(f"cannot read {plan.model}: {error}") from error
+    model = load_model(Path(plan.model))
     reference, _ = load_reference(model.SerializeToString(), model)
-    given = zip(plan.inputs[0], reference.inputs, strict=False)
-    arrays = [read_input(text, plan.cwd, item.dtype) for text, item in given]
+    arrays = read_inputs(plan.inputs[0], plan.cwd, reference.inputs)
     allowed = dict(plan.tolerances)
     rtol = allowed.pop("rtol", 0.0)
     before = list(reference.run(arrays).values())

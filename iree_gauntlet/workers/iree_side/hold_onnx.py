@@ -14,7 +14,7 @@ It runs in the Python that has onnxruntime. The plan:
 
 The answer is `{"onnxruntime": "1.32.0", "inputs": […], "outputs": […]}`: objects of `name`, `type` as IREE writes it,
 `dtype` and `shape` as NumPy has them, `file`; of outputs also `largest` |value|, and by side `error` as a share of
-that (null where it is infinite), and `wrong`. Exit codes: as of `plan_file`.
+that, and `wrong`. Exit codes: as of `plan_file`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.onnx_reference import (
-    OnnxRuntime,
-    pack_bytes,
-    read_input,
-    require_inputs,
-    tensor_type,
-)
+from iree_gauntlet.workers.iree_side.onnx_reference import OnnxRuntime, pack_bytes, read_inputs, tensor_type
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
 from iree_gauntlet.workers.iree_side.trace_dispatches import TracedTensor, measure_error
@@ -61,43 +53,50 @@ class _HoldPlan:
 def _keep(plan: _HoldPlan, part: str, index: int, name: str, array: Array) -> dict[str, Any]:
     file = Path(plan.folder) / f"{plan.name}_{part}_{index}.bin"
     file.write_bytes(pack_bytes(array))
-    kind, shape = tensor_type(name, array), list(array.shape)
-    return {"name": name, "type": kind, "dtype": str(array.dtype), "shape": shape, "file": str(file)}
+    return {
+        "name": name,
+        "type": tensor_type(name, array),
+        "dtype": str(array.dtype),
+        "shape": array.shape,
+        "file": str(file),
+    }
 
 
-def _hold(text: str, plan: _HoldPlan, right: TracedTensor) -> tuple[float | None, bool]:
-    """How far an output of another is off, and whether that is wrong."""
-    if not text:
-        return 0.0, False
+def _read_side(text: str, plan: _HoldPlan, right: TracedTensor) -> bytes:
+    """What another gives in place of a value; that itself where nothing is known."""
     path = Path(text)
     if path.suffix == ".bin" and "=" not in path.name:
-        contents = path.read_bytes()
-    else:
-        value = read_value(text, plan.cwd)
-        contents = bytes(value.contents) if value is not None else right.contents
-    if len(contents) != len(right.contents):
-        return None, True
-    error = measure_error(TracedTensor((), right.element_type, contents), right)
-    return (error if np.isfinite(error) else None), error > plan.tolerances.get(right.element_type, 0.0)
+        return path.read_bytes()
+    value = read_value(text, plan.cwd) if text else None
+    return right.contents if value is None else bytes(value.contents)
+
+
+def _hold(plan: _HoldPlan, index: int, name: str, array: Array) -> dict[str, Any]:
+    """An output, and how far those of others are off."""
+    kept = _keep(plan, "output", index, name, array)
+    right = TracedTensor(array.shape, tensor_type(name, array).rpartition("x")[2], pack_bytes(array))
+    sides = {side: _read_side(texts[index], plan, right) for side, texts in plan.sides.items()}
+    errors = {
+        side: measure_error(TracedTensor((), right.element_type, contents), right)
+        if len(contents) == len(right.contents)
+        else float("inf")
+        for side, contents in sides.items()
+    }
+    allowed = plan.tolerances.get(right.element_type, 0.0)
+    wrong = {side: error > allowed for side, error in errors.items()}
+    return {**kept, "largest": right.find_largest(), "error": errors, "wrong": wrong}
 
 
 def _answer(said: dict[str, Any]) -> dict[str, Any]:
     plan = read_plan(_HoldPlan, said)
     session = OnnxRuntime(Path(plan.model))
-    require_inputs(session.inputs, plan.inputs)
-    given = [read_input(text, plan.cwd, one.dtype) for text, one in zip(plan.inputs, session.inputs, strict=True)]
+    given = read_inputs(plan.inputs, plan.cwd, session.inputs)
     results = session.run(given)
     try:
         inputs = [_keep(plan, "input", i, session.inputs[i].name, array) for i, array in enumerate(given)]
-        outputs = [_keep(plan, "output", i, name, array) for i, (name, array) in enumerate(results.items())]
+        outputs = [_hold(plan, i, name, array) for i, (name, array) in enumerate(results.items())]
     except UnsupportedError as error:
         raise PlanError(str(error)) from error
-    for index, (item, array) in enumerate(zip(outputs, results.values(), strict=True)):
-        right = TracedTensor(array.shape, item["type"].rpartition("x")[2], Path(item["file"]).read_bytes())
-        item["largest"] = right.find_largest()
-        held = {side: _hold(texts[index], plan, right) for side, texts in plan.sides.items()}
-        item["error"] = {side: error for side, (error, _) in held.items()}
-        item["wrong"] = {side: wrong for side, (_, wrong) in held.items()}
     return {"onnxruntime": session.version, "inputs": inputs, "outputs": outputs}
 
 

@@ -67,10 +67,19 @@ def _describe(value: onnx.ValueInfoProto) -> str:
     return f"{value.name}=[{', '.join(sizes)}]"
 
 
+def list_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Those that a caller passes: files of old IR versions list initializers among them."""
+    constants = {tensor.name for tensor in graph.initializer} | {item.values.name for item in graph.sparse_initializer}
+    return [value for value in graph.input if value.name not in constants]
+
+
+def list_inner_graphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs inside of a node, such as branches and bodies of loops."""
+    return [graph for item in node.attribute for graph in (item.g, *item.graphs) if graph.node]
+
+
 def _freeze(model: onnx.ModelProto, shapes: dict[str, Shape]) -> None:
-    # Those that a caller passes: files of old IR versions list initializers among them.
-    constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = {value.name: value for value in model.graph.input if value.name not in constants}
+    inputs = {value.name: value for value in list_inputs(model.graph)}
     for name, shape in shapes.items():
         if name not in inputs:
             known = ", ".join(_describe(value) for value in inputs.values())
@@ -215,30 +224,18 @@ def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
     return imported
 
 
-def import_parser(prog: str = "import_onnx.py") -> argparse.ArgumentParser:
-    """What reads the command line, also of other programs that prepare a model in the same way."""
-    parser = argparse.ArgumentParser(prog=prog, description="Prepare an ONNX model, import it to MLIR.")
-    parser.add_argument("model", type=Path, help="the .onnx file")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the file to write")
-    opset = parser.add_mutually_exclusive_group()
-    opset.add_argument("--opset", type=int, help="convert to this opset version first")
-    opset.add_argument("--least-opset", type=int, help="convert to this opset version first where the file's is lower")
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="NAME=1x3x48x192",
-        help="fix the shape of an input; may be repeated",
-    )
-    return parser
-
-
-def prepare_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
-    """The prepared model of a command line.
+def prepare_file(path: Path, shapes: dict[str, Shape], opset: int | None, least_opset: int | None) -> onnx.ModelProto:
+    """The prepared model of a file; `least_opset` is the version to convert to where the file's is lower.
 
     Raises:
         InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
     """
+    model = load_onnx(path)
+    return prepare(model, shapes, opset if least_opset is None else max(least_opset, _get_opset(model)))
+
+
+def _run(arguments: argparse.Namespace) -> list[str]:
+    """Carry out the command; returns the names of the imported functions."""
     shapes: dict[str, Shape] = {}
     for name, shape in map(parse_shape, arguments.shape):
         if shapes.setdefault(name, shape) != shape:
@@ -246,15 +243,7 @@ def prepare_as_asked(arguments: argparse.Namespace) -> onnx.ModelProto:
     output: Path = arguments.output
     if not output.parent.is_dir():
         raise InputError(f"no folder {output.parent} to write {output.name} in")
-    model = load_onnx(arguments.model)
-    opset = arguments.opset if arguments.least_opset is None else max(arguments.least_opset, _get_opset(model))
-    return prepare(model, shapes, opset)
-
-
-def _run(arguments: argparse.Namespace) -> list[str]:
-    """Carry out the command; returns the names of the imported functions."""
-    output: Path = arguments.output
-    model = prepare_as_asked(arguments)
+    model = prepare_file(arguments.model, shapes, arguments.opset, arguments.least_opset)
     # Next to the output, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".import-", dir=output.parent) as folder:
         imported = import_to_mlir(model, Path(folder))
@@ -268,7 +257,16 @@ def _run(arguments: argparse.Namespace) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    arguments = import_parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="import_onnx.py", description="Prepare an ONNX model, import it to MLIR.")
+    parser.add_argument("model", type=Path, help="the .onnx file")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the file to write")
+    versions = parser.add_mutually_exclusive_group()
+    versions.add_argument("--opset", type=int, help="convert to this opset version first")
+    lower = "convert to this opset version first where the file's is lower"
+    versions.add_argument("--least-opset", type=int, help=lower)
+    fix = "fix the shape of an input; may be repeated"
+    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x48x192", help=fix)
+    arguments = parser.parse_args(argv)
     try:
         functions = _run(arguments)
     except ModuleNotFoundError as error:

@@ -14,10 +14,11 @@ import sys
 import warnings
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iree_gauntlet.workers.iree_side.import_onnx import list_inner_graphs, list_inputs
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
 
@@ -49,6 +50,7 @@ _ITS_NAMES = {
     **{f"float8{name}": f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")},
     "float8e8m0": "float8_e8m0fnu",
 }
+_FLOATS = ("f16", "bf16", "f32", "f64")
 # Bits of types of which several values share a byte.
 _PACKED = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4}
 
@@ -76,29 +78,6 @@ class ReferenceInput:
     shape: tuple[int | str | None, ...]
 
 
-class ReferenceProgram(Protocol):
-    """A program that runs a model."""
-
-    @property
-    def name(self) -> str:
-        """`onnxruntime` or `onnx`."""
-
-    @property
-    def version(self) -> str:
-        """Of that package."""
-
-    @property
-    def inputs(self) -> Sequence[ReferenceInput]:
-        """In the order of the graph's."""
-
-    def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Outputs by name, in the order of the graph's.
-
-        Raises:
-            InferenceFailedError: it cannot be run on these.
-        """
-
-
 class OnnxRuntime:
     """A model in onnxruntime: one thread, the processor's own provider.
 
@@ -122,18 +101,11 @@ class OnnxRuntime:
         options.log_severity_level = 4
         if not optimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # What onnxruntime raises derives from Exception alone, one class per status code.
-        statuses = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-        self._failures: tuple[type[Exception], ...] = (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            *(value for value in statuses if isinstance(value, type) and issubclass(value, Exception)),
-        )
         loaded = model if isinstance(model, bytes) else str(model)
         try:
             self._session = onnxruntime.InferenceSession(loaded, options, providers=["CPUExecutionProvider"])
-        except self._failures as error:
+        # What it raises derives from Exception alone, one class per status code.
+        except Exception as error:
             raise InferenceFailedError(f"onnxruntime cannot load {self._of}: {_get_first_line(error)}") from error
         self._outputs = self._session.get_outputs()
         self.inputs = tuple(
@@ -141,22 +113,23 @@ class OnnxRuntime:
         )
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """As of `ReferenceProgram`."""
-        require_inputs(self.inputs, arrays)
-        names = [value.name for value in self._outputs]
+        """Outputs by name, in the order of the graph's.
+
+        Raises:
+            InferenceFailedError: it cannot be run on these.
+        """
+        feeds = _name_arrays(self.inputs, arrays)
         try:
-            values = self._session.run(
-                names, {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
-            )
-        except self._failures as error:
+            values = self._session.run([value.name for value in self._outputs], feeds)
+        # As above.
+        except Exception as error:
             raise InferenceFailedError(f"onnxruntime cannot run {self._of}: {_get_first_line(error)}") from error
-        # It hands f8 on as bytes.
-        types = [_name_dtype(value.type) for value in self._outputs]
-        typed = [
-            array.view(_find_dtype(kind)) if kind.startswith("float8") else array
-            for array, kind in zip(values, types, strict=True)
-        ]
-        return dict(zip(names, typed, strict=True))
+        found = {}
+        for output, array in zip(self._outputs, values, strict=True):
+            kind = _name_dtype(output.type)
+            # It hands f8 on as bytes.
+            found[output.name] = array.view(_find_dtype(kind)) if kind.startswith("float8") else array
+        return found
 
 
 class OnnxEvaluator:
@@ -177,9 +150,9 @@ class OnnxEvaluator:
 
         self.version: str = onnx.__version__
         self._names = [value.name for value in model.graph.output]
-        constants = {tensor.name for tensor in model.graph.initializer}
-        values = [value for value in model.graph.input if value.name not in constants]
-        self.inputs = tuple(ReferenceInput(value.name, *read_declared_type(value)) for value in values)
+        self.inputs = tuple(
+            ReferenceInput(value.name, *read_declared_type(value)) for value in list_inputs(model.graph)
+        )
         try:
             self._evaluator = ReferenceEvaluator(model)
         # Whatever Python may raise: it interprets a file of somebody's.
@@ -187,9 +160,8 @@ class OnnxEvaluator:
             raise InferenceFailedError(f"onnx's evaluator cannot load the model: {_get_first_line(error)}") from error
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """As of `ReferenceProgram`."""
-        require_inputs(self.inputs, arrays)
-        feeds = {item.name: array for item, array in zip(self.inputs, arrays, strict=True)}
+        """As of `OnnxRuntime`."""
+        feeds = _name_arrays(self.inputs, arrays)
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
@@ -199,6 +171,24 @@ class OnnxEvaluator:
             raise InferenceFailedError(f"onnx's evaluator cannot run the model: {_get_first_line(error)}") from error
         arrays_of = (np.asarray(value) if isinstance(value, np.generic) else value for value in values)
         return dict(zip(self._names, arrays_of, strict=True))
+
+
+ReferenceProgram = OnnxRuntime | OnnxEvaluator
+
+
+def load_model(path: Path) -> onnx.ModelProto:
+    """A model with its weights.
+
+    Raises:
+        PlanError: it cannot be read.
+    """
+    import onnx  # noqa: PLC0415 - onnxruntime does without
+
+    try:
+        return onnx.load(str(path))
+    # Of protobuf, by one of several names; or a weight's file is missing.
+    except Exception as error:
+        raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
 
 
 def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[ReferenceProgram, list[str]]:
@@ -235,16 +225,30 @@ def walk_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     while waiting:
         node = waiting.popleft()
         yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                waiting.extend(graph.node)
+        for graph in list_inner_graphs(node):
+            waiting.extend(graph.node)
 
 
-def require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[object]) -> None:
+def _require_inputs(inputs: Sequence[ReferenceInput], arrays: Sequence[object]) -> None:
     """Raises PlanError where there are not as many arrays as a model has inputs."""
     if len(inputs) != len(arrays):
         known = ", ".join(f"{item.name} {item.dtype} {list(item.shape)}" for item in inputs)
         raise PlanError(f"{len(arrays)} inputs were given, the model takes {len(inputs)}: {known}")
+
+
+def _name_arrays(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> dict[str, Array]:
+    _require_inputs(inputs, arrays)
+    return {item.name: array for item, array in zip(inputs, arrays, strict=True)}
+
+
+def read_inputs(texts: Sequence[str], cwd: str, inputs: Sequence[ReferenceInput]) -> list[Array]:
+    """What is written behind each `--input=`, as the arrays that a reference takes.
+
+    Raises:
+        PlanError: they are too many or too few, or one cannot be given to a reference.
+    """
+    _require_inputs(inputs, texts)
+    return [read_input(text, cwd, item.dtype) for text, item in zip(texts, inputs, strict=True)]
 
 
 def read_input(text: str, cwd: str, dtype_name: str) -> Array:
@@ -301,6 +305,12 @@ def tensor_type(name: str, array: Any) -> str:
     if element is None:
         raise PlanError(f"output {name!r} is {found}: only tensors of numbers can be compared")
     return "x".join([*map(str, array.shape), element])
+
+
+def float_type(array: Array) -> str:
+    """IREE's name of an array's element type, where that is one that rounds; empty for others."""
+    name = ELEMENT_TYPES.get(array.dtype.name, "")
+    return name if name in _FLOATS else ""
 
 
 def _find_dtype(name: str) -> np.dtype[Any]:

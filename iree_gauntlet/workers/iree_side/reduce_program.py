@@ -19,12 +19,12 @@ isolating failure-inducing input", 2002). The tensors of what is taken out becom
 is not used any more its results.
 
 `reduce.jsonl` in the folder gets a line for each program that is kept: `operations`, `bytes`, `tried` and `what` was
-done. At the end there are `reduced.mlir` and `reduced.txt`, what the compiler says of it; and `end.json`: `problem`
-(why nothing was done; empty), `before` and `after` (`operations` and `bytes`), `tried`, `complete` (nothing was left to
-try), `phase` (up to which the failing compile has to go; empty for all of them) `constants` (how many there are of many
-values) and `names` (of the first operations that are left).
+done. At the end there are `reduced.mlir` and `reduced.txt`, what the compiler says of it; and `end.json`: `before` and
+`after` (`operations` and `bytes`), `tried`, `complete` (nothing was left to try), `phase` (up to which the failing
+compile has to go; empty for all of them), `constants` (how many there are of many values) and `names` (of the first
+operations that are left).
 
-Exit codes: 0 done; 2 the plan cannot be carried out (one line on stderr).
+Exit codes: 0 done; 2 the program cannot be reduced (one line on stderr).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
@@ -91,6 +91,13 @@ class _ReducePlan:
     folder: str
 
 
+class _Size(NamedTuple):
+    """What smaller means: operations of its functions, nested ones too, then bytes."""
+
+    operations: int
+    bytes: int
+
+
 class Edits:
     """What can be done to programs."""
 
@@ -125,17 +132,15 @@ class Edits:
         """It, for people."""
         return f"{program.operation.get_asm(assume_verified=True)}\n".replace("\n\n", "\n")
 
-    def measure(self, program: Operation) -> tuple[int, int]:
-        """How many operations its functions have, nested ones too, and its bytes: what smaller means."""
-        operations = sum(operation.name not in _FRAME for operation in _walk(program.operation))
-        return operations, len(self.write_bytecode(program))
+    def measure(self, program: Operation) -> _Size:
+        """How large it is."""
+        return _Size(len(_list_counted(program)), len(self.write_bytecode(program)))
 
     def list_names(self, program: Operation) -> list[str]:
         """What its first operations are called; of those that torch has no name for, what they were."""
-        found = [operation for operation in _walk(program.operation) if operation.name not in _FRAME]
         return [
             self._read_text(operation, "name") if operation.name == "torch.operator" else str(operation.name)
-            for operation in found[:_NAMED]
+            for operation in _list_counted(program)[:_NAMED]
         ]
 
     def list_constants(self, program: Operation) -> list[tuple[int, str]]:
@@ -173,28 +178,15 @@ class Edits:
     def list_functions(self, program: Operation) -> list[str]:
         """Names of functions with a body of one block, the longest first."""
         found = {
-            self._get_symbol(operation): len(operation.regions[0].blocks[0].operations)
+            self._get_symbol(operation): len(_list_body(operation))
             for operation in _list_body(program)
             if operation.name in FUNCTIONS and len(operation.regions[0].blocks) == 1
         }
         return sorted(found, key=lambda name: -found[name])
 
-    def count(self, program: Operation, name: str) -> int:
-        """How many operations a function has, its end left out; 0 where there is none of the name."""
-        function = self._find_function(program, name)
-        return len(function.regions[0].blocks[0].operations) - 1 if function is not None else 0
-
-    def find_at(self, program: Operation, name: str, places: Collection[tuple[int, int]]) -> list[int]:
-        """Which of a function's operations stand at some lines and columns."""
-        function = self._find_function(program, name)
-        if function is None:
-            return []
-        found = []
-        for index, operation in enumerate(list(function.regions[0].blocks[0].operations)[:-1]):
-            text = str(operation.operation.location)
-            if any(f":{line}:{column}" in text for line, column in places):
-                found.append(index)
-        return found
+    def list_operations(self, program: Operation, name: str) -> list[Operation]:
+        """What a function does, its end left out."""
+        return _list_body(self._find_function(program, name))[:-1]
 
     def with_operations(self, program: Operation, name: str, kept: Collection[int]) -> Operation:
         """It, with some operations of a function alone.
@@ -204,16 +196,14 @@ class Edits:
         """
         copy = program.operation.clone().operation
         function = self._find_function(copy, name)
-        if function is None:
-            return copy
-        *operations, end = [operation.operation for operation in function.regions[0].blocks[0].operations]
+        *operations, end = _list_body(function)
         arguments = set(function.regions[0].blocks[0].arguments)
         makers = {value: index for index, operation in enumerate(operations) for value in operation.results}
         wanted = set(kept)
         used: dict[Native, None] = {}
         for index in reversed(range(len(operations))):
             if index in wanted:
-                for value in _list_operands(operations[index]):
+                for value in (value for inner in _walk(operations[index]) for value in inner.operands):
                     used[value] = None
                     if value in makers and not _is_passed(value):
                         wanted.add(makers[value])
@@ -253,10 +243,8 @@ class Edits:
         function.erase()
 
     def _find_function(self, program: Operation, name: str) -> Operation:
-        return next(
-            (found for found in _list_body(program) if found.name in FUNCTIONS and self._get_symbol(found) == name),
-            None,
-        )
+        functions = (found for found in _list_body(program) if found.name in FUNCTIONS)
+        return next(found for found in functions if self._get_symbol(found) == name)
 
     def _get_symbol(self, operation: Operation) -> str:
         return self._read_text(operation, "sym_name") if "sym_name" in operation.attributes else ""
@@ -272,10 +260,7 @@ class Edits:
         shape = ir.ShapedType(attribute.type)
         if _is(shape.element_type, ir.ComplexType):
             return None
-        count = 1
-        for size in shape.shape:
-            count *= size
-        return shape if count >= _LARGE else None
+        return shape if math.prod(shape.shape) >= _LARGE else None
 
     def _make_splat(self, shape: Native) -> Operation:
         """Values of a type, all one."""
@@ -287,7 +272,7 @@ class Edits:
 
 
 def _list_body(program: Operation) -> list[Operation]:
-    """What stands at the top of a program."""
+    """What stands at the top of a program, or in a function of one block."""
     return [operation.operation for operation in program.operation.regions[0].blocks[0].operations]
 
 
@@ -300,10 +285,9 @@ def _walk(operation: Operation) -> Iterator[Operation]:
                 yield from _walk(inner.operation)
 
 
-def _list_operands(operation: Operation) -> Iterator[Operation]:
-    """What an operation takes, and those in it."""
-    for inner in _walk(operation):
-        yield from inner.operands
+def _list_counted(program: Operation) -> list[Operation]:
+    """Operations of its functions, nested ones too."""
+    return [operation for operation in _walk(program.operation) if operation.name not in _FRAME]
 
 
 def _is_passed(value: Native) -> bool:
@@ -320,20 +304,19 @@ class _TimeIsUpError(Exception):
 
 
 class _Oracle:
-    """Says whether a program fails as it should."""
+    """Says what the compiler says of a program that fails as it should; None where it does not."""
 
     def __init__(self, plan: _ReducePlan) -> None:
         self._plan = plan
         self._pattern = re.compile(plan.pattern)
         self._folder = Path(plan.folder)
         self._until = time.monotonic() + plan.budget
-        self._asked: dict[bytes, bool] = {}
+        self._asked: dict[bytes, str | None] = {}
         self.tried = 0
-        self.said = ""
         self.flags = list(plan.flags)
 
-    def does_fail(self, program: bytes) -> bool:
-        """Whether it does; what the compiler said is kept."""
+    def ask(self, program: bytes) -> str | None:
+        """About a program, each once."""
         if program not in self._asked:
             self._asked[program] = self._compile(program)
         return self._asked[program]
@@ -344,16 +327,16 @@ class _Oracle:
         self._compile(program)
         return (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
 
-    def narrow_to(self, phase: str, program: bytes) -> bool:
-        """Whether it fails on the way to a phase; if so, no program is compiled further from now on."""
-        before = self.flags
-        self.flags = [*before, f"--compile-to={phase}"]
-        if not self._compile(program):
-            self.flags = before
-            return False
-        return True
+    def narrow(self, program: bytes) -> str:
+        """The phase on the way to which it fails: no program is compiled further from now on; empty for none."""
+        for phase in _PHASES:
+            self.flags.append(f"--compile-to={phase}")
+            if self._compile(program) is not None:
+                return phase
+            self.flags.pop()
+        return ""
 
-    def _compile(self, program: bytes) -> bool:
+    def _compile(self, program: bytes) -> str | None:
         left = self._until - time.monotonic()
         if left <= 0:
             raise _TimeIsUpError
@@ -379,10 +362,8 @@ class _Oracle:
             raise _TimeIsUpError
         said = (self._folder / "candidate.txt").read_text(encoding="utf-8", errors="replace")
         ended = code is None if hang else (code is not None and (code < 0) is self._plan.crash and code != 0)
-        if not (ended and any(self._pattern.search(line) for line in said.splitlines() or [""])):
-            return False
-        self.said = said
-        return True
+        shown = ended and any(self._pattern.search(line) for line in said.splitlines() or [""])
+        return said if shown else None
 
 
 class _Reducer:
@@ -400,23 +381,22 @@ class _Reducer:
     def begin(self) -> str:
         """Whether the program fails at all as it is handed on here, and up to which phase it has to be compiled."""
         program = self._edits.write_bytecode(self.best)
-        if not self._oracle.does_fail(program):
+        said = self._oracle.ask(program)
+        if said is None:
             raise ValueError("handed on as bytecode it does not fail in this way")
-        self.said = self._oracle.said
-        return next((phase for phase in _PHASES if self._oracle.narrow_to(phase, program)), "")
+        self.said = said
+        return self._oracle.narrow(program)
 
     def offer(self, program: Operation, what: str) -> bool:
         """Keep a program where it is smaller and fails as before."""
         size = self._edits.measure(program)
-        if (
-            size >= self.size
-            or not self._edits.is_valid(program)
-            or not self._oracle.does_fail(self._edits.write_bytecode(program))
-        ):
+        if size >= self.size or not self._edits.is_valid(program):
             return False
-        self.best, self.size, self.said = program, size, self._oracle.said
-        operations, count = size
-        line = {"operations": operations, "bytes": count, "tried": self._oracle.tried, "what": what}
+        said = self._oracle.ask(self._edits.write_bytecode(program))
+        if said is None:
+            return False
+        self.best, self.size, self.said = program, size, said
+        line = {**size._asdict(), "tried": self._oracle.tried, "what": what}
         with (self._folder / "reduce.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
         return True
@@ -440,9 +420,14 @@ class _Reducer:
             return self.offer(edits.with_operations(self.best, name, kept), what)
 
         def count() -> int:
-            return edits.count(self.best, name)
+            return len(edits.list_operations(self.best, name))
 
-        hit = edits.find_at(self.best, name, [(int(line), int(column)) for line, column in _PLACE.findall(self.said)])
+        places = [f":{int(line)}:{int(column)}" for line, column in _PLACE.findall(self.said)]
+        hit = [
+            index
+            for index, operation in enumerate(edits.list_operations(self.best, name))
+            if any(place in str(operation.location) for place in places)
+        ]
         for margin in _MARGINS if hit else ():
             near = {i for place in hit for i in range(place - margin, place + margin + 1) if 0 <= i < count()}
             if keep(sorted(near), "what the diagnostic points at"):
@@ -492,21 +477,21 @@ def _run(plan: _ReducePlan) -> None:
         try:
             reducer = _Reducer(plan, edits, oracle)
         except edits.errors as error:
-            raise OSError("it does not parse") from error
-        end: dict[str, Any] = {"problem": "", "phase": "", "complete": False, "before": _describe_size(reducer.size)}
+            raise ValueError("it does not parse") from error
+        before, phase, complete = reducer.size, "", False
         try:
-            end["phase"] = reducer.begin()
+            phase = reducer.begin()
             reducer.reduce()
-            end["complete"] = True
+            complete = True
         except _TimeIsUpError:
             pass
-        except ValueError as error:
-            end["problem"] = str(error)
-        constants = len(edits.list_constants(reducer.best))
-        end |= {
-            "after": _describe_size(reducer.size),
+        end = {
+            "before": before._asdict(),
+            "after": reducer.size._asdict(),
             "tried": oracle.tried,
-            "constants": constants,
+            "complete": complete,
+            "phase": phase,
+            "constants": len(edits.list_constants(reducer.best)),
             "names": edits.list_names(reducer.best),
         }
         text = edits.write_text_of(reducer.best)
@@ -516,15 +501,11 @@ def _run(plan: _ReducePlan) -> None:
         (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
 
 
-def _describe_size(size: tuple[int, int]) -> dict[str, int]:
-    return {"operations": size[0], "bytes": size[1]}
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     try:
         _run(_ReducePlan(**json.loads(Path(argv[0]).read_text(encoding="utf-8"))))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return _UNUSABLE
     return 0

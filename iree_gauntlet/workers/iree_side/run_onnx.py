@@ -38,28 +38,32 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
+from iree_gauntlet.workers.iree_side.import_onnx import list_inner_graphs
 from iree_gauntlet.workers.iree_side.onnx_reference import (
     InferenceFailedError,
     OnnxEvaluator,
     OnnxRuntime,
+    float_type,
     load_evaluator_instead,
+    load_model,
     load_reference,
     pack_bytes,
     read_declared_type,
-    read_input,
-    require_inputs,
+    read_inputs,
     tensor_type,
     walk_nodes,
 )
@@ -67,9 +71,7 @@ from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, re
 from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, find_largest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import onnx
+    from collections.abc import Callable, Mapping
 
     from iree_gauntlet.workers.iree_side.onnx_reference import ReferenceProgram
     from iree_gauntlet.workers.iree_side.plan_file import Array
@@ -77,7 +79,6 @@ if TYPE_CHECKING:
     Outputs = dict[str, Array]
 
 
-_FLOATS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _RANDOM = frozenset(
     (
         *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
@@ -95,6 +96,7 @@ _ITS_OWN_WAYS = frozenset(("Attention", "DFT", "MaxUnpool", "STFT"))
 _APART = {"f64": 1e-9, "f32": 1e-3, "f16": 1e-2, "bf16": 2e-2}
 
 
+_NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # Attributes that name an element type.
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype")
 
@@ -105,58 +107,41 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     Weights, constants, inputs, outputs, casts: what its numbers would be, were there no rounding to its own types.
     Operators that no kernel has in f64 are for whoever runs it to find out.
     """
-    import onnx  # noqa: PLC0415
-
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    _widen_graph(copy.graph)
-    for function in copy.functions:
-        for node in function.node:
-            _widen_node(node)
+    _widen_values(copy.graph)
+    for node in walk_nodes(copy):
+        for graph in list_inner_graphs(node):
+            _widen_values(graph)
+        for attribute in node.attribute:
+            _widen_attribute(node, attribute)
     return copy
 
 
-def _is_narrow(element_type: int) -> bool:
-    from onnx import TensorProto  # noqa: PLC0415
-
-    return element_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
-
-def _widen_graph(graph: onnx.GraphProto) -> None:
-    from onnx import TensorProto  # noqa: PLC0415
-
+def _widen_values(graph: onnx.GraphProto) -> None:
     # Of values in between, which say nothing that does not follow.
     del graph.value_info[:]
     for value in (*graph.input, *graph.output):
-        if _is_narrow(value.type.tensor_type.elem_type):
+        if value.type.tensor_type.elem_type in _NARROW:
             value.type.tensor_type.elem_type = TensorProto.DOUBLE
     for tensor in graph.initializer:
         _widen_tensor(tensor)
-    for node in graph.node:
-        _widen_node(node)
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    from onnx import numpy_helper  # noqa: PLC0415
-
-    if _is_narrow(tensor.data_type):
+    if tensor.data_type in _NARROW:
         values = numpy_helper.to_array(tensor).astype(np.float64)
         tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
-def _widen_node(node: onnx.NodeProto) -> None:
-    from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415
-
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            _widen_tensor(attribute.t)
-        if attribute.HasField("g"):
-            _widen_graph(attribute.g)
-        if attribute.name in _TYPE_ATTRIBUTES and _is_narrow(attribute.i):
-            attribute.i = TensorProto.DOUBLE
-        if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
-            values = np.array(attribute.f if attribute.name == "value_float" else attribute.floats, np.float64)
-            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
+def _widen_attribute(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
+    if attribute.HasField("t"):
+        _widen_tensor(attribute.t)
+    if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _NARROW:
+        attribute.i = TensorProto.DOUBLE
+    if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+        values = np.array(attribute.f if attribute.name == "value_float" else attribute.floats, np.float64)
+        attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,29 +154,51 @@ class _RunPlan:
     last: bool
 
 
-def _answer(said: dict[str, Any]) -> dict[str, Any]:
-    import onnx  # noqa: PLC0415 - only where the plan could be used
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A model that was run.
 
+    Attributes:
+        taken: which set of inputs.
+        refused: why others before it were not taken.
+    """
+
+    model: onnx.ModelProto
+    reference: ReferenceProgram
+    taken: int
+    refused: list[str]
+    arrays: list[Array]
+    outputs: Outputs
+
+    @property
+    def by_onnxruntime(self) -> bool:
+        """Whether onnx's evaluator can give a second opinion."""
+        return self.reference.name == OnnxRuntime.name
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it runs in onnx's evaluator in a second or two."""
+        values = _count_weights(self.model) + sum(array.size for array in self.arrays)
+        return values <= _FEW_VALUES and sum(1 for _ in walk_nodes(self.model)) <= _FEW_NODES
+
+
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
     plan = read_plan(_RunPlan, said)
     path = Path(plan.model)
-    try:
-        model = onnx.load(str(path))
-    # Of protobuf, by one of several names; or a weight's file is missing.
-    except Exception as error:
-        raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
+    model = load_model(path)
     reference, notes = load_reference(path, model)
-    taken, refused, arrays, outputs = _run_first_fitting(model, reference, plan)
-    if outputs is None and reference.name == OnnxRuntime.name and plan.last:
-        notes.append(refused[0])
-        reference = load_evaluator_instead(model, refused[0])
-        taken, refused, arrays, outputs = _run_first_fitting(model, reference, plan)
-    if outputs is None:
-        raise InferenceFailedError("; ".join(dict.fromkeys([*notes, *refused])))
-    types = {name: tensor_type(name, array) for name, array in outputs.items()}
-    notes += _find_undeclared(model, outputs)
-    differing = _find_differing(model, reference, arrays, outputs)
+    run = _run_first_fitting(model, reference, plan)
+    if isinstance(run, list) and reference.name == OnnxRuntime.name and plan.last:
+        notes.append(run[0])
+        run = _run_first_fitting(model, load_evaluator_instead(model, run[0]), plan)
+    if isinstance(run, list):
+        raise InferenceFailedError("; ".join(dict.fromkeys([*notes, *run])))
+    arrays = run.arrays
+    types = {name: tensor_type(name, array) for name, array in run.outputs.items()}
+    notes += _find_undeclared(model, run.outputs)
+    differing = _find_differing(run)
     other = None
-    if not differing and reference.name == OnnxRuntime.name and _is_small(model, arrays):
+    if not differing and run.by_onnxruntime and run.is_small:
         other = _try_run(lambda: OnnxEvaluator(model).run(arrays))
         strange = {
             node.op_type
@@ -199,15 +206,15 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
             if node.op_type in _ITS_OWN_WAYS
             or (node.op_type == "Resize" and any(item.s == b"align_corners" for item in node.attribute))
         }
-        if other is not None and strange and not _find_undeclared(model, other) and _are_apart(outputs, other):
+        if other is not None and strange and not _find_undeclared(model, other) and _are_apart(run.outputs, other):
             notes.append(f"onnxruntime computes {', '.join(sorted(strange))} otherwise than ONNX says")
-            reference, outputs, other = OnnxEvaluator(model), other, outputs
-    allowed = _choose_allowed(plan.tolerances, model, reference, arrays, outputs, other)
+            run, other = replace(run, reference=OnnxEvaluator(model), outputs=other), run.outputs
+    allowed = _choose_allowed(plan.tolerances, run, other)
     optimised = None
-    if not differing and reference.name == OnnxRuntime.name:
+    if not differing and run.by_onnxruntime:
         optimised = _try_run(lambda: OnnxRuntime(path, optimised=True).run(arrays))
     told = []
-    for index, (name, array) in enumerate(outputs.items()):
+    for index, (name, array) in enumerate(run.outputs.items()):
         file = Path(plan.folder) / f"output_{index}.bin"
         file.write_bytes(pack_bytes(array))
         told.append(
@@ -219,17 +226,17 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
                 "differs": name in differing,
                 "optimised": _measure_excess(array, (optimised or {}).get(name), allowed),
                 "other": _measure_excess(array, (other or {}).get(name), allowed),
-                "input": _find_handed_through(model, reference, name),
+                "input": _find_handed_through(run, name),
             }
         )
     return {
-        "taken": taken,
-        "tells": not _find_undeclared(model, outputs) and any(map(_does_tell, outputs.values())),
-        "refused": refused,
-        "reference": {"name": reference.name, "version": reference.version},
+        "taken": run.taken,
+        "tells": not _find_undeclared(model, run.outputs) and any(map(_does_tell, run.outputs.values())),
+        "refused": run.refused,
+        "reference": {"name": run.reference.name, "version": run.reference.version},
         "inputs": [
             {"name": item.name, "dtype": item.dtype, "declared_shape": list(item.shape), "shape": list(array.shape)}
-            for item, array in zip(reference.inputs, arrays, strict=True)
+            for item, array in zip(run.reference.inputs, arrays, strict=True)
         ],
         "outputs": told,
         "random": sorted({node.op_type for node in walk_nodes(model)} & _RANDOM),
@@ -238,15 +245,12 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run_first_fitting(
-    model: onnx.ModelProto, reference: ReferenceProgram, plan: _RunPlan
-) -> tuple[int, list[str], list[Array], Outputs | None]:
-    """Which set of inputs is taken, why those before it were not, its arrays, and what they give; None for none."""
+def _run_first_fitting(model: onnx.ModelProto, reference: ReferenceProgram, plan: _RunPlan) -> _Run | list[str]:
+    """The first set of inputs that can tell right from wrong, else the first that runs; why none of them runs."""
     refused: list[str] = []
-    best: tuple[int, list[str], list[Array], Outputs] | None = None
+    best: _Run | None = None
     for index, texts in enumerate(plan.inputs):
-        require_inputs(reference.inputs, texts)
-        arrays = [read_input(text, plan.cwd, item.dtype) for text, item in zip(texts, reference.inputs, strict=True)]
+        arrays = read_inputs(texts, plan.cwd, reference.inputs)
         try:
             outputs = reference.run(arrays)
         except InferenceFailedError as error:
@@ -257,12 +261,12 @@ def _run_first_fitting(
         idle = _find_undeclared(model, outputs)
         if not any(map(_does_tell, outputs.values())):
             idle.append("its outputs say nothing: all of them are the same everywhere, empty or no numbers")
+        run = _Run(model, reference, index, list(refused), arrays, outputs)
         if not idle:
-            return index, refused, arrays, outputs
-        if best is None:
-            best = (index, list(refused), arrays, outputs)
+            return run
+        best = best or run
         refused += idle
-    return (0, refused, [], None) if best is None else best
+    return best or refused
 
 
 def _find_undeclared(model: onnx.ModelProto, outputs: Outputs) -> list[str]:
@@ -315,11 +319,6 @@ def _try_run(run: Callable[[], Outputs]) -> Outputs | None:
         return None
 
 
-def _is_small(model: onnx.ModelProto, arrays: Sequence[Array]) -> bool:
-    values = _count_weights(model) + sum(array.size for array in arrays)
-    return values <= _FEW_VALUES and sum(1 for _ in walk_nodes(model)) <= _FEW_NODES
-
-
 def _count_weights(model: onnx.ModelProto) -> int:
     """How many values its tensors hold: initializers, and those of constants."""
     constants = (attribute.t for node in walk_nodes(model) for attribute in node.attribute)
@@ -328,89 +327,80 @@ def _count_weights(model: onnx.ModelProto) -> int:
 
 def _are_apart(outputs: Outputs, others: Outputs) -> bool:
     for array, other in zip(outputs.values(), others.values(), strict=True):
-        element = _FLOATS.get(array.dtype.name, "")
+        element = float_type(array)
         scale = find_largest(other)
         if difference(array, other) > (_APART[element] * scale if element else 0.0):
             return True
     return False
 
 
-def _choose_allowed(
-    given: Mapping[str, float] | None,
-    model: onnx.ModelProto,
-    reference: ReferenceProgram,
-    arrays: Sequence[Array],
-    outputs: Outputs,
-    other: Outputs | None,
-) -> dict[str, Allowed]:
+def _choose_allowed(given: Mapping[str, float] | None, run: _Run, other: Outputs | None) -> dict[str, Allowed]:
     """What outputs may differ by, by element type: as the spec says, or as their rounding says."""
-    elements = dict.fromkeys(_FLOATS[array.dtype.name] for array in outputs.values() if array.dtype.name in _FLOATS)
+    elements = dict.fromkeys(filter(None, map(float_type, run.outputs.values())))
     if given is not None:
         return {name: Allowed(given[name], given["rtol"], "as the spec says") for name in elements}
-    exact = _run_in_f64(model, reference, arrays) if elements else None
+    exact = _run_in_f64(run) if elements else None
     found = {}
     for element in elements:
         pairs = [
             (array, exact[name] if exact else None, other[name] if other else None)
-            for name, array in outputs.items()
-            if _FLOATS.get(array.dtype.name) == element
+            for name, array in run.outputs.items()
+            if float_type(array) == element
         ]
-        found[element] = allow(element, pairs, _find_longest_sum(model, arrays))
+        found[element] = allow(element, pairs, _find_longest_sum(run))
     return found
 
 
-def _find_handed_through(model: onnx.ModelProto, reference: ReferenceProgram, name: str) -> int | None:
+def _find_handed_through(run: _Run, name: str) -> int | None:
     """The place of the input that an output is, by no operator but Identity."""
-    makers = {output: node for node in model.graph.node for output in node.output}
+    makers = {output: node for node in run.model.graph.node for output in node.output}
     while name in makers and makers[name].op_type == "Identity":
         name = makers[name].input[0]
-    return next((place for place, item in enumerate(reference.inputs) if item.name == name), None)
+    return next((place for place, item in enumerate(run.reference.inputs) if item.name == name), None)
 
 
-def _find_longest_sum(model: onnx.ModelProto, arrays: Sequence[Array]) -> int:
+def _find_longest_sum(run: _Run) -> int:
     """Of how many products a value is the sum, at most: by the weights of layers, and by inputs that are reduced."""
-    weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    weights = {tensor.name: tuple(tensor.dims) for tensor in run.model.graph.initializer}
     longest = 1
-    for node in walk_nodes(model):
+    for node in walk_nodes(run.model):
         for dims in (weights[name] for name in node.input if len(weights.get(name, ())) > 1):
             outer = dims[0] if node.op_type.startswith(("Conv", "QLinearConv")) else dims[-1]
             longest = max(longest, int(np.prod(dims, dtype=np.int64)) // max(outer, 1))
         if node.op_type.startswith("Reduce"):
-            longest = max(longest, *(array.size for array in arrays))
+            longest = max(longest, *(array.size for array in run.arrays))
     return longest
 
 
-def _run_in_f64(model: onnx.ModelProto, reference: ReferenceProgram, arrays: Sequence[Array]) -> Outputs | None:
+def _run_in_f64(run: _Run) -> Outputs | None:
     """What the model gives in double precision; None where neither reference can say."""
-    if _count_weights(model) > _MOST_WIDENED:
+    if _count_weights(run.model) > _MOST_WIDENED:
         return None
-    narrow = {"float16", "bfloat16", "float32"}
-    wide = [array.astype(np.float64) if array.dtype.name in narrow else array for array in arrays]
-    copy = widened(model)
+    wide = [array.astype(np.float64) if float_type(array) else array for array in run.arrays]
+    copy = widened(run.model)
     found = None
-    if reference.name == OnnxRuntime.name:
+    if run.by_onnxruntime:
         found = _try_run(lambda: OnnxRuntime(copy.SerializeToString()).run(wide))
-    if found is None and (reference.name == OnnxEvaluator.name or _is_small(model, arrays)):
+    if found is None and (not run.by_onnxruntime or run.is_small):
         found = _try_run(lambda: OnnxEvaluator(copy).run(wide))
     return found
 
 
-def _find_differing(
-    model: onnx.ModelProto, reference: ReferenceProgram, arrays: Sequence[Array], outputs: Outputs
-) -> set[str]:
+def _find_differing(run: _Run) -> set[str]:
     """Outputs that are not the same in another run, whose random numbers have no seeds."""
-    first, again = outputs, reference
-    if any(item.name == "seed" for node in walk_nodes(model) if node.op_type in _RANDOM for item in node.attribute):
-        unseeded = type(model)()
-        unseeded.CopyFrom(model)
+    first, again = run.outputs, run.reference
+    drawing = [node for node in walk_nodes(run.model) if node.op_type in _RANDOM]
+    if any(item.name == "seed" for node in drawing for item in node.attribute):
+        unseeded = onnx.ModelProto()
+        unseeded.CopyFrom(run.model)
         for node in walk_nodes(unseeded):
-            kept = [item for item in node.attribute if not (node.op_type in _RANDOM and item.name == "seed")]
-            del node.attribute[:]
-            node.attribute.extend(kept)
-        on_onnxruntime = reference.name == OnnxRuntime.name
-        again = OnnxRuntime(unseeded.SerializeToString()) if on_onnxruntime else OnnxEvaluator(unseeded)
-        first = again.run(arrays)
-    second = again.run(arrays)
+            if node.op_type in _RANDOM:
+                kept = [item for item in node.attribute if item.name != "seed"]
+                del node.attribute[:]
+                node.attribute.extend(kept)
+        again = OnnxRuntime(unseeded.SerializeToString()) if run.by_onnxruntime else OnnxEvaluator(unseeded)
+        first = again.run(run.arrays)
+    second = again.run(run.arrays)
     return {
         name
         for name, array in first.items()
@@ -423,7 +413,7 @@ def _measure_excess(array: Array, other: Array | None, allowed: Mapping[str, All
     if other is None:
         return None
     apart = difference(array, other)
-    element = _FLOATS.get(array.dtype.name, "")
+    element = float_type(array)
     if apart == math.inf:
         return -1.0
     if element:

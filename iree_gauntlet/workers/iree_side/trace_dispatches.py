@@ -14,36 +14,33 @@ The plan:
      "timeout": 60,                   seconds after which both are ended
      "folder": "/…"}                  where to
 
-`trace.jsonl` in the folder gets an object a dispatch: `dispatch`, the key of its traces; `call` (0 is the first one of
-all); `inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`, `hash` and `reference_hash`; `suspect`
-where an output is wrong and no input is; and of the first suspects `kept`, the folder with the tensors of both sides,
-and the `largest` |value| of each output of the reference. `end.json` says how both ended: `target` and `reference`, the
-exit codes (negative: a signal; 0 also for one that was ended since the other had); `dispatches`; `unfinished`,
-dispatches that were begun and gave nothing: objects of `dispatch`, `kept` and the types of the `inputs`; `differs`
-(where the sides do not do the same; empty where they do); `results`, what the function gives in the end, each as in
-`outputs` with the `largest` |value| of the reference.
+The answer has `dispatches`, an object each: `dispatch`, the key of its traces; `call` (0 is the first one of all);
+`inputs` and `outputs`, objects of `type`, `error` as a share, `wrong`; `suspect` where an output is wrong and no input
+is; and of the first suspects `kept`, the folder with the tensors of both sides, and the `largest` |value| of each
+output of the reference. It also says how both ended: `target` and `reference`, the exit codes (negative: a signal; 0
+also for one that was ended since the other had); `unfinished`, dispatches that were begun and gave nothing: objects of
+`dispatch`, `kept` and the `inputs`; `differs` (where the sides do not do the same; empty where they do); `results`,
+what the function gives in the end, each as in `outputs` with the `largest` |value| of the reference.
 
 With `by_values`, the reference may be another program that means the same: it runs first, and a tensor of the target is
-right where the reference has one of the same values in any layout (`ValueIndex`). `trace.jsonl` then has `wrong` of
-each tensor, and no errors.
+right where the reference has one of the same values in any layout (`ValueIndex`). No errors are known then.
 
 With `capture`, the keys of some dispatches, the target runs alone, up to where each of them has run once: their inputs
-go to files, and `captured.json` has for each key a list of `type` and `file`.
+go to files, and the answer has for each key a list of `type` and `file`.
 
-Exit codes: 0 compared, as far as both ran; 2 the plan cannot be carried out (one line on stderr).
+Exit codes: as of `plan_file`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
 from collections import defaultdict
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -56,21 +53,19 @@ if __name__ == "__main__":
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, get_host_type, read_plan
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, get_host_type, read_plan
+from iree_gauntlet.workers.iree_side.rounding import difference, find_largest
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, get_storage, read_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
-_UNUSABLE = 2
 _INPUTS, _OUTPUTS = " inputs", " outputs"
 # In place of a dispatch's key, before what the function gives.
 _RESULTS = "results"
-
-
 # Of the sorted values: the smallest, the largest, and those between them at equal distances.
 _KEPT = 257
 
@@ -138,6 +133,10 @@ class _TracePlan:
     timeout: float
     by_values: bool = False
 
+    def allow(self, tensor: TracedTensor) -> float:
+        """What a tensor may be off, as a share of its largest value."""
+        return self.tolerances.get(tensor.element_type, 0.0)
+
 
 class TracedTensor:
     """A tensor that was traced: `type` as IREE writes it, and its values as bits."""
@@ -146,11 +145,6 @@ class TracedTensor:
         self.type = "x".join((*map(str, shape), element_type))
         self.element_type = element_type
         self.contents = contents
-
-    @property
-    def hash(self) -> str:
-        """Of its values."""
-        return hashlib.blake2b(self.contents, digest_size=8).hexdigest()
 
     def read_numbers(self) -> Array:
         """Its values in f64."""
@@ -161,8 +155,7 @@ class TracedTensor:
 
     def find_largest(self) -> float:
         """The largest |value| that is finite; 0 for none."""
-        numbers = np.abs(self.read_numbers())
-        return float(numbers[np.isfinite(numbers)].max(initial=0.0))
+        return find_largest(self.read_numbers())
 
 
 # What the target and the reference have of it.
@@ -173,174 +166,151 @@ def measure_error(target: TracedTensor, reference: TracedTensor) -> float:
     """The largest |difference| as a share of the reference's largest |value|; infinite where one is no number alone."""
     if target.contents == reference.contents:
         return 0.0
-    a, b = target.read_numbers(), reference.read_numbers()
-    with np.errstate(all="ignore"):
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        difference = np.where(same, 0.0, np.abs(a - b))
-    if not np.isfinite(difference).all():
-        return float("inf")
-    worst, scale = float(difference.max(initial=0.0)), reference.find_largest()
-    return worst / scale if scale else (float("inf") if worst else 0.0)
+    worst, scale = difference(target.read_numbers(), reference.read_numbers()), reference.find_largest()
+    return worst / scale if scale else (math.inf if worst else 0.0)
 
 
-class _Dispatches:
-    """Dispatches that were begun; the runtime may begin several before it ends the first of them."""
+@dataclass(slots=True)
+class _Compared:
+    """What is said of a tensor of the target; by values, nothing is known of its error."""
 
-    def __init__(self) -> None:
-        self.begun: dict[str, list[_Pair]] = {}
-
-    def take(self, key: str, tensors: _Pair) -> tuple[str, _Pair] | None:
-        """Name and inputs of the dispatch that these tensors end; None where they begin one."""
-        name = _name_dispatch(key)
-        if key.endswith(_INPUTS):
-            self.begun.setdefault(name, []).append(tensors)
-            return None
-        # Of a dispatch that takes no tensors, only its outputs are traced.
-        return name, self.begun[name].pop(0) if self.begun.get(name) else ([], [])
+    type: str
+    wrong: bool
+    error: float = math.inf
+    largest: float = 0.0
 
 
 class _TraceLog:
-    """Writes what is said of dispatches, and the tensors of the first suspects."""
+    """Pairs what dispatches take with what they give; keeps what is said of them, and the first suspects' tensors.
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder = folder
-        self._left = keep
-        self._file = (folder / "trace.jsonl").open("w", encoding="utf-8")
-        self.count = 0
+    The runtime may begin several dispatches before it ends the first of them.
+    """
 
-    def write(self, name: str, said: dict[str, list[dict[str, Any]]], inputs: _Pair, outputs: _Pair) -> None:
-        """A suspect is one where an output is wrong and no input is."""
-        wrong_in, wrong_out = (any(item["wrong"] for item in said[part]) for part in ("inputs", "outputs"))
-        suspect, kept = wrong_out and not wrong_in, ""
+    def __init__(self, plan: _TracePlan) -> None:
+        self._folder = Path(plan.folder)
+        self._left = plan.keep
+        self._begun: dict[str, list[_Pair]] = {}
+        self.dispatches: list[dict[str, Any]] = []
+
+    def take(self, key: str, tensors: _Pair, describe: Callable[[_Pair, bool], list[_Compared]]) -> None:
+        """Take what a dispatch is given, or what it gives; `describe` compares, and is told which."""
+        name = _name_dispatch(key)
+        if key.endswith(_INPUTS):
+            self._begun.setdefault(name, []).append(tensors)
+            return
+        # Of a dispatch that takes no tensors, only its outputs are traced.
+        given = self._begun[name].pop(0) if self._begun.get(name) else ([], [])
+        inputs, outputs = describe(given, True), describe(tensors, False)
+        suspect = any(item.wrong for item in outputs) and not any(item.wrong for item in inputs)
+        kept, call = "", len(self.dispatches)
         if suspect and self._left:
             self._left -= 1
-            for item, tensor in zip(said["outputs"], outputs[1], strict=False):
-                item["largest"] = tensor.find_largest()
-            kept = _keep(self._folder / f"call_{self.count}", inputs, outputs)
-        line = {"dispatch": name, **said, "suspect": suspect, "kept": kept, "call": self.count}
-        self._file.write(json.dumps(line) + "\n")
-        self.count += 1
+            for item, tensor in zip(outputs, tensors[1], strict=False):
+                item.largest = tensor.find_largest()
+            kept = _keep(self._folder / f"call_{call}", given, tensors)
+        said = {"inputs": list(map(asdict, inputs)), "outputs": list(map(asdict, outputs))}
+        self.dispatches.append({"dispatch": name, **said, "suspect": suspect, "kept": kept, "call": call})
 
-    def close(self) -> None:
-        self._file.close()
+    def find_unfinished(self) -> list[dict[str, Any]]:
+        """What was begun and not ended, with the inputs of the last time."""
+        last = {name: pairs[-1] for name, pairs in self._begun.items() if pairs}
+        return [
+            {
+                "dispatch": name,
+                "kept": _keep(self._folder / f"unfinished_{number}", pair, ([], [])),
+                "inputs": [{"type": tensor.type, "wrong": False} for tensor in pair[0]],
+            }
+            for number, (name, pair) in enumerate(last.items())
+        ]
 
 
-def _compare(plan: _TracePlan) -> None:
-    """Run both sides and write what is found."""
-    folder = Path(plan.folder)
-    sides = {
-        name: _SideProcess(name, of_side, folder)
+def _compare(plan: _TracePlan) -> dict[str, Any]:
+    """Run both sides side by side."""
+    folder, log = Path(plan.folder), _TraceLog(plan)
+    target, reference = (
+        _SideProcess(name, of_side, folder)
         for name, of_side in (("target", plan.target), ("reference", plan.reference))
-    }
-    differs, dispatches, allowed = "", _Dispatches(), plan.tolerances
-    results: list[dict[str, Any]] = []
+    )
+    differs, results = "", list[_Compared]()
 
     def kill_both() -> None:
-        for side in sides.values():
-            side.kill()
+        target.kill()
+        reference.kill()
+
+    def describe(pair: _Pair, _: bool) -> list[_Compared]:
+        return [
+            _Compared(one.type, (error := measure_error(one, other)) > plan.allow(one), error)
+            for one, other in zip(*pair, strict=True)
+        ]
 
     late = threading.Timer(plan.timeout, kill_both)
     late.daemon = True
     late.start()
-    with closing(_TraceLog(folder, plan.keep)) as log:
-        for one, other in zip(sides["target"].read_traces(), sides["reference"].read_traces(), strict=False):
-            (key, tensors), (other_key, references) = one, other
-            types = [[tensor.type for tensor in found] for found in (tensors, references)]
-            if key != other_key or types[0] != types[1]:
-                differs = f"{key}: {', '.join(types[0])} | {other_key}: {', '.join(types[1])}"
-                break
-            if key == _RESULTS:
-                pairs = zip(tensors, references, strict=True)
-                results = [{**_describe(a, b, allowed), "largest": b.find_largest()} for a, b in pairs]
-            elif ended := dispatches.take(key, (tensors, references)):
-                name, inputs = ended
-                both = (("inputs", inputs), ("outputs", (tensors, references)))
-                said = {part: [_describe(a, b, allowed) for a, b in zip(*pair, strict=True)] for part, pair in both}
-                log.write(name, said, inputs, (tensors, references))
-        unfinished = [
-            {
-                "dispatch": name,
-                "kept": _keep(folder / f"unfinished_{number}", pairs[-1], ([], [])),
-                "inputs": [tensor.type for tensor in pairs[-1][0]],
-            }
-            for number, (name, pairs) in enumerate(dispatches.begun.items())
-            if pairs
-        ]
-    end: dict[str, Any] = {"dispatches": log.count, "unfinished": unfinished, "differs": differs, "results": results}
-    end |= {name: side.end() for name, side in sides.items()}
+    for (key, tensors), (other_key, references) in zip(target.read_traces(), reference.read_traces(), strict=False):
+        types, others = ([tensor.type for tensor in found] for found in (tensors, references))
+        if key != other_key or types != others:
+            differs = f"{key}: {', '.join(types)} | {other_key}: {', '.join(others)}"
+            break
+        if key == _RESULTS:
+            results = describe((tensors, references), False)
+            for item, right in zip(results, references, strict=True):
+                item.largest = right.find_largest()
+        else:
+            log.take(key, (tensors, references), describe)
+    said = {"dispatches": log.dispatches, "unfinished": log.find_unfinished(), "differs": differs}
+    ends = {"target": target.end(), "reference": reference.end()}
     late.cancel()
-    (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
+    return {**said, **ends, "results": list(map(asdict, results))}
 
 
-def _describe(target: TracedTensor, reference: TracedTensor, allowed: Mapping[str, float]) -> dict[str, Any]:
-    error = measure_error(target, reference)
-    return {
-        "type": target.type,
-        # Infinity is no JSON.
-        "error": error if np.isfinite(error) else None,
-        "wrong": error > allowed.get(target.element_type, 0.0),
-        "hash": target.hash,
-        "reference_hash": reference.hash,
-    }
-
-
-def _compare_values(plan: _TracePlan) -> None:
-    """Run the reference, then the target, and write which tensors of the target the reference does not have."""
+def _compare_values(plan: _TracePlan) -> dict[str, Any]:
+    """Run the reference, then the target, and say which tensors of the target the reference does not have."""
     folder = Path(plan.folder)
     index = ValueIndex(plan.tolerances)
     reference = _SideProcess("reference", plan.reference, folder)
     for _, tensors in reference.read_traces():
         for tensor in tensors:
             index.add(tensor.element_type, tensor.read_numbers())
-    end: dict[str, Any] = {"reference": reference.end(), "differs": ""}
-    dispatches = _Dispatches()
-    target = _SideProcess("target", plan.target, folder)
+    reference_code = reference.end()
+    target, log = _SideProcess("target", plan.target, folder), _TraceLog(plan)
 
-    def describe(tensor: TracedTensor, *, known: bool = False) -> dict[str, Any]:
-        known = known or index.has(tensor.element_type, tensor.read_numbers())
-        return {"type": tensor.type, "wrong": not known}
+    def describe(pair: _Pair, given: bool) -> list[_Compared]:
+        # What is written into begins as zeros, which another program need not have.
+        zeros = [given and not item.contents.strip(b"\0") for item in pair[0]]
+        return [
+            _Compared(item.type, not (known or index.has(item.element_type, item.read_numbers())))
+            for item, known in zip(pair[0], zeros, strict=True)
+        ]
 
-    with closing(_TraceLog(folder, plan.keep)) as log:
-        for key, tensors in target.read_traces():
-            if key != _RESULTS and (ended := dispatches.take(key, (tensors, []))):
-                name, inputs = ended
-                said = {
-                    # What is written into begins as zeros, which another program need not have.
-                    "inputs": [describe(item, known=item.contents.strip(b"\0") == b"") for item in inputs[0]],
-                    "outputs": [describe(item) for item in tensors],
-                }
-                log.write(name, said, inputs, (tensors, []))
-    end |= {
-        "dispatches": log.count,
-        "unfinished": [{"dispatch": name} for name, found in dispatches.begun.items() if found],
-    }
-    (folder / "end.json").write_text(json.dumps({**end, "target": target.end()}), encoding="utf-8")
+    for key, tensors in target.read_traces():
+        if key != _RESULTS:
+            log.take(key, (tensors, []), describe)
+    said = {"dispatches": log.dispatches, "unfinished": log.find_unfinished()}
+    return {**said, "target": target.end(), "reference": reference_code}
 
 
 def _name_dispatch(key: str) -> str:
     return key.removesuffix(_INPUTS).removesuffix(_OUTPUTS)
 
 
-def _capture(plan: _CapturePlan) -> None:
-    """Run the target and write what some dispatches are given, the first time that each of them runs."""
+def _capture(plan: _CapturePlan) -> dict[str, Any]:
+    """Run the target and keep what some dispatches are given, the first time that each of them runs."""
     folder, wanted = Path(plan.folder), set(plan.capture)
     captured: dict[str, list[dict[str, str]]] = {}
     side = _SideProcess("target", plan.target, folder)
     for key, tensors in side.read_traces():
         name = _name_dispatch(key)
         if name in wanted and name not in captured:
+            found = captured[name] = []
             # Of a dispatch that takes no tensors, only its outputs are traced.
-            given = tensors if key.endswith(_INPUTS) else []
-            files = [folder / f"captured_{len(captured)}_{index}.bin" for index in range(len(given))]
-            for file, tensor in zip(files, given, strict=True):
+            for index, tensor in enumerate(tensors if key.endswith(_INPUTS) else ()):
+                file = folder / f"captured_{len(captured)}_{index}.bin"
                 file.write_bytes(tensor.contents)
-            captured[name] = [
-                {"type": tensor.type, "file": str(file)} for file, tensor in zip(files, given, strict=True)
-            ]
+                found.append({"type": tensor.type, "file": str(file)})
         if len(captured) == len(wanted):
             break
     side.end()
-    (folder / "captured.json").write_text(json.dumps(captured), encoding="utf-8")
+    return captured
 
 
 def _keep(folder: Path, inputs: _Pair, outputs: _Pair) -> str:
@@ -419,24 +389,25 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
     trace(_RESULTS, program.invoke(arguments))
 
 
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
+    if "capture" in said:
+        return _capture(read_plan(_CapturePlan, said))
+    plan = read_plan(_TracePlan, said)
+    return (_compare_values if plan.by_values else _compare)(plan)
+
+
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command, or one of its sides; returns the exit code."""
+    if argv[1:2] != ["--emit"]:
+        return answer_plan(argv, _answer)
     try:
-        if argv[0] == "--emit":
-            with os.fdopen(int(argv[1]), "wb") as stream:
-                _emit(read_plan(_SidePlan, json.loads(argv[2])), stream)
-        else:
-            said = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-            if "capture" in said:
-                _capture(read_plan(_CapturePlan, said))
-            else:
-                plan = read_plan(_TracePlan, said)
-                (_compare_values if plan.by_values else _compare)(plan)
+        with os.fdopen(int(argv[2]), "wb") as stream:
+            _emit(read_plan(_SidePlan, json.loads(argv[3])), stream)
     except (PlanError, UnsupportedError, OSError) as error:
         sys.stderr.write(f"trace_dispatches: {error}\n")
-        return _UNUSABLE
+        return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv))
