@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -177,7 +177,7 @@ class Engine:
 
     def announce(self, steps: Sequence[Step]) -> None:
         """Journals steps that were not known when the run began, before they are performed."""
-        self._session.log.more_steps([asdict(step) for step in steps])
+        self._session.log.more_steps(steps)
         self._progress.steps_added(len(steps))
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
@@ -234,7 +234,7 @@ class Engine:
         """
         if not again:
             self._session.log.start(step.id)
-        self._progress.step_started(_collect_event_fields(step) | ({"worker": worker} if worker else {}))
+        self._progress.step_started(step, worker)
 
     def result_of(self, step: Step) -> Result:
         """Performs a step under its locks, judged by what was expected of it; nothing is journalled."""
@@ -268,12 +268,12 @@ class Engine:
         """Journals the result of a step."""
         self.results[step.id] = result
         self._session.log.result(step.id, result)
-        self._progress.step_finished(_collect_event_fields(step), result)
+        self._progress.step_finished(step, result)
         return result.verdict
 
     def put_back(self, step: Step) -> None:
         """A step that began elsewhere is not done, and waits again."""
-        self._progress.step_put_back(_collect_event_fields(step))
+        self._progress.step_put_back(step)
 
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
         """Journals that another machine takes part."""
@@ -411,7 +411,3 @@ def _list_cached_last(steps: Sequence[Step]) -> list[Step]:
     to_compile = {step.chain for step in compiles if not step.cache.hit}
     cached = {step.chain for step in compiles} - to_compile
     return sorted(steps, key=lambda step: step.chain in cached)
-
-
-def _collect_event_fields(step: Step) -> dict[str, Any]:
-    return {"id": step.id, "chain": step.chain, "stage": step.stage}

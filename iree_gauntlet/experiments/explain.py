@@ -99,10 +99,10 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     failures = failures_of(record, patterns)
     folder = run_dir / "explain"
     with presenter.progress() as progress:
-        machine = iree_of(run_dir, record.runs[-1]["toolchain"], cache, progress)
+        machine = iree_of(run_dir, record.run.toolchain.as_dict(), cache, progress)
         before = explained_before(folder, private=asked.no_weights, budget=asked.budget)
         cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
-        opening = {"run": run_dir.name, "cases": cases, "toolchain": record.runs[-1]["toolchain"]}
+        opening = {"run": run_dir.name, "cases": cases, "toolchain": record.run.toolchain.as_dict()}
         experiment = Experiment("explain", EXPLAIN_RECORD, folder)
         with experiment.record(presenter, opening, first={}) as log, experiment.open_session(log, progress) as session:
             explainer = _Explainer(folder, machine, session, record, asked)

@@ -133,12 +133,13 @@ class _Runs:
         iree_here = machine.iree
         versions = dict.fromkeys((iree_here.compiler.version, iree_here.runtime.version))
         self.presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
-        described = iree_here.as_dict() | {
-            "runtime_identity": iree_here.runtime.identity,
-            "compiler_release": iree_here.compiler.release,
-            "runtime_release": iree_here.runtime.release,
-        }
-        self.log.write("toolchain", {"label": iree.label, "toolchain": described})
+        described = replace(
+            iree_here.facts,
+            runtime_identity=iree_here.runtime.identity,
+            compiler_release=iree_here.compiler.release,
+            runtime_release=iree_here.runtime.release,
+        )
+        self.log.write("toolchain", {"label": iree.label, "toolchain": described.as_dict()})
         return machine
 
     def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:

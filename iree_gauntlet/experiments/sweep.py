@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan_modules import PlanContext
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.journal_events import RunEvent
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.event_log import Journal
     from iree_gauntlet.results import Result
@@ -62,8 +63,7 @@ class Earlier:
     @property
     def asked(self) -> Mapping[str, Any]:
         """What it was asked for."""
-        found: dict[str, Any] = self.record.runs[-1]["micro"]
-        return found
+        return self.record.run.micro or {}
 
     def continued(self, asked: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
         """What this run was asked for, in place of what is not given now.
@@ -88,23 +88,23 @@ class Earlier:
                 "Start a new run: what is done comes from the cache.",
             )
 
-    def done(self, identity: str) -> dict[str, list[dict[str, Any]]]:
+    def done(self, identity: str) -> dict[str, list[Step]]:
         """Steps of the points that are done, by the point's chain.
 
         Raises:
             UsageError: the run was made by another IREE.
         """
-        before = self.record.runs[-1].get("toolchain", {})
-        if before.get("identity", "") != identity:
+        before = self.record.run.toolchain
+        if before.identity != identity:
             raise UsageError(
-                f"{self.folder.name} was run with another IREE ({before.get('compiler', 'none')})",
+                f"{self.folder.name} was run with another IREE ({before.compiler or 'none'})",
                 "Start a new run: one run measures one IREE.",
             )
-        found: dict[str, list[dict[str, Any]]] = {}
-        for step in self.record.steps:
-            result = self.record.results.get(step_id(step["chain"], Stage.BENCHMARK))
+        found: dict[str, list[Step]] = {}
+        for step in self.record.planned:
+            result = self.record.results.get(step_id(step.chain, Stage.BENCHMARK))
             if result is not None and result.verdict in _STANDING:
-                found.setdefault(step["chain"], []).append(step)
+                found.setdefault(step.chain, []).append(step)
         return found
 
 
@@ -136,7 +136,7 @@ def _read(folder: Path) -> Earlier | None:
     except GauntletError:
         # Another run's journal is nothing to resume, whatever is wrong with it.
         return None
-    return Earlier(folder, record) if record.runs and "micro" in record.runs[-1] else None
+    return Earlier(folder, record) if record.run.micro is not None else None
 
 
 @dataclass(slots=True)
@@ -177,7 +177,8 @@ class MicroRun:
         context = plan_context(self.workbench, self.run_dir)
         chains = {point.name: self._make_chain(point, context) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
-        with model_session(self.run_dir, self.progress, self._describe_event(chains, done)) as session:
+        before = [step for steps in done.values() for step in steps]
+        with model_session(self.run_dir, self.progress, self._describe_event(chains), before) as session:
             performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
             engine = model_engine(session, self.workbench, performers)
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
@@ -265,9 +266,7 @@ class MicroRun:
             torch=self.torch,
         )
 
-    def _describe_event(
-        self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]
-    ) -> dict[str, Any]:
+    def _describe_event(self, chains: Mapping[str, PointChain]) -> RunEvent:
         targets = list({chain.target.name: chain.target for chain in chains.values()}.values())
         devices = dict.fromkeys(gpu for chain in chains.values() for gpu in chain.gpus)
         plan = Plan((), devices=tuple(devices))
@@ -276,12 +275,12 @@ class MicroRun:
         # As far as their vendor's tool tells.
         asked = dict.fromkeys(chain.device for chain in chains.values() if is_gpu(chain.device))
         gpus = [gpu for device in asked for gpu in pick_gpus(read_gpus(device).gpus, device, os.environ)]
-        return event | {
-            "resumed": self.earlier is not None,
-            "remarks": list(dict.fromkeys(self._refused.values())),
-            "gpus": [gpu.as_dict() for gpu in {gpu.index: gpu for gpu in gpus}.values()],
-            "steps": [step for steps in done.values() for step in steps],
-            "micro": {
+        return replace(
+            event,
+            resumed=self.earlier is not None,
+            remarks=tuple(dict.fromkeys(self._refused.values())),
+            gpus=tuple(gpu.as_dict() for gpu in {gpu.index: gpu for gpu in gpus}.values()),
+            micro={
                 "config": str(self.config.file.absolute()),
                 "digest": hash_file(self.config.file),
                 "plugin": [str(Path(name).expanduser().absolute()) for name in self.asked.plugin],
@@ -293,7 +292,7 @@ class MicroRun:
                 **kept,
                 "iree": asdict(self.toolchain),
             },
-        }
+        )
 
     def _perform(self, step: Step) -> Result:
         assert self._session is not None, "a point is under way"

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.records.chain_figures import MatrixCell, chain_figures, matrix_cell
 from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
-    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.journal_events import ToolchainFacts
+    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
     from iree_gauntlet.results import Check
 
 
@@ -43,8 +43,8 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
         raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
     done: dict[HistoryMachine, list[ChainOutcome]] = {}
     for chain in outcome.chains:
-        done.setdefault(HistoryMachine.from_dict(_find_machine(chain, outcome)), []).append(chain)
-    machines = done or {HistoryMachine.from_dict(outcome.machine): []}
+        done.setdefault(HistoryMachine.of(_find_machine(chain, outcome)), []).append(chain)
+    machines = done or {HistoryMachine.of(outcome.machine): []}
     return [
         HistoryRun(
             run=outcome.run,
@@ -62,21 +62,27 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
     ]
 
 
-def _find_machine(chain: ChainOutcome, outcome: RunOutcome) -> Mapping[str, Any]:
+def _find_machine(chain: ChainOutcome, outcome: RunOutcome) -> MachineFacts:
     """What a chain was measured on; where nothing was measured, what it ran on."""
     ran = [step for step in chain.steps if step.worker]
     measured = [step for step in ran if step.samples is not None] or [step for step in ran if step.device] or ran
-    return outcome.workers.get(_find_worker(measured[-1]), {}) if measured else outcome.machine
+    return _find_worker(measured[-1], outcome) if measured else outcome.machine
 
 
-def _find_worker(step: StepOutcome) -> str:
-    return step.worker.partition("/")[0]
+def _find_worker(step: StepOutcome, outcome: RunOutcome) -> MachineFacts:
+    return outcome.workers.get(step.worker.partition("/")[0], MachineFacts())
 
 
-def iree_version(toolchain: Mapping[str, Any]) -> IreeVersion:
+def iree_version(toolchain: ToolchainFacts) -> IreeVersion:
     """Of a toolchain, as journals have it."""
-    named = str(toolchain.get("source", "")).partition(":")[0]
-    return replace(IreeVersion.from_dict(toolchain), named=named if _RELEASE.fullmatch(named) else "")
+    named = toolchain.source.partition(":")[0]
+    return IreeVersion(
+        toolchain.compiler,
+        toolchain.compiler_commit,
+        toolchain.runtime,
+        toolchain.runtime_commit,
+        named if _RELEASE.fullmatch(named) else "",
+    )
 
 
 def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
@@ -99,7 +105,7 @@ def _was_compiled_there(chain: ChainOutcome, outcome: RunOutcome) -> bool:
     """Whether what compiled it is the machine that it was measured on; the time of another is not that one's."""
     machine = _find_machine(chain, outcome)
     compiles = [step for step in chain.steps if step.stage == "compile" and step.worker]
-    return all(outcome.workers.get(_find_worker(step), {}) == machine for step in compiles)
+    return all(_find_worker(step, outcome) == machine for step in compiles)
 
 
 def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:

@@ -156,7 +156,7 @@ class BisectOutcome:
     @property
     def remarks(self) -> list[str]:
         """What a reader should know in addition to the answer."""
-        found = lock_remark(self.asked)
+        found = lock_remark(str(self.asked.get("lock_folder") or ""))
         if self.search and len(self.search.changes) > 1:
             words = {label: judged.word for label, judged in self.judged.items()}
             text = "; ".join(f"{one} is {words[one]}, {other} {words[other]}" for one, other in self.search.changes)

@@ -14,8 +14,7 @@ from iree_gauntlet.recorded import number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from iree_gauntlet.records.outcome import ChainOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
     from iree_gauntlet.results import Check, OutputComparison, Samples
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.journal_events import RunEvent
     from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import Step
 
 
 # Many lines share one fsync, which takes as long as thousands of writes.
@@ -244,13 +246,13 @@ class Journal(EventLog):
     written with the next line, or within 20 ms: `kill -9` may lose those of steps that had only just begun.
     """
 
-    def run(self, fields: Mapping[str, Any]) -> None:
-        """Write what the run is about to do: the fields of a `run` event, `steps` among them."""
-        self.write("run", fields)
+    def run(self, event: RunEvent, steps: Sequence[Step]) -> None:
+        """Write what the run is about to do."""
+        self.write("run", {**event.as_dict(), "steps": steps})
 
-    def more_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+    def more_steps(self, steps: Sequence[Step]) -> None:
         """Write steps that the run did not know of when it began."""
-        self.write("steps", {"steps": list(steps)})
+        self.write("steps", {"steps": steps})
 
     def start(self, step: str) -> None:
         """Write that a step begins: of use only while it runs, so that it need not last."""

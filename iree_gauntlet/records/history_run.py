@@ -16,10 +16,14 @@ import json
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.recorded import Recorded
+
+if TYPE_CHECKING:
+    from iree_gauntlet.journal_events import MachineFacts
+
 
 _SCHEMA = 1
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{20})\.json\Z")
@@ -56,6 +60,11 @@ class HistoryMachine(Recorded):
     cores: int = 0
     memory_bytes: int = 0
     os: str = ""
+
+    @classmethod
+    def of(cls, facts: MachineFacts) -> Self:
+        """What is stable of what a journal says."""
+        return cls(facts.cpu, facts.cores, facts.memory_bytes or 0, facts.os)
 
     @property
     def shown(self) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import counted, one_line
+from iree_gauntlet.journal_events import EndEvent, MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal, refuse
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of, remarks_of_record
@@ -45,7 +46,7 @@ class MatrixIree:
     label: str
     text: str
     folder: str
-    toolchain: dict[str, Any]
+    toolchain: ToolchainFacts
     problem: str
     hint: str
     exit_code: ExitCode | None
@@ -98,7 +99,7 @@ class MatrixOutcome:
     command: str
     cwd: str
     started: str
-    machine: dict[str, Any]
+    machine: MachineFacts
     irees: tuple[MatrixIree, ...]
     rows: tuple[MatrixRow, ...]
     exit_code: ExitCode
@@ -138,7 +139,7 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
         command=str(record.parts[0].get("command") or "") if record.parts else "",
         cwd=str(last.get("cwd") or ""),
         started=str(record.parts[0].get("time") or "") if record.parts else "",
-        machine=outcomes[0].machine if outcomes else {},
+        machine=outcomes[0].machine if outcomes else MachineFacts(),
         irees=irees,
         rows=rows,
         exit_code=ExitCode.INTERRUPTED if record.interrupted else ExitCode.worst(codes),
@@ -152,6 +153,7 @@ def _make_iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> Mat
     label = entry["label"]
     found = record.toolchains.get(label, {})
     result = record.results.get(label)
+    described = found.get("toolchain") or {}
     path = folder / entry["folder"] / JOURNAL
     outcome = outcome_of(read_journal(path)) if label in record.started and path.is_file() else None
     code: ExitCode | None
@@ -170,7 +172,7 @@ def _make_iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> Mat
         label=one_line(label),
         text=str(entry["iree"]),
         folder=str(entry["folder"]),
-        toolchain=dict(found.get("toolchain") or (outcome.toolchain if outcome else {})),
+        toolchain=outcome.toolchain if outcome and not described else ToolchainFacts.from_dict(described),
         problem=one_line(problem, 500),
         hint=hint,
         exit_code=code,
@@ -222,7 +224,7 @@ def _describe_irees(irees: tuple[MatrixIree, ...]) -> list[str]:
     """What keeps their figures from being compared as they stand."""
     same: dict[tuple[str, str], list[str]] = {}
     for iree in irees:
-        key = str(iree.toolchain.get("identity") or ""), str(iree.toolchain.get("runtime_identity") or "")
+        key = iree.toolchain.identity, iree.toolchain.runtime_identity
         if any(key):
             same.setdefault(key, []).append(iree.label)
     remarks = [
@@ -230,7 +232,7 @@ def _describe_irees(irees: tuple[MatrixIree, ...]) -> list[str]:
         for labels in same.values()
         if len(labels) > 1
     ]
-    hosts = {str(iree.outcome.machine.get("host") or "") for iree in irees if iree.outcome is not None} - {""}
+    hosts = {iree.outcome.machine.host for iree in irees if iree.outcome is not None} - {""}
     if len(hosts) > 1:
         remarks.append(f"made on several machines ({', '.join(sorted(hosts))}): their times cannot be compared")
     return remarks
@@ -272,18 +274,18 @@ class MatrixRecord:
     toolchains: dict[str, dict[str, Any]] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    end: dict[str, Any] | None = None
+    end: EndEvent | None = None
     torn: bool = False
 
     @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended it."""
-        return bool(self.end and self.end.get("interrupted"))
+        return self.end is not None and self.end.interrupted
 
     @property
     def stopped(self) -> str:
         """Why it ended before its last IREE; empty where it did not."""
-        return str(self.end.get("stopped") or "") if self.end else ""
+        return self.end.stopped if self.end else ""
 
     @property
     def state(self) -> str:
@@ -308,7 +310,7 @@ def read_matrix(folder: Path) -> MatrixRecord:
                 refuse(log.path, number, "is a matrix event without a list of IREEs")
             record = replace(record, parts=(*record.parts, event), end=None)
         elif kind == "end":
-            record = replace(record, end=event)
+            record = replace(record, end=EndEvent.from_dict(event))
         elif kind in ("toolchain", "start", "result"):
             label = event.get("label")
             if not isinstance(label, str):

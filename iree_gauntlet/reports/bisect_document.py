@@ -24,7 +24,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, bisect_outcome
-from iree_gauntlet.reports.provenance import provenance, seconds_between
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     tried = f"{len(outcome.judged)} of {len(outcome.labels)} tried"
     facts = (outcome.confidence, tried) if outcome.confidence else (tried,)
     toolchain = f"{asked['good']} (good) to {asked['bad']} (bad)"
-    origin = provenance(toolchain, asked, ("bisect.md", "bisect.json"), seconds_between(asked, outcome.end))
+    took = seconds_between(asked, outcome.end)
+    origin = provenance(toolchain, RecordOrigin.from_dict(asked), ("bisect.md", "bisect.json"), took)
     return Document(title, outcome.answer, facts, tuple(blocks), tuple(details), outcome.exit_code, provenance=origin)
 
 

@@ -28,11 +28,12 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, clean, cpus_text, dispatch_cost, duration, milliseconds, one_line, whole
+from iree_gauntlet.journal_events import RunEvent
 from iree_gauntlet.records.compare_record import ComparisonRecord, read_comparison
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import TimeRow, changes, ratio_text, span_text, time_rows, verdict_counts
 from iree_gauntlet.reports.junit import schema_document
-from iree_gauntlet.reports.provenance import provenance, seconds_between
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -167,11 +168,12 @@ def _make_comparison_document(record: ComparisonRecord) -> Document:
     )
 
 
-def _read_began(record: ComparisonRecord) -> dict[str, Any]:
+def _read_began(record: ComparisonRecord) -> RecordOrigin:
     """How it was started: the runs of its sides have the command."""
-    runs = next((side.run.runs for side in record.sides if side.run and side.run.runs), ({},))
-    own = {name: record.opening[name] for name in ("time", "machine") if record.opening.get(name)}
-    return {**runs[0], **own}
+    run = next((side.run.runs[0] for side in record.sides if side.run and side.run.runs), RunEvent())
+    own = RecordOrigin.from_dict(record.opening)
+    machine = own.machine if record.opening.get("machine") else run.machine
+    return RecordOrigin(own.time or run.time, machine, run.command, run.cwd, run.version)
 
 
 def _list_margins(record: ComparisonRecord) -> tuple[float, ...]:
@@ -254,7 +256,7 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
     allowed = f"not slower: below +{100 * rules['allow']:g} %; " if "allow" in rules else ""
     works = [item["work"] for item in record.verdicts.values() if item.get("work")]
     return [
-        *lock_remark(record.opening),
+        *lock_remark(str(record.opening.get("lock_folder") or "")),
         *(f"work: {line}" for line in _list_counted_lines(works)),
         (
             f"slower or faster: beyond ±{100 * rules['least']:g} %; same: within ±{100 * rules['band']:g} %; {allowed}"

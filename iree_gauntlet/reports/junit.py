@@ -21,8 +21,7 @@ from iree_gauntlet.figures import byte_size, clean, last_lines, one_line
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines, measured_lines
 
 if TYPE_CHECKING:
-    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
 
 
 _SIZE_LIMIT = 1 << 16
@@ -61,7 +60,7 @@ def _make_suite(chain: ChainOutcome, index: int, outcome: RunOutcome) -> junit_x
     return junit_xml.TestSuite(
         name=one_line(chain.id),
         test_cases=[_make_case(step, outcome) for step in chain.steps],
-        hostname=one_line(str(outcome.machine.get("host") or "")),
+        hostname=one_line(outcome.machine.host),
         id=str(index),
         timestamp=one_line(started),
         properties={
@@ -176,20 +175,25 @@ def _describe_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:
         ("run.suite", outcome.suite),
         ("run.state", outcome.state),
         ("gauntlet.version", outcome.version),
-        ("compiler.version", toolchain.get("compiler")),
-        ("compiler.commit", toolchain.get("compiler_commit")),
-        ("runtime.version", toolchain.get("runtime")),
-        ("runtime.commit", toolchain.get("runtime_commit")),
-        ("toolchain.identity", toolchain.get("identity")),
-        ("toolchain.source", toolchain.get("source")),
+        ("compiler.version", toolchain.compiler),
+        ("compiler.commit", toolchain.compiler_commit),
+        ("runtime.version", toolchain.runtime),
+        ("runtime.commit", toolchain.runtime_commit),
+        ("toolchain.identity", toolchain.identity),
+        ("toolchain.source", toolchain.source),
     ]
 
 
 def _describe_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
     machine = outcome.machine
-    memory = byte_size(machine["memory_bytes"]) if machine.get("memory_bytes") else ""
-    said = {**machine, "memory": memory, "devices": device_text(machine)}
-    return [(f"machine.{name}", said.get(name)) for name in ("cpu", "cores", "memory", "devices", "os", "python")]
+    return [
+        ("machine.cpu", machine.cpu),
+        ("machine.cores", machine.cores or None),
+        ("machine.memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
+        ("machine.devices", device_text(machine)),
+        ("machine.os", machine.os),
+        ("machine.python", machine.python),
+    ]
 
 
 def _set_times(root: ET.Element, outcome: RunOutcome) -> None:

@@ -46,10 +46,9 @@ from iree_gauntlet.figures import (
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
-from iree_gauntlet.records.outcome import version
 from iree_gauntlet.reports.junit import junit_document, schema_document
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
-from iree_gauntlet.reports.provenance import ORIGIN, provenance
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
     irees = tuple(
         (
             *(iree.label, iree.result_text, None if iree.exit_code is None else float(iree.exit_code)),
-            *(version(iree.toolchain, "compiler"), version(iree.toolchain, "runtime")),
+            *(iree.toolchain.compiler_text or None, iree.toolchain.runtime_text or None),
             iree.folder if iree.outcome else None,
         )
         for iree in matrix.irees
@@ -160,7 +159,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
         (*matrix.remarks, *hints),
         provenance=provenance(
             ", ".join(iree.label for iree in matrix.irees),
-            {"time": matrix.started} | {name: getattr(matrix, name) for name in ORIGIN},
+            RecordOrigin(matrix.started, matrix.machine, matrix.command, matrix.cwd, matrix.version),
             ("matrix.md", "matrix.json", "matrix.csv", "junit.xml"),
             matrix.seconds if matrix.state == "complete" else None,
         ),
@@ -402,7 +401,7 @@ def matrix_json(matrix: MatrixOutcome) -> str:
         "exit_meaning": matrix.exit_code.meaning,
         "seconds": matrix.seconds,
         "base": matrix.base,
-        "machine": matrix.machine,
+        "machine": matrix.machine.as_dict(),
         "irees": [_describe_iree(iree) for iree in matrix.irees],
         "chains": [
             {
@@ -448,7 +447,7 @@ def _describe_iree(iree: MatrixIree) -> dict[str, Any]:
         "exit_code": None if iree.exit_code is None else int(iree.exit_code),
         "problem": iree.problem,
         "hint": iree.hint,
-        "toolchain": iree.toolchain,
+        "toolchain": iree.toolchain.as_dict(),
         "counts": None if outcome is None else {str(verdict): count for verdict, count in outcome.counts.items()},
     }
 

@@ -200,7 +200,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _find_longest_tail(column: Column, cells: Sequence[Cell]) -> str:
     """The longest of what cells of a column have from their points on; empty where all are equally long."""
-    tails = {_split(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)}
+    tails = [_split(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
     return max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
 
 

@@ -37,15 +37,11 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Origin
     from iree_gauntlet.document import Document
-    from iree_gauntlet.records.outcome import ChainOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
-_OF_THE_RUN = (
-    *("run", "suite", "version", "command", "cwd", "started"),
-    *("state", "resumed", "torn", "remarks", "workers", "exit_code"),
-)
+_OF_THE_RUN = (*("run", "suite", "version", "command", "cwd", "started"), *("state", "resumed", "torn", "remarks"))
 _OF_A_CHAIN = ("id", "dialect", "model", "submodel", "target", "sku", "verdict")
 _OF_A_STEP = (
     *("id", "stage", "role", "verdict", "failure", "reason", "behind"),
@@ -219,14 +215,16 @@ def summary_json(outcome: RunOutcome) -> str:
     document: dict[str, Any] = {
         "schema": 1,
         **_describe_named(outcome, _OF_THE_RUN),
+        "workers": {name: machine.as_dict() for name, machine in outcome.workers.items()},
+        "exit_code": outcome.exit_code,
         "exit_meaning": outcome.exit_code.meaning,
         "seconds": outcome.seconds,
         "tool_seconds": outcome.tool_seconds,
         "counts": outcome.counts,
         "cache": {name: asdict(getattr(outcome, name)) for name in ("compiles", "imports", "downloads")},
-        "targets": [{"name": name, "sku": sku} for name, sku in outcome.targets],
-        "toolchain": outcome.toolchain,
-        "machine": outcome.machine,
+        "targets": [target.as_dict() for target in outcome.targets],
+        "toolchain": outcome.toolchain.as_dict(),
+        "machine": outcome.machine.as_dict(),
     }
     if not outcome.many:
         document["chains"] = [_describe_chain(chain) for chain in outcome.chains]

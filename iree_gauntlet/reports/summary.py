@@ -38,17 +38,17 @@ from iree_gauntlet.document import (
 from iree_gauntlet.figures import byte_size, counted, duration, last_lines, listed
 from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
-from iree_gauntlet.records.outcome import RunOutcome, cache_line, headline, verdict_texts, version
+from iree_gauntlet.records.outcome import RunOutcome, cache_line, headline, verdict_texts
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines
-from iree_gauntlet.reports.provenance import ORIGIN, provenance
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance
 from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.records.chain_figures import ChainFigures
+    from iree_gauntlet.records.outcome import StepOutcome
     from iree_gauntlet.records.run_before import RunBefore
-    from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import Check
 
 
@@ -157,8 +157,8 @@ def run_document(
         outcome.exit_code,
         outcome.remarks,
         provenance=provenance(
-            str(outcome.toolchain.get("compiler") or ""),
-            {"time": outcome.started, **{name: getattr(outcome, name) for name in ORIGIN}},
+            outcome.toolchain.compiler,
+            RecordOrigin(outcome.started, outcome.machine, outcome.command, outcome.cwd, outcome.version),
             files,
             outcome.seconds if outcome.state == "complete" else None,
         ),
@@ -453,21 +453,20 @@ def _show_said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[
 
 def _list_facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
     toolchain, machine = outcome.toolchain, outcome.machine
-    memory = machine.get("memory_bytes")
     targets = dict.fromkeys(f"{chain.target} ({chain.sku})" if chain.sku else chain.target for chain in outcome.chains)
     return (
-        ("compiler", version(toolchain, "compiler") or "unknown"),
-        ("runtime", version(toolchain, "runtime") or "unknown"),
-        ("toolchain", toolchain.get("source")),
+        ("compiler", toolchain.compiler_text or "unknown"),
+        ("runtime", toolchain.runtime_text or "unknown"),
+        ("toolchain", toolchain.source),
         ("gauntlet", outcome.version),
         ("targets", ", ".join(targets)),
-        ("host", machine.get("host")),
-        ("CPU", machine.get("cpu")),
-        ("cores", machine.get("cores")),
-        ("memory", byte_size(memory) if memory else ""),
+        ("host", machine.host),
+        ("CPU", machine.cpu),
+        ("cores", machine.cores),
+        ("memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
         ("devices", device_text(machine)),
-        ("system", machine.get("os")),
-        ("Python", machine.get("python")),
+        ("system", machine.os),
+        ("Python", machine.python),
         ("command", outcome.command),
         ("started", outcome.started),
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, counted, signed
+from iree_gauntlet.journal_events import Device
 from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, why_no_hardware
 from iree_gauntlet.measuring.machine.machine_state import (
     list_benchmark_warnings,
@@ -28,7 +29,7 @@ from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.cmake_build import find_build_tools
-from iree_gauntlet.toolchains.devices import Device, compile_backends, describe_devices, devices, drivers, find_device
+from iree_gauntlet.toolchains.devices import compile_backends, describe_devices, devices, drivers, find_device
 from iree_gauntlet.toolchains.find import chosen, find_toolchain
 from iree_gauntlet.toolchains.host import ask_host_cpu, read_host_cpu
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain

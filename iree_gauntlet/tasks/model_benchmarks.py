@@ -135,8 +135,8 @@ def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Pro
     export = chain.export()
     plan = Plan((export,), devices=chain.gpus)
     event = run_event(plan, run_dir, machine, DIALECT, [chain.target], typed_command())
-    event |= {"bench": chain.options.as_args()}
-    with model_session(run_dir, progress, event) as context:
+    event = replace(event, bench=chain.options.as_args())
+    with model_session(run_dir, progress, event, plan.steps) as context:
         engine = model_engine(context, machine, session.performers(context, machine))
         with engine.recorded() as performed:
             performed.verdicts = engine.perform([export], {})

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.journal_events import Device
     from iree_gauntlet.targets import Target
-    from iree_gauntlet.toolchains.devices import Device
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models import build_folder
     from iree_gauntlet.torch_models.build_folder import Array

@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from iree_gauntlet.history.imports import imported
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import HistoryStore, history_of, open_history
+from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import read_comparison
@@ -274,8 +275,8 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
         run=folder.name,
         time=now.isoformat(),
         cases=(),
-        iree=iree_version(record.sides[1].toolchain),
-        machine=HistoryMachine.from_dict(elsewhere["machine"] if elsewhere else asdict(read_machine_facts())),
+        iree=iree_version(ToolchainFacts.from_dict(record.sides[1].toolchain)),
+        machine=HistoryMachine.of(MachineFacts.from_dict(elsewhere["machine"]) if elsewhere else read_machine_facts()),
         state="confirmation",
         more={"confirms": confirms},
     )

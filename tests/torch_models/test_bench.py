@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.toolchains.devices import Device
+    from iree_gauntlet.journal_events import Device
 
 pytestmark = pytest.mark.iree
 
@@ -218,8 +218,7 @@ def test_the_documents_command_line(bench: Bench) -> None:
     done = bench.module(*words, "--torch_python", str(bench.python))
     assert done.code == 0, done.text
     assert bench.perf[0]["args"]["dataformat"] == "Fp16"
-    run = bench.journal.runs[0]
-    assert run["command"].startswith("python -m iree_gauntlet.bench -m line -c small ")
+    assert bench.journal.run.command.startswith("python -m iree_gauntlet.bench -m line -c small ")
     listed = bench.module("-l")
     assert listed.code == 0, listed.text
     rows = [line.split() for line in listed.out.splitlines()]

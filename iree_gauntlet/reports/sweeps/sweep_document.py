@@ -20,7 +20,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
-from iree_gauntlet.reports.provenance import provenance
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance
 from iree_gauntlet.reports.sweeps.sweep_rows import (
     Ratio,
     Row,
@@ -233,7 +233,7 @@ def make_sweep_document(
         remarks=remarks(header, rows),
         provenance=provenance(
             str((header or {}).get("toolchain", {}).get("compiler") or ""),
-            {"time": (header or {}).get("started"), **(header or {})},
+            RecordOrigin.from_dict({"time": (header or {}).get("started"), **(header or {})}),
             ("results.md", "results.csv", "results.json"),
         ),
     )
