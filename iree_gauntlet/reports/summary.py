@@ -252,7 +252,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     timed = [step for step in outcome.steps if step.samples is not None]
     unjudged = not judged["time_ms"] and any(check.metric == "time_ms" for _, check in checks)
     unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
-    disturbed = sum(bool(step.statistics.get("disturbed")) for step in timed)
+    disturbed = sum(bool(step.known.disturbed) for step in timed)
     yield (
         f"{counted(len(outcome.chains), 'case')}: {verdicts}; "
         f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
@@ -375,12 +375,12 @@ def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
     """Of benchmarks that push inputs again and again from the host."""
     rows = []
     for step in steps:
-        found = step.statistics
-        if {"samples_per_sec", "total_samples", "total_s", "latency_ms"} <= found.keys():
-            tokens = f"{float(found['tokens_per_sec']):.1f}" if "tokens_per_sec" in found else None
-            latencies = (float(found["latency_ms"][name]) for name in ("p50", "p90", "p99"))
-            speed, total = f"{float(found['samples_per_sec']):.2f}", float(found["total_samples"])
-            rows.append((step.chain, speed, total, float(found["total_s"]), *latencies, tokens))
+        found = step.known
+        if found.samples_per_sec is not None and found.latency_ms is not None:
+            latency = found.latency_ms
+            tokens = None if found.tokens_per_sec is None else f"{found.tokens_per_sec:.1f}"
+            speed = (f"{found.samples_per_sec:.2f}", found.total_samples, found.total_s)
+            rows.append((step.chain, *speed, latency.p50, latency.p90, latency.p99, tokens))
     if rows:
         yield Heading("Speed")
         yield Table(_SPEED_COLUMNS, tuple(rows))

@@ -18,9 +18,9 @@ from tests.support.spec_trees import write_tree
 from tests.support.toy_project import INPUT
 
 if TYPE_CHECKING:
-    from iree_gauntlet.journal_events import Device
     from pathlib import Path
 
+    from iree_gauntlet.journal_events import Device
     from tests.support.toy_project import Project
 
 pytestmark = [pytest.mark.iree, pytest.mark.vulkan, pytest.mark.usefixtures("vulkan")]

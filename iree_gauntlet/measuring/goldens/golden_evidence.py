@@ -137,7 +137,7 @@ def _collect_figures(
         refused = "its run did not finish" if not ended else unsound.get(step.chain, "")
         if result.verdict not in (Verdict.PASSED, Verdict.FAILED):
             refused = refused or f"its {step.stage} {result.verdict}"
-        causes = result.statistics.get("disturbed") or ()
+        causes = result.known.disturbed
         for golden in goldens_of(step):
             figures = _pick_figures(golden, result)
             if not figures or not golden.origin.field:
@@ -170,9 +170,7 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
         confirming = [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
         return confirming or list(samples.real_time_ms if samples else ())
     figure = result.statistics.get(golden.metric.value)
-    if golden.metric is Metric.INSTRUCTIONS and not is_usual_count(
-        str(result.statistics.get("counter")), str(result.statistics.get("cpu"))
-    ):
+    if golden.metric is Metric.INSTRUCTIONS and not is_usual_count(result.known.counter, result.known.cpu):
         return []  # another kind of count, which the golden is not of
     return [float(figure)] if figure is not None else []
 
