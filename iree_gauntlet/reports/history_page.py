@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Block, Cell, Text
-    from iree_gauntlet.records.history_outcome import Point, SeriesKey
+    from iree_gauntlet.records.history_outcome import IndexedRun, Point, SeriesKey
 
 
 _RUNS = (
@@ -248,12 +248,12 @@ def _bisect(finding: Finding) -> str:
     return shlex.join([*words, "--submodel", key.submodel, "--target", key.target])
 
 
-def runs_document(runs: Sequence[dict[str, Any]]) -> Document:
+def runs_document(runs: Sequence[IndexedRun]) -> Document:
     """A list of runs."""
     rows = tuple(
         (
-            *(str(run["time"])[:10], run["run"], run["iree"], run["machine"], run["suite"], run["state"]),
-            *(float(run["cases"]), float(run["figures"])),
+            *(run.time[:10], run.run, run.iree, run.machine, run.suite, run.state),
+            *(float(run.cases), float(run.figures)),
         )
         for run in runs
     )
