@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import junit_xml
 
@@ -21,6 +21,8 @@ from iree_gauntlet.figures import byte_size, clean, last_lines, one_line
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines, measured_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
 
 
@@ -50,7 +52,10 @@ def junit_document(outcome: RunOutcome) -> str:
     root.set("failures", str(sum(step.verdict.is_bad and step.verdict.is_conclusive for step in steps)))
     root.set("errors", str(sum(step.verdict.is_bad and not step.verdict.is_conclusive for step in steps)))
     root.set("time", f"{sum(step.seconds for step in steps):.3f}")
-    _set_times(root, outcome)
+    for element, chain in zip(root.findall("testsuite"), outcome.chains, strict=True):
+        element.set("time", f"{sum(step.seconds for step in chain.steps):.3f}")
+        for case, step in zip(element.findall("testcase"), chain.steps, strict=True):
+            case.set("time", f"{step.seconds:.3f}")
     return schema_document(root)
 
 
@@ -86,7 +91,8 @@ def _make_case(step: StepOutcome, outcome: RunOutcome) -> junit_xml.TestCase:
         case Verdict.INCONCLUSIVE:
             case.add_error_info(f"inconclusive: {message}", _format_detail(step, outcome), "inconclusive")
         case Verdict.ERROR:
-            case.add_error_info(message, _format_detail(step, outcome), _format_error_type(step))
+            ended = one_line(step.signal) or ("unfinished" if step.unfinished else "error")
+            case.add_error_info(message, _format_detail(step, outcome), "timeout" if step.timed_out else ended)
         case Verdict.XFAILED:
             case.add_skipped_info(f"expected failure: {message}", "" if outcome.many else _format_detail(step, outcome))
         case Verdict.SKIPPED:
@@ -94,14 +100,6 @@ def _make_case(step: StepOutcome, outcome: RunOutcome) -> junit_xml.TestCase:
         case Verdict.PASSED:
             pass
     return case
-
-
-def _format_error_type(step: StepOutcome) -> str:
-    if step.timed_out:
-        return "timeout"
-    if step.signal:
-        return one_line(step.signal)
-    return "unfinished" if step.unfinished else "error"
 
 
 def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
@@ -137,70 +135,55 @@ def _format_system_out(step: StepOutcome, *, lean: bool) -> str:
 def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> list[tuple[str, str]]:
     """Versions, flags, device and what was measured; names are stable, values without a meaning left out."""
     found: list[tuple[str, object]] = []
+    machine, toolchain = outcome.machine, outcome.toolchain
     if first or not outcome.many:
-        found += _describe_toolchain(outcome)
+        found += [
+            ("run", outcome.run),
+            ("run.suite", outcome.suite),
+            ("run.state", outcome.state),
+            ("gauntlet.version", outcome.version),
+            ("compiler.version", toolchain.compiler),
+            ("compiler.commit", toolchain.compiler_commit),
+            ("runtime.version", toolchain.runtime),
+            ("runtime.commit", toolchain.runtime_commit),
+            ("toolchain.identity", toolchain.identity),
+            ("toolchain.source", toolchain.source),
+        ]
     if not outcome.many:
         found += [(name, getattr(chain, name)) for name in ("dialect", "model", "submodel", "target", "sku")]
         found.append(("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))))
     if first or not outcome.many:
-        found += _describe_machine(outcome)
+        found += [
+            ("machine.cpu", machine.cpu),
+            ("machine.cores", machine.cores or None),
+            ("machine.memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
+            ("machine.devices", device_text(machine)),
+            ("machine.os", machine.os),
+            ("machine.python", machine.python),
+        ]
         found += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
     for step in chain.steps:
-        if not outcome.many:
-            found.append((f"{step.name}.flags", " ".join(step.flags)))
-            found += [(f"{step.name}.{key}", _flatten(value)) for key, value in sorted(step.statistics.items())]
-        if step.samples is not None and step.samples.real_time_ms:
-            figures = step.samples.figures.items()
-            found += [(f"{step.name}.{key}", None if value is None else f"{value:.6g}") for key, value in figures]
-        found.append((f"{step.name}.worker", step.worker))
-        found += _describe_explanation(step)
-        for check in step.checks:
-            if check.measured is not None:
-                found.append((f"{step.name}.{check.metric}", f"{check.measured:.10g}"))
-            if check.limit is not None:
-                found.append((f"{step.name}.{check.metric}.limit", f"{check.limit:.10g}"))
+        found += [(f"{step.name}.{name}", value) for name, value in _list_measured(step, many=outcome.many)]
     return [(name, str(value)) for name, value in found if value not in (None, "")]
 
 
-def _describe_explanation(step: StepOutcome) -> list[tuple[str, object]]:
-    if step.explanation is None:
-        return []
-    return [(f"{step.name}.explained", step.explanation.answer), (f"{step.name}.bundle", step.explanation.bundle)]
-
-
-def _describe_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:
-    toolchain = outcome.toolchain
-    return [
-        ("run", outcome.run),
-        ("run.suite", outcome.suite),
-        ("run.state", outcome.state),
-        ("gauntlet.version", outcome.version),
-        ("compiler.version", toolchain.compiler),
-        ("compiler.commit", toolchain.compiler_commit),
-        ("runtime.version", toolchain.runtime),
-        ("runtime.commit", toolchain.runtime_commit),
-        ("toolchain.identity", toolchain.identity),
-        ("toolchain.source", toolchain.source),
-    ]
-
-
-def _describe_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
-    machine = outcome.machine
-    return [
-        ("machine.cpu", machine.cpu),
-        ("machine.cores", machine.cores or None),
-        ("machine.memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
-        ("machine.devices", device_text(machine)),
-        ("machine.os", machine.os),
-        ("machine.python", machine.python),
-    ]
-
-
-def _set_times(root: ET.Element, outcome: RunOutcome) -> None:
-    for element, chain in zip(root.findall("testsuite"), outcome.chains, strict=True):
-        element.set("time", f"{sum(step.seconds for step in chain.steps):.3f}")
-        for case, step in zip(element.findall("testcase"), chain.steps, strict=True):
-            case.set("time", f"{step.seconds:.3f}")
+def _list_measured(step: StepOutcome, *, many: bool) -> Iterator[tuple[str, object]]:
+    """What was measured of a step."""
+    if not many:
+        yield "flags", " ".join(step.flags)
+        for name, value in sorted(step.statistics.items()):
+            # One with parts as JSON.
+            yield name, json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+    if step.samples is not None and step.samples.real_time_ms:
+        for name, figure in step.samples.figures.items():
+            yield name, None if figure is None else f"{figure:.6g}"
+    yield "worker", step.worker
+    if step.explanation is not None:
+        yield "explained", step.explanation.answer
+        yield "bundle", step.explanation.bundle
+    for check in step.checks:
+        yield check.metric, None if check.measured is None else f"{check.measured:.10g}"
+        yield f"{check.metric}.limit", None if check.limit is None else f"{check.limit:.10g}"
 
 
 def _bound(text: str, limit: int) -> str:
@@ -209,11 +192,6 @@ def _bound(text: str, limit: int) -> str:
         return text
     kept = re.sub(r"[^\n]*\Z", "", text[:limit]) or text[:limit]
     return f"{kept}\n… cut here: {len(text) - len(kept):,} characters more\n"
-
-
-def _flatten(value: Any) -> Any:
-    """A property's value; one with parts as JSON."""
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
 
 
 def schema_document(root: ET.Element) -> str:
