@@ -8,11 +8,11 @@ import re
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
-from iree_gauntlet.records.chain_figures import MatrixCell, chain_figures, matrix_cell
+from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
 from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ def iree_version(toolchain: ToolchainFacts) -> IreeVersion:
 
 
 def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
+    # The compile time of another machine is not that of the one that it was measured on.
+    machine = _find_machine(chain, outcome)
+    compiles = [step for step in chain.steps if step.stage is Stage.COMPILE and step.worker]
+    compiled_there = all(_find_worker(step, outcome) == machine for step in compiles)
     bad = next((step for step in chain.steps if step.reason and step.verdict is chain.verdict), None)
     device = next((step.device for step in chain.steps if step.device), "")
     return HistoryCase(
@@ -97,15 +101,8 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
         flags=_format_flags(chain.steps),
         verdict=str(chain.verdict),
         reason=bad.reason[:_REASON_CHARACTERS] if bad is not None and chain.verdict is not Verdict.PASSED else "",
-        figures=tuple(_list_figures(chain, compiled_there=_was_compiled_there(chain, outcome))),
+        figures=tuple(_list_figures(chain, compiled_there=compiled_there)),
     )
-
-
-def _was_compiled_there(chain: ChainOutcome, outcome: RunOutcome) -> bool:
-    """Whether what compiled it is the machine that it was measured on; the time of another is not that one's."""
-    machine = _find_machine(chain, outcome)
-    compiles = [step for step in chain.steps if step.stage == "compile" and step.worker]
-    return all(_find_worker(step, outcome) == machine for step in compiles)
 
 
 def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
@@ -143,25 +140,20 @@ def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[Hist
         if cell.compile_peak_bytes is not None:
             yield HistoryFigure("compile_peak_bytes", cell.compile_peak_bytes)
     counted = _format_flags(chain.steps, counted=True)
+    counter, _, cpu = cell.counted_by.partition(", ")
+    # A series for each kind of counter and CPU: counts of two have nothing to do with each other.
+    kind = "" if is_usual_count(counter, cpu) else f" ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
     for name, value, check, flags in (
         ("size_bytes", cell.binary_size_bytes, figures.size, ""),
         ("dispatches", cell.dispatch_count, figures.dispatches, ""),
         # Of a module of its own, which is there with others or alone.
-        (_format_instructions_name(cell), cell.instructions, figures.work, counted),
+        (f"instructions{kind}", cell.instructions, figures.work, counted),
     ):
         if value is not None:
             golden, limit = _hold_against(check)
             yield HistoryFigure(name, value, golden=golden, limit=limit, flags=flags)
     if cell.max_abs_error is not None and math.isfinite(cell.max_abs_error):
         yield HistoryFigure("max_error", cell.max_abs_error)
-
-
-def _format_instructions_name(cell: MatrixCell) -> str:
-    """A series for each kind of counter and CPU: counts of two have nothing to do with each other."""
-    counter, _, cpu = cell.counted_by.partition(", ")
-    if is_usual_count(counter, cpu):
-        return "instructions"
-    return f"instructions ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
 
 
 def _hold_against(check: Check | None) -> tuple[float | None, float | None]:

@@ -159,7 +159,7 @@ class HistoryRun(Recorded):
 def history_file(run: HistoryRun) -> tuple[str, bytes]:
     """The name and the bytes of a run's file."""
     data = (json.dumps(run.as_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n").encode()
-    return f"{_format_stamp(run.time)}-{_digest(data)}.json", data
+    return f"{datetime.fromisoformat(run.time).astimezone(UTC):{_STAMP}}-{_digest(data)}.json", data
 
 
 def is_history_file(name: str) -> bool:
@@ -190,10 +190,6 @@ def read_history_file(name: str, data: bytes) -> HistoryRun:
             f"{name}: no run that this version can read: {type(error).__name__}: {error}",
             "It was written by another program; the other runs are read as they are.",
         ) from error
-
-
-def _format_stamp(time: str) -> str:
-    return datetime.fromisoformat(time).astimezone(UTC).strftime(_STAMP)
 
 
 def _digest(data: bytes) -> str:

@@ -54,12 +54,16 @@ def html_page(document: Document) -> str:
     numbers = itertools.count()
     template = _make_environment().get_template("document.html")
     scripts = PageScripts(document.in_files)
+    code, _, meaning = document.ending.partition(": ")
+    ending = Markup()
+    if document.exit_code is not None:
+        ending = _make_badge(ENDINGS.get(document.exit_code, "inconclusive"), meaning) + Markup(" · {}").format(code)
     return (
         template.render(
             document=document,
             scripts=scripts,
             style=Markup(shipped("page.css")),  # noqa: S704 - our own
-            ending=_describe_ending(document),
+            ending=ending,
             inlined=partial(_inline_text, numbers=numbers),
             ink=INK,
             paper=PAPER,
@@ -90,14 +94,6 @@ def memory_of(page: str) -> str:
 def _clean(value: Any) -> Any:
     """Text without control characters; what is markup already is left as it is."""
     return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _describe_ending(document: Document) -> Markup:
-    """What became of it as a badge, and its exit code; empty where it has not finished."""
-    if document.exit_code is None:
-        return Markup()
-    code, _, meaning = document.ending.partition(": ")
-    return _make_badge(ENDINGS.get(document.exit_code, "inconclusive"), meaning) + Markup(" · {}").format(code)
 
 
 def _make_badge(word: str, text: str) -> Markup:
