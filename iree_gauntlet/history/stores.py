@@ -148,11 +148,7 @@ class FolderHistory:
         return found
 
     def read(self, name: str) -> bytes:
-        """A file.
-
-        Raises:
-            UnreadableError: it cannot be read.
-        """
+        """A file."""
         path = self._make_path(name)
         try:
             return path.read_bytes()
@@ -160,11 +156,7 @@ class FolderHistory:
             raise UnreadableError(f"{path}: {error.strerror}", "Make it readable, or remove it.") from error
 
     def add(self, files: Mapping[str, bytes]) -> int:
-        """Keep files; how many were not there yet.
-
-        Raises:
-            GauntletError: they cannot be written.
-        """
+        """Keep files; how many were not there yet."""
         added = 0
         for name, data in files.items():
             path = self._make_path(name)
@@ -181,11 +173,7 @@ class FolderHistory:
         return added
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove files.
-
-        Raises:
-            GauntletError: one cannot be removed.
-        """
+        """Remove files."""
         for path in map(self._make_path, names):
             try:
                 path.unlink(missing_ok=True)
@@ -244,37 +232,21 @@ class GitHistory:
         self._files = FolderHistory(place, self._clone, beside)
 
     def stamps(self) -> dict[str, str]:
-        """Of all files on the branch.
-
-        Raises:
-            GauntletError: it cannot be fetched.
-        """
+        """Of all files on the branch."""
         with self._lock_clone():
             self._fetch()
         return self._files.stamps()
 
     def read(self, name: str) -> bytes:
-        """A file, as it was fetched.
-
-        Raises:
-            UnreadableError: it cannot be read.
-        """
+        """A file, as it was fetched."""
         return self._files.read(name)
 
     def add(self, files: Mapping[str, bytes]) -> int:
-        """Commit and push files; how many were not there yet.
-
-        Raises:
-            GauntletError: they cannot be pushed.
-        """
+        """Commit and push files; how many were not there yet."""
         return self._push_changed(lambda: self._files.add(files), f"Add {counted(len(files), 'run')}")
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove files in a commit of its own.
-
-        Raises:
-            GauntletError: it cannot be pushed.
-        """
+        """Remove files in a commit of its own."""
         self._push_changed(lambda: self._files.remove(names), f"Remove {counted(len(names), 'run')}")
 
     def _push_changed(self, change: Callable[[], Changed], message: str) -> Changed:
@@ -347,11 +319,7 @@ class ObjectHistory:
         self._configuration = configuration
 
     def stamps(self) -> dict[str, str]:
-        """Of all objects.
-
-        Raises:
-            GauntletError: it cannot be asked.
-        """
+        """Of all objects."""
         with self._open() as (library, location):
             pages = library.list(location.store, prefix=location.path or None)
             items = [item for page in pages for item in page]
@@ -359,20 +327,12 @@ class ObjectHistory:
         return {name: stamp for name, stamp in named if is_history_file(name)}
 
     def read(self, name: str) -> bytes:
-        """An object.
-
-        Raises:
-            GauntletError: it cannot be read.
-        """
+        """An object."""
         with self._open() as (library, location):
             return bytes(library.get(location.store, _name_object(location, name)).bytes())
 
     def add(self, files: Mapping[str, bytes]) -> int:
-        """Put what is absent; how many were not there yet.
-
-        Raises:
-            GauntletError: one cannot be put.
-        """
+        """Put what is absent; how many were not there yet."""
         added = 0
         with self._open() as (library, location):
             for name, data in files.items():
@@ -388,11 +348,7 @@ class ObjectHistory:
         return added
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove objects.
-
-        Raises:
-            GauntletError: they cannot be removed.
-        """
+        """Remove objects."""
         if names:
             with self._open() as (library, location):
                 library.delete(location.store, [_name_object(location, name) for name in names])

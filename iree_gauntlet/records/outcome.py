@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _RESULT = tuple(field.name for field in fields(Result))
 _PLANNED = (
     *("id", "chain", "dialect", "model", "submodel", "target", "sku", "stage"),
-    *("timeout", "flags", "device", "goldens", "origin"),
+    *("flags", "device", "goldens", "origin"),
 )
 # Worst first; the same order as the exit codes'.
 _WORST_FIRST = (
@@ -89,7 +89,6 @@ class StepOutcome(Result):
         unfinished: the journal has no result of it.
         never_started: the journal has no start of it either.
         started: ISO 8601, empty where it never was.
-        timeout: seconds that it may take.
         ran: whether it was started, so that it can be run again.
         flags: the flags of the process, without its binary.
         device: what `--device` says.
@@ -111,7 +110,6 @@ class StepOutcome(Result):
     unfinished: bool
     never_started: bool
     started: str
-    timeout: float
     ran: bool
     flags: tuple[str, ...]
     device: str

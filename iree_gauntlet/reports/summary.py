@@ -288,8 +288,11 @@ def _show_unchecked(outcome: RunOutcome) -> Iterator[Block]:
 
 def _show_details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
     steps, many = outcome.steps, outcome.many
-    if not many:
-        yield from _show_times(outcome)
+    timed = [(chain.id, own) for chain in outcome.chains if not many and (own := chain_figures(chain)).samples]
+    if timed:
+        rows = ((name, own.time_cell, own.least_time_cell, own.golden_time_cell) for name, own in timed)
+        yield Heading("Times")
+        yield Table(_TIME_COLUMNS, tuple(rows))
     yield from _show_speeds(steps)
     yield from _show_failures("What else went wrong", _list_bad_steps(outcome)[_SHOWN_FAILURES:_MOST_FAILURES], folder)
     expected = [step for step in steps if step.verdict is Verdict.XFAILED]
@@ -367,14 +370,6 @@ def _make_quality(figures: ChainFigures) -> Cell:
     )
 
 
-def _show_times(outcome: RunOutcome) -> Iterator[Block]:
-    found = ((chain.id, chain_figures(chain)) for chain in outcome.chains)
-    rows = tuple((name, own.time_cell, own.least_time_cell, own.golden_time_cell) for name, own in found if own.samples)
-    if rows:
-        yield Heading("Times")
-        yield Table(_TIME_COLUMNS, rows)
-
-
 def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
     """Of benchmarks that push inputs again and again from the host."""
     rows = []
@@ -422,15 +417,12 @@ def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None
         if step.ran:
             yield Paragraph(("Reproduce:",))
             yield Code(step.command, "sh")
-        log: Text = ("full log ", _name_file(step.log, folder)) if step.log else ()
+        # A page that lies beside it leads to it.
+        file = Name(str(folder / step.log)) if folder else Name(step.log, step.log)
+        log: Text = ("full log ", file) if step.log else ()
         written: Text = ("spec ", Name(str(step.origin))) if step.origin.file else ()
         if log or written:
             yield Paragraph((*log, *([" · "] if log and written else []), *written))
-
-
-def _name_file(path: str, folder: Path | None) -> Name:
-    """A file of the run, which a page that lies beside it leads to."""
-    return Name(str(folder / path)) if folder else Name(path, path)
 
 
 def _show_said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
