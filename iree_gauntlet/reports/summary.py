@@ -327,22 +327,14 @@ def _show_figures(outcome: RunOutcome) -> Iterator[Block]:
         yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
         return
     shown = [(chain, chain_figures(chain)) for chain in chains[: _MOST_ROWS if outcome.many else None]]
-    columns = _COLUMNS
-    rows: list[tuple[Cell, ...]] = [
-        (
-            *(own.verdict, chain.id, own.compile_cell, _make_held_cell(own.time_cell, own.time)),
-            *(
-                _make_held_cell(own.dispatches_cell, own.dispatches),
-                _make_held_cell(own.size_cell, own.size),
-                _make_quality(own),
-            ),
-        )
-        for chain, own in shown
-    ]
-    if any(own.instructions is not None for _, own in shown):
-        columns = (*columns[:4], _INSTRUCTIONS, *columns[4:])
-        counts = (_make_held_cell(own.instructions_cell, own.work) for _, own in shown)
-        rows = [(*row[:4], count, *row[4:]) for row, count in zip(rows, counts, strict=True)]
+    counted_too = any(own.instructions is not None for _, own in shown)
+    columns = (*_COLUMNS[:4], _INSTRUCTIONS, *_COLUMNS[4:]) if counted_too else _COLUMNS
+    rows: list[tuple[Cell, ...]] = []
+    for chain, own in shown:
+        sizes = (_make_held_cell(own.dispatches_cell, own.dispatches), _make_held_cell(own.size_cell, own.size))
+        work = (_make_held_cell(own.instructions_cell, own.work),) if counted_too else ()
+        time = _make_held_cell(own.time_cell, own.time)
+        rows.append((own.verdict, chain.id, own.compile_cell, time, *work, *sizes, _make_quality(own)))
     yield Heading("Figures")
     yield Table(columns, tuple(rows), _SHOWN_ROWS)
     if counters := {cell.counted_by for chain, _ in shown if (cell := matrix_cell(chain)).counted_by}:
