@@ -14,7 +14,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.stores import UnreadableError, history_of, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.records.history_outcome import Confirmation, IndexedRun, Point, Series, SeriesKey
+from iree_gauntlet.records.history_outcome import ConfirmedFigure, IndexedRun, Point, Series, SeriesKey
 from iree_gauntlet.records.history_run import history_file, read_history_file
 from iree_gauntlet.records.outcome import outcome_of
 
@@ -109,11 +109,11 @@ class HistoryIndex:
         with self._open() as database:
             return [IndexedRun(*row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
 
-    def confirmations(self) -> tuple[Confirmation, ...]:
+    def confirmations(self) -> tuple[ConfirmedFigure, ...]:
         """What steps were confirmed by, the newest last."""
         with self._open() as database:
             rows = database.execute("SELECT confirms FROM runs WHERE confirms != '{}' ORDER BY time, file")
-            return tuple(Confirmation.from_dict(json.loads(text)) for (text,) in rows)
+            return tuple(ConfirmedFigure.from_dict(json.loads(text)) for (text,) in rows)
 
     def problems(self) -> tuple[str, ...]:
         """Of files that could not be read."""

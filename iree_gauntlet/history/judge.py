@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.configuration_file import Mark
-    from iree_gauntlet.records.history_outcome import Confirmation, Point, SeriesKey
+    from iree_gauntlet.records.history_outcome import ConfirmedFigure, Point, SeriesKey
 
 
 # An error that changes more often than in a third of its runs depends on more than the IREE.
@@ -245,7 +245,7 @@ def _came_with(point: Point, iree: str) -> bool:
     return iree in (point.iree, point.named, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
 
 
-def with_confirmations(findings: Iterable[Finding], confirmations: Iterable[Confirmation]) -> tuple[Finding, ...]:
+def with_confirmations(findings: Iterable[Finding], confirmations: Iterable[ConfirmedFigure]) -> tuple[Finding, ...]:
     """The findings, with what comparisons of their two IREEs came to; the newest counts."""
     known = {(item.case, item.figure, item.before, item.after): item for item in confirmations}
     found = []

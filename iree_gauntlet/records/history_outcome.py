@@ -99,7 +99,7 @@ class IndexedRun:
 
     Attributes:
         day: of its IREE.
-        confirms: a `Confirmation` as JSON; an empty object for a run that is none.
+        confirms: a `ConfirmedFigure` as JSON; an empty object for a run that is none.
         cases, figures: how many.
     """
 
@@ -121,7 +121,7 @@ class IndexedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmation(Recorded):
+class ConfirmedFigure(Recorded):
     """What a comparison of two IREEs, measured in turns, came to of a figure of a case."""
 
     case: str

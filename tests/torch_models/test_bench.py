@@ -336,6 +336,6 @@ def test_a_generation_of_one_token_has_no_later_one() -> None:
     assert "decode_ms" not in figures
     step = step_id("counter@cpu", Stage.BENCHMARK)
     result = Result(Verdict.PASSED, statistics=figures, samples=Samples("bench", (2.0,), (), (1,)))
-    record = Mock(steps=[], results={step: result})
+    record = Mock(planned=(), results={step: result})
     lines = make_result_lines(record, Mock(id="counter@cpu", options=Mock(microbatch_count=1)), workers.build)
     assert "500.0 tokens/s; the first after 2.00 ms" in lines
