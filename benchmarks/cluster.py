@@ -12,12 +12,10 @@ the steps of all hosts may be on average until it has no time for more.
 from __future__ import annotations
 
 import asyncio
-import base64
 import heapq
 import io
 import itertools
 import json
-import pickle
 import random
 import subprocess
 import sys
@@ -36,7 +34,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.dask_link import DaskLink
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
-from iree_gauntlet.cluster.link import Answered, Home, Joined, OrderAnswer, RunFacts, SharedRun
+from iree_gauntlet.cluster.link import Answered, Began, Joined, OrderAnswer, RunFacts, SharedRun, decode, encode
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
 from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
@@ -44,7 +42,9 @@ from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.requests import RunRequest
 
 if TYPE_CHECKING:
-    from iree_gauntlet.cluster.link import Event, Order, State
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.cluster.link import Event, Order
     from iree_gauntlet.steps import Step
 
 
@@ -115,7 +115,7 @@ def _on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
         client.wait_for_workers(_WORKERS)
         archive = folder / "project.tar"
         archive.write_bytes(b"\0" * 10240)
-        shared = SharedRun(RunRequest(), "", "", Home(str(run_dir), ""))
+        shared = SharedRun(RunRequest(), "", "", (str(run_dir), "", "", "", ""))
         facts = RunFacts("there", "0" * 64, str(folder), (shared,))
         link = DaskLink(client, facts, ProjectCopy(archive, "0" * 64, str(folder)), ArtifactStore(folder, Registry()))
         link.open()
@@ -198,14 +198,13 @@ async def _work(address: str, name: str, cache: str) -> None:
 
 def _answer_at_once() -> None:
     """The process of a run, which plans nothing and answers at once."""
-    lines, output = sys.stdin.buffer, sys.stdout
+    lines, output = sys.stdin.buffer, sys.stdout.buffer
     lines.readline()
-    output.write('{"ready":0,"unfit":{}}\n')
+    output.write(encode((None, Began())))
     output.flush()
     while line := lines.readline():
-        number, order = pickle.loads(base64.b64decode(line))  # noqa: S301 - of this program's own
-        said = {"answer": number, "result": _result(order), "files": [], "missing": []}
-        output.write(json.dumps(said) + "\n")
+        number, order = decode(line)
+        output.write(encode((number, OrderAnswer(_result(order)))))
         output.flush()
 
 
@@ -234,7 +233,7 @@ class _SimulatedLink:
         self.now, _, worker, order = heapq.heappop(self._out)
         return Answered(worker, order.step, OrderAnswer(_result(order)))
 
-    def show(self, state: State) -> None:
+    def show(self, running: Sequence[tuple[str, str, str]], waiting: Mapping[str, int]) -> None:
         pass
 
     def end(self) -> None:

@@ -35,8 +35,8 @@ _WRITE = """
 from pathlib import Path
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.artifacts.parameters.irpa import write_archive
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent
-content = RandomContent(1) if sys.argv[3] == "random" else SplatContent(1)
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent
+content = RandomContent(1) if sys.argv[3] == "random" else 1
 write_archive(Path(sys.argv[2]), collect_parameters(Path(sys.argv[1]), "no-tool"), content)
 """
 _PEER = """

@@ -8,17 +8,22 @@ them.
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.cases import SPEC_STAGES, Stage
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.settings import runs_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
 DEFAULT_SUITE = "suites/cpu.toml"
+# What an option takes that takes all the words behind a task.
+SEVERAL = "words"
 _TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.COUNT, Stage.BENCHMARK)
 # What a resumed session keeps where it is not given again; all else that it keeps is as it was begun.
 KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in _TIMED_STAGES))
@@ -31,10 +36,14 @@ class Option:
 
     Attributes:
         name: Python name; `--` and dashes are the command line's.
-        default: also gives the type; a list for an option that may be repeated.
+        default: also gives the type; a list for an option that may be repeated, None for one that is given without
+            `--`.
         short: a single letter, empty for none.
         choices: the values that it can have; empty for any.
         unit: of a number that has to be above 0; empty for any number.
+        takes: what the words behind the task are that come to be its value: `folder` for one, `SEVERAL`; empty where
+            none do.
+        split: whether the value has words of a shell, which a request has one by one.
     """
 
     name: str
@@ -43,12 +52,20 @@ class Option:
     short: str = ""
     choices: tuple[str, ...] = ()
     unit: str = ""
+    takes: str = ""
+    split: bool = False
 
 
-def option(default: Any, text: str, *, short: str = "", choices: tuple[str, ...] = (), unit: str = "") -> Any:
-    """A field of a request that is an option; arguments as for `Option`, repeatable where the default is a tuple."""
-    plain = list(default) if isinstance(default, tuple) else default
-    return field(default=default, metadata={"option": Option("", plain, text, short, choices, unit)})
+def option(
+    default: Any, text: str, *, short: str = "", choices: tuple[str, ...] = (), unit: str = "", takes: str = ""
+) -> Any:
+    """A field of a request that is an option; arguments as for `Option`.
+
+    Where the default is a tuple it is repeatable, or has several words.
+    """
+    split = isinstance(default, tuple) and bool(takes)
+    plain = "" if split else list(default) if isinstance(default, tuple) else default
+    return field(default=default, metadata={"option": Option("", plain, text, short, choices, unit, takes, split)})
 
 
 def options_of(request: type, *names: str) -> tuple[Option, ...]:
@@ -80,10 +97,15 @@ def values_of(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: as for `read`.
     """
-    return {item.name: _value(item, values[item.name]) for item in options_of(request) if item.name in values}
+    return {item.name: value_of(item, values[item.name]) for item in options_of(request) if item.name in values}
 
 
-def _value(item: Option, value: Any) -> Any:
+def value_of(item: Option, value: Any) -> Any:
+    """A value as a request has it.
+
+    Raises:
+        UsageError: it is none that the option can have.
+    """
     for word in (value if isinstance(item.default, list) else [value]) if item.choices else ():
         if word not in item.choices:
             raise UsageError(f"{dashed(item.name)} {word}: unknown", f"Known: {', '.join(item.choices)}.")
@@ -91,7 +113,18 @@ def _value(item: Option, value: Any) -> Any:
     if item.unit and (value or item.default) and not 0 < value < math.inf:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
         raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", hint)
+    if item.split:
+        return _split_words(value)
     return tuple(value) if isinstance(item.default, list) else value
+
+
+def _split_words(text: str) -> tuple[str, ...]:
+    """The name of a folder is one, blanks and all, also of a run, or behind `wheels:`."""
+    folders = (Path(text), runs_folder() / text, Path(text.partition(":")[2] or text))
+    try:
+        return (text,) if text and any(folder.is_dir() for folder in folders) else tuple(shlex.split(text))
+    except ValueError:
+        return (text,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +394,7 @@ class CompareRequest:
     """A comparison of two IREEs: which, by what, and how sure."""
 
     sides: str = option(
-        "", "A and B, as for --iree, where no words follow the task: --sides '3.12.0 3.13.0' with `inv`."
+        "", "A and B, as for --iree, where no words follow the task: --sides '3.12.0 3.13.0' with `inv`.", takes=SEVERAL
     )
     metric: str = option(
         "time",
@@ -414,10 +447,11 @@ class BisectRequest:
 class ExplainRequest:
     """An explanation of failures: of which run, and which of them."""
 
-    failures: str = option(
-        "",
+    failures: tuple[str, ...] = option(
+        (),
         "The run and the cases, where no words follow the task: --failures 'latest dtln/*' with `inv` (default: all of "
         "the latest run).",
+        takes=SEVERAL,
     )
     slower: bool = option(
         False, "Explain what a comparison found slower, in place of failures: the words name it and its models."
@@ -468,13 +502,13 @@ def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before
         UsageError: one is given another value.
     """
     for name, value in given.items():
-        if name in before and name not in KEPT_UNLESS_GIVEN and _plain(value) != _plain(before[name]):
-            was = " ".join(map(str, _words(before[name])))
-            now = " ".join(map(str, _words(value)))
-            raise UsageError(
-                f"{dashed(name)} {now}: {folder} was begun {f'with {was}' if was else 'without it'}",
-                f"Leave it out to resume that {kind}, or start a new one.",
-            )
+        if name not in before or name in KEPT_UNLESS_GIVEN:
+            continue
+        now, was = _list_values(value), _list_values(before[name])
+        if now != was:
+            begun = f"with {' '.join(map(str, was))}" if was else "without it"
+            what = f"{dashed(name)} {' '.join(map(str, now))}: {folder} was begun {begun}"
+            raise UsageError(what, f"Leave it out to resume that {kind}, or start a new one.")
 
 
 def given(requests: Iterable[Any]) -> dict[str, Any]:
@@ -487,12 +521,8 @@ def given(requests: Iterable[Any]) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _words(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else [] if value in ("", None) else [value]
+def _list_values(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value in ("", None) else [value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +547,7 @@ class ClusterRequest(TlsRequest):
 class StatusRequest(TlsRequest):
     """A cluster that is asked how it is."""
 
-    scheduler: str = option("", "The address, where no word follows the task.")
+    scheduler: str = option("", "The address, where no word follows the task.", takes="address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,7 +567,7 @@ class OfferRequest(ToolchainRequest):
 class WorkerRequest(TlsRequest):
     """A worker, but for what it offers."""
 
-    scheduler: str = option("", "The address of the scheduler, where no word follows the task.")
+    scheduler: str = option("", "The address of the scheduler, where no word follows the task.", takes="address")
     probe: bool = option(False, "Show what the worker would offer, and end.")
     port: int = option(0, "Port that the worker listens on (default: any), for tunnels.", unit="a number")
     nanny_port: int = option(0, "Port that its nanny listens on (default: any), for tunnels.", unit="a number")
@@ -547,5 +577,5 @@ class WorkerRequest(TlsRequest):
 class LocalRequest(OfferRequest):
     """A scheduler with workers on this machine."""
 
-    count: int = option(2, "How many workers, where no number follows the task.", unit="a number")
+    count: int = option(2, "How many workers, where no number follows the task.", unit="a number", takes=SEVERAL)
     port: int = option(8786, "Port of the scheduler (0: any that is free).")

@@ -15,6 +15,7 @@ from iree_gauntlet.engine.rounds.machine_lock import LOCKS_VARIABLE
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.artifact_server import Server, serving
 from tests.support.budgets import register_budgets
 from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
 from tests.support.session_folder import SESSION_FOLDER_VARIABLE
@@ -94,6 +95,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     with google_server(tmp_path_factory.mktemp("google")) as bucket:
         yield bucket
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A web server whose answers the test decides."""
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture

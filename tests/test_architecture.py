@@ -112,11 +112,10 @@ def read_module(path: Path) -> Module:
 
 
 def takes_a_mapping_of_options(function: ast.FunctionDef) -> bool:
-    """Whether it is given `options: dict[str, Any]` or the like, and is no task of the command line."""
+    """Whether it is given `options: dict[str, Any]` or the like."""
     given = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
     of_options = [ast.unparse(item.annotation) for item in given if item.arg == "options" and item.annotation]
-    task = any(ast.unparse(decorator).startswith("gauntlet_task(") for decorator in function.decorator_list)
-    return not task and any(kind.startswith(("dict[", "Mapping[")) and "Any" in kind for kind in of_options)
+    return any(kind.startswith(("dict[", "Mapping[")) and "Any" in kind for kind in of_options)
 
 
 def allowed(module: Module, room: str) -> bool:
@@ -216,26 +215,19 @@ def test_modules_have_one_job_and_are_not_large() -> None:
     assert [module.path for module in modules() if module.path.stem in vague or module.lines > 600] == []
 
 
-def test_tasks_alone_see_options_by_their_names() -> None:
-    # What they call takes requests, whose fields a type checker knows.
+def test_nothing_sees_options_by_their_names() -> None:
+    # Tasks are given requests, whose fields a type checker knows.
     tasks = [module.path for module in modules() if "iree_gauntlet.tasks.task_options.gauntlet_task" in module.imports]
     assert {path.name for path in tasks} == {
         "cluster_commands.py",
         "experiment_commands.py",
         "history_commands.py",
-        "program.py",
         "upkeep_commands.py",
     }
     assert [f"{module.path}: {name}" for module in modules() for name in module.untyped] == []
-    untyped, task = ast.parse(
-        "def show(*, options: Mapping[str, Any]) -> None: ...\n"
-        "@gauntlet_task('show', ())\n"
-        "def show_task(options: dict[str, Any]) -> None: ..."
-    ).body
+    (untyped,) = ast.parse("def show(*, options: Mapping[str, Any]) -> None: ...").body
     assert isinstance(untyped, ast.FunctionDef)
-    assert isinstance(task, ast.FunctionDef)
     assert takes_a_mapping_of_options(untyped)
-    assert not takes_a_mapping_of_options(task)
 
 
 def imported_by(statement: str) -> set[str]:

@@ -109,7 +109,7 @@ class VerifiedHashes:
 
     def last(self, path: Path) -> str:
         """SHA-256 that the file at this path had when it was last hashed, whatever is there now."""
-        stamp = _Stamp.read(self._locate_stamp(os.path.abspath(path)))  # noqa: PTH100 - `Path.resolve` would follow links
+        stamp = _Stamp.read(self._locate_stamp(path))
         return stamp.sha256 if stamp else ""
 
     def sha256(self, path: Path, expected: str = "") -> str:
@@ -144,7 +144,7 @@ class VerifiedHashes:
             path: the file.
             used: when, in seconds since 1970, noted in any case; by default now.
         """
-        stamp = self._locate_stamp(os.path.abspath(path))  # noqa: PTH100 - `Path.resolve` would follow links
+        stamp = self._locate_stamp(path)
         try:
             if used is not None:
                 os.utime(stamp, (used, used))
@@ -158,14 +158,13 @@ class VerifiedHashes:
     def last_use(self, path: Path) -> float | None:
         """When a file was last used, to the hour, in seconds since 1970; None where it has no stamp."""
         try:
-            return self._locate_stamp(os.path.abspath(path)).stat().st_mtime  # noqa: PTH100 - `Path.resolve` would follow links
+            return self._locate_stamp(path).stat().st_mtime
         except OSError:
             return None
 
     def doubt(self, path: Path) -> None:
         """Have a file hashed at its next use; what it ought to be is not forgotten, nor when it was used."""
-        absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links
-        stamp, used = _Stamp.read(self._locate_stamp(absolute)), self.last_use(path)
+        stamp, used = _Stamp.read(self._locate_stamp(path)), self.last_use(path)
         if stamp is not None:
             self._store(replace(stamp, mtime_ns=-1))
             self.touch(path, used)
@@ -182,8 +181,9 @@ class VerifiedHashes:
             if stamp is None or not os.path.lexists(stamp.path):
                 yield file
 
-    def _locate_stamp(self, absolute: str) -> Path:
-        digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()
+    def _locate_stamp(self, path: Path | str) -> Path:
+        # `Path.resolve` would follow links.
+        digest = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()  # noqa: PTH100
         return self._folder / digest[:2] / f"{digest[2:40]}.json"
 
     def _write(self, path: Path, status: os.stat_result, sha256: str) -> None:

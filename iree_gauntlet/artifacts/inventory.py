@@ -134,15 +134,9 @@ def _list_artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterato
 def _describe_unfinished(root: Path, folder: Path) -> Item:
     item = _describe(root, folder, ItemKind.UNFINISHED)
     header, spans = look(folder)
-    size = header.get("size")
-    return replace(
-        item,
-        name=str(header.get("url", "")) or item.name,
-        # Its second names are next to it, in the folder in which it is checked.
-        shared_bytes=0,
-        present=sum(span.stop - span.start for span in merged(spans)),
-        total=size if isinstance(size, int) else None,
-    )
+    # Its second names are next to it, in the folder in which it is checked.
+    item = replace(item, shared_bytes=0, present=sum(span.stop - span.start for span in merged(spans)))
+    return replace(item, name=header.url, total=header.size) if header else item
 
 
 def _list_modules(root: Path) -> Iterator[Item]:

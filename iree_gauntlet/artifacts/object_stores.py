@@ -276,15 +276,14 @@ def open_store(
     scheme, _, rest = url.partition("://")
     head, _, path = rest.partition("/")
     path = unquote(path).strip("/")
-    client = _make_client(stall_timeout, retries)
     if scheme == "file":
         from obstore.store import LocalStore  # noqa: PLC0415 - a large library, which few runs need
 
-        folder = Path("/" + path)
-        return StoreLocation(LocalStore(folder, mkdir=True), "")
+        return StoreLocation(LocalStore(Path("/" + path), mkdir=True), "")
     if scheme == "az":
         container, _, path = path.partition("/")
-        return open_azure(find_azure_access(head, configuration, url), container, path, url, client)
+        return open_azure(find_azure_access(head, configuration, url), container, path, url, stall_timeout, retries)
+    client = _make_client(stall_timeout, retries)
     if scheme == "s3":
         return _open_s3(head, path, url, configuration, client)
     if scheme == "gs":
@@ -294,7 +293,7 @@ def open_store(
 
 
 def open_azure(
-    access: AzureAccess, container: str, path: str, url: str, client: dict[str, Any] | None = None
+    access: AzureAccess, container: str, path: str, url: str, stall_timeout: float, retries: int = 0
 ) -> StoreLocation:
     """A container of an account.
 
@@ -308,7 +307,7 @@ def open_azure(
         options["sas_key"] = access.sas
     if not access.own and not access.identity:
         options["skip_signature"] = "true"
-    return _open_location(AzureStore, container, path.strip("/"), options, client or _make_client(60.0, 0), url)
+    return _open_location(AzureStore, container, path.strip("/"), options, _make_client(stall_timeout, retries), url)
 
 
 def _open_s3(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:

@@ -35,7 +35,8 @@ def list_data_files(path: Path) -> tuple[str, ...]:
 
     None of a file that cannot be read, or is no ONNX file, and none outside of the folder: whoever imports it says so.
     """
-    return tuple(sorted(filter(_is_inside, _read_names(path)["location"])))
+    found = {name: PurePosixPath(name) for name in _read_names(path)["location"] if name and "\0" not in name}
+    return tuple(sorted(name for name, file in found.items() if ".." not in file.parts and not file.is_absolute()))
 
 
 def operators(path: Path) -> frozenset[str]:
@@ -64,11 +65,6 @@ def _read_names(path: Path) -> dict[str, set[str]]:
     except (OSError, ValueError, IndexError):
         return {name: set() for name in names}
     return names
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(name) and "\0" not in name and ".." not in path.parts and not path.is_absolute()
 
 
 def _read_parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:

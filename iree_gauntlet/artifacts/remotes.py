@@ -8,14 +8,14 @@ import re
 import threading
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 import requests
-from urllib3.exceptions import HTTPError, NameResolutionError, ProtocolError, ReadTimeoutError, SSLError
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, InvalidHeader, NameResolutionError, ProtocolError, ReadTimeoutError, SSLError
 
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.object_stores import (
@@ -34,7 +34,6 @@ from iree_gauntlet.artifacts.remote import (
     TRANSIENT_STATUSES,
     Body,
     ChangedError,
-    Connection,
     MissingError,
     Remote,
     RemoteFile,
@@ -70,7 +69,6 @@ _HUB_HINT = (
 _HUB_PATH = re.compile(r"(datasets/|spaces/)?([^/@]+/[^/@]+)@([0-9a-f]{40})/(.+)\Z")
 _SIGNED_FOR = timedelta(hours=1)
 _STATUS = re.compile(r"status code: (\d{3})")
-_MD5_ETAG = re.compile(r'"([0-9a-f]{32})"\Z')
 _SYSTEM = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
 _RANGE_BEYOND = 416
 
@@ -97,34 +95,24 @@ class HttpRemote:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # Where the last answer came from, after redirections: asked directly from then on.
     _resolved: str = ""
+    # Of all threads, so that connections are used again.
+    _session: requests.Session = field(default_factory=requests.Session)
 
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        """See `Remote`."""
-        with requests.Session() as session:
-            yield _HttpConnection(self, session)
-
-    def place(self) -> tuple[str, bool]:
+    def _place(self) -> tuple[str, bool]:
         """The URL to ask, and whether it came out of an earlier answer."""
         with self._lock:
             if self._resolved:
                 return self._resolved, True
         return (self.target() if self.target else self.url), False
 
-    def remember(self, resolved: str) -> None:
+    def _remember(self, resolved: str) -> None:
         """Note where an answer came from; empty to begin at the beginning again."""
         with self._lock:
             self._resolved = resolved
 
-
-@dataclass(frozen=True, slots=True)
-class _HttpConnection:
-    _remote: HttpRemote
-    _session: requests.Session
-
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
-        """See `Connection`."""
+        """See `Remote`."""
         done = [start]
         try:
             with self._answer(start, stop, version) as response:
@@ -134,13 +122,13 @@ class _HttpConnection:
 
     def _answer(self, start: int, stop: int | None, version: str) -> requests.Response:
         """The answer to a request, from where an earlier answer came if that still works."""
-        url, resolved = self._remote.place()
+        url, resolved = self._place()
         response = self._request(url, start, stop, version, own=not resolved)
         if resolved and response.status_code in _NO_ACCESS | _GONE:
             # Redirections and signatures live for minutes or hours; large files take longer.
             response.close()
-            self._remote.remember("")
-            response = self._request(self._remote.place()[0], start, stop, version, own=True)
+            self._remember("")
+            response = self._request(self._place()[0], start, stop, version, own=True)
         empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
         encoded = response.headers.get("Content-Encoding", "identity") != "identity"
         endless = response.headers.get("Content-Range", "").endswith("/*") and start == 0
@@ -148,12 +136,12 @@ class _HttpConnection:
             # An empty file has no ranges; ranges of an encoded one are not ranges of the file; and a part of a
             # file of unknown size does not tell when all of them are there.
             response.close()
-            url, resolved = self._remote.place()
+            url, resolved = self._place()
             response = self._request(url, 0, None, version, own=not resolved)
         asked = response.history[0].url if response.history else response.url
-        if response.ok and (not self._remote.headers or urlsplit(response.url).netloc != urlsplit(asked).netloc):
+        if response.ok and (not self.headers or urlsplit(response.url).netloc != urlsplit(asked).netloc):
             # Headers are for the host that was asked first: elsewhere they are neither needed nor sent.
-            self._remote.remember(response.url)
+            self._remember(response.url)
         return response
 
     def _request(self, url: str, start: int, stop: int | None, version: str, *, own: bool) -> requests.Response:
@@ -168,8 +156,8 @@ class _HttpConnection:
             headers["If-Match"] = version
         if own:
             # A redirection to another host leaves `Authorization` out: requests sees to that.
-            headers |= self._remote.headers
-        return self._session.get(url, stream=True, timeout=self._remote.stall_timeout, headers=headers)
+            headers |= self.headers
+        return self._session.get(url, stream=True, timeout=self.stall_timeout, headers=headers)
 
     def _read_body(self, response: requests.Response, start: int, version: str, done: list[int]) -> Body:
         self._check_status(response)
@@ -177,7 +165,13 @@ class _HttpConnection:
         length = response.headers.get("Content-Length", "")
         encoded = response.headers.get("Content-Encoding", "identity") != "identity"
         known = int(length) if length.isdecimal() and not encoded else None
-        first, size = (0, known) if whole else _parse_content_range(response)
+        first, size = 0, known
+        if not whole:
+            given = response.headers.get("Content-Range")
+            match = _CONTENT_RANGE.match(given or "")
+            if not match or match[1] is None:
+                raise TransientError(f"a part without a proper Content-Range: {given!r}")
+            first, size = int(match[1]), int(match[2]) if match[2] != "*" else None
         if first != start and not (whole and start):
             raise TransientError(f"the server sent bytes from {first} on, asked for were those from {start} on")
         present = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
@@ -197,30 +191,29 @@ class _HttpConnection:
             raise self._explain(error, done[0]) from error
 
     def _check_status(self, response: requests.Response) -> None:
-        status, remote = response.status_code, self._remote
+        status = response.status_code
         if status in (requests.codes.ok, requests.codes.partial_content):
             return
         reason = f"HTTP {status} {response.reason or ''}".rstrip()
         if status in (requests.codes.precondition_failed, requests.codes.range_not_satisfiable):
             raise ChangedError(reason)
         if status in TRANSIENT_STATUSES:
-            raise TransientError(reason, _retry_after(response.headers.get("Retry-After"), datetime.now(UTC)))
-        what = f"{reason}: {remote.url}"
+            raise TransientError(reason, _read_wait(response.headers.get("Retry-After")))
+        what = f"{reason}: {self.url}"
         if status in _GONE:
-            raise MissingError(remote.url, what, remote.missing_hint)
+            raise MissingError(self.url, what, self.missing_hint)
         hint = "Open the URL in a browser to see what the server says."
-        raise ArtifactError(remote.url, what, remote.access_hint if status in _REFUSED else hint)
+        raise ArtifactError(self.url, what, self.access_hint if status in _REFUSED else hint)
 
     def _explain(self, error: requests.RequestException | HTTPError, done: int) -> Exception:
         """The error of ours that a failure of the network means; read from the most special on."""
-        remote = self._remote
         late = bool(error.args) and isinstance(error.args[0], ReadTimeoutError)
         match error:
             case requests.exceptions.SSLError() | SSLError():
                 hint = "Where a proxy signs with its own certificate, name it with REQUESTS_CA_BUNDLE."
-                return ArtifactError(remote.url, f"TLS to the server failed: {_find_cause(error)}: {remote.url}", hint)
+                return ArtifactError(self.url, f"TLS to the server failed: {_find_cause(error)}: {self.url}", hint)
             case requests.exceptions.ConnectTimeout():
-                return TransientError(f"no connection within {remote.stall_timeout:g} s")
+                return TransientError(f"no connection within {self.stall_timeout:g} s")
             case requests.exceptions.Timeout() | ReadTimeoutError():
                 late = True
             case requests.exceptions.ConnectionError() | requests.exceptions.ChunkedEncodingError() | ProtocolError():
@@ -230,15 +223,8 @@ class _HttpConnection:
                 if not late:
                     return TransientError(f"connection lost after {byte_size(done)}: {_find_cause(error)}")
         if late:
-            return TransientError(f"no byte for {remote.stall_timeout:g} s, after {byte_size(done)}")
-        return ArtifactError(remote.url, f"cannot be fetched: {_find_cause(error)}: {remote.url}", "Check the URL.")
-
-
-def _parse_content_range(response: requests.Response) -> tuple[int, int | None]:
-    match = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
-    if not match or match[1] is None:
-        raise TransientError(f"a part without a proper Content-Range: {response.headers.get('Content-Range')!r}")
-    return int(match[1]), int(match[2]) if match[2] != "*" else None
+            return TransientError(f"no byte for {self.stall_timeout:g} s, after {byte_size(done)}")
+        return ArtifactError(self.url, f"cannot be fetched: {_find_cause(error)}: {self.url}", "Check the URL.")
 
 
 def _read_checksums(response: requests.Response) -> dict[str, str]:
@@ -276,19 +262,12 @@ def _from_base64(text: str, size: int) -> str:
     return digest.hex() if len(digest) == size else ""
 
 
-def _retry_after(value: str | None, now: datetime) -> float | None:
+def _read_wait(value: str | None) -> float | None:
     """Seconds that a Retry-After header asks for from now on (RFC 9110: a number, or a date)."""
-    if not value:
-        return None
-    if value.strip().isdecimal():
-        return float(value)
     try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
+        return Retry().parse_retry_after(value) if value else None
+    except InvalidHeader:
         return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - now).total_seconds())
 
 
 def _find_cause(error: BaseException) -> str:
@@ -336,11 +315,15 @@ def list_remotes(place: str, configuration: Configuration, stall_timeout: float)
         container, _, blob = path.partition("/")
         access = find_azure_access(account, configuration, place)
         yield _make_blob_remote(place, access, container, blob, stall_timeout)
-    elif scheme == "s3":
-        yield _make_s3_remote(place, configuration, stall_timeout)
-    elif scheme == "gs":
+    elif scheme in ("s3", "gs"):
         location = open_store(place, configuration, stall_timeout=stall_timeout, retries=0)
-        yield ObjectRemote(place, location.store, location.path, GCS_HINT)
+        if scheme == "gs" or location.anonymous:
+            # What everybody may read is not encrypted with a key of somebody's: S3's ETag is an MD5.
+            hint = GCS_HINT if scheme == "gs" else S3_HINT
+            yield ObjectRemote(place, location.store, location.path, hint, etag_is_md5=scheme == "s3")
+        else:
+            target = _make_signing_target(location)
+            yield HttpRemote(place, target=target, stall_timeout=stall_timeout, access_hint=S3_HINT)
     elif scheme == "hf":
         yield _make_hub_remote(place, rest, configuration, stall_timeout)
     else:
@@ -366,7 +349,7 @@ def _make_blob_remote(url: str, access: AzureAccess, container: str, blob: str, 
     direct = f"{access.endpoint}/{container}/{blob}"
     if access.sas:
         return _make_azure_remote(url, access, lambda: f"{direct}?{access.sas}", stall_timeout)
-    location = open_azure(access, container, unquote(blob), url)
+    location = open_azure(access, container, unquote(blob), url, stall_timeout)
     if access.signs:
         return _make_azure_remote(url, access, _make_signing_target(location), stall_timeout)
     if location.anonymous:
@@ -375,7 +358,10 @@ def _make_blob_remote(url: str, access: AzureAccess, container: str, blob: str, 
 
 
 def _make_azure_remote(url: str, access: AzureAccess, target: Callable[[], str], stall_timeout: float) -> Remote:
-    hint = _make_azure_hint(access)
+    sent = access.said_by
+    if not access.own:
+        sent = f"no credentials ({sent})" if sent else "no credentials"
+    hint = f"Sent: {sent}. {AZURE_HINT}"
     return HttpRemote(
         url,
         target=target,
@@ -384,25 +370,6 @@ def _make_azure_remote(url: str, access: AzureAccess, target: Callable[[], str],
         # Azure answers for what is private, and asked for without credentials, as if it were not there.
         missing_hint=f"There is no such blob: check the spelling; or it is private. {hint}",
     )
-
-
-def _make_azure_hint(access: AzureAccess) -> str:
-    """What was sent, and what may be set."""
-    if access.own:
-        sent = f"Sent: {access.said_by}. "
-    elif access.said_by:
-        sent = f"Sent: no credentials ({access.said_by}). "
-    else:
-        sent = "Sent: no credentials. "
-    return f"{sent}{AZURE_HINT}"
-
-
-def _make_s3_remote(url: str, configuration: Configuration, stall_timeout: float) -> Remote:
-    location = open_store(url, configuration, stall_timeout=stall_timeout, retries=0)
-    if location.anonymous:
-        # What everybody may read is not encrypted with a key of somebody's: the ETag is an MD5.
-        return ObjectRemote(url, location.store, location.path, S3_HINT, etag_is_md5=True)
-    return HttpRemote(url, target=_make_signing_target(location), stall_timeout=stall_timeout, access_hint=S3_HINT)
 
 
 def _make_signing_target(location: StoreLocation) -> Callable[[], str]:
@@ -420,9 +387,8 @@ def _make_hub_remote(url: str, rest: str, configuration: Configuration, stall_ti
         # The URL was checked when it was parsed; what a mirror makes of it was not.
         hint = "Expected hf://organisation/repository@<commit>/path, with the 40 digits of a commit."
         raise ArtifactError(url, f"not the path of a file in a repository of the hub: {url}", hint)
-    environ = configuration.environ
-    endpoint = environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    kind, repository, revision, path = match[1] or "", match[2], match[3], match[4]
+    endpoint = configuration.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    kind, repository, revision, path = match.groups(default="")
     target = f"{endpoint}/{kind}{repository}/resolve/{revision}/{quote(unquote(path))}"
     token = _find_hub_token(configuration)
     return HttpRemote(
@@ -463,13 +429,8 @@ class _FileRemote:
         return self.path.as_uri()
 
     @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        """See `Remote`."""
-        yield self
-
-    @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
-        """See `Connection`."""
+        """See `Remote`."""
         del stop  # the reader takes what it wants
         try:
             file = self.path.open("rb", buffering=0)
@@ -504,19 +465,14 @@ class ObjectRemote:
     etag_is_md5: bool = False
 
     @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        """See `Remote`; obstore pools the connections itself."""
-        yield self
-
-    @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
-        """See `Connection`."""
+        """See `Remote`."""
         answer = self._answer(start, stop, version)
         meta = answer.meta
         etag = meta["e_tag"] or ""
         if version and etag != version:
             raise ChangedError(f"{version} has become {etag}")
-        md5 = _MD5_ETAG.match(etag) if self.etag_is_md5 else None
+        md5 = _HEX_MD5.match(etag) if self.etag_is_md5 else None
         file = RemoteFile(meta["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
         yield Body(file, answer.range[0], self._read_blocks(answer))
 

@@ -226,6 +226,10 @@ def _find_dtype(element_type: str) -> np.dtype[Any]:
     return np.dtype(f"<{ {'f': 'f', 'ui': 'u'}.get(kind, 'i') }{int(element_type[len(kind) :]) // 8}")
 
 
+class _WrongSourceError(Exception):
+    """What is wrong with a source, and what to do."""
+
+
 def parse_seeded(url: str) -> SeededSpec:
     """Read a `random://` URL.
 
@@ -233,75 +237,73 @@ def parse_seeded(url: str) -> SeededSpec:
         ArtifactError: what is wrong with it and what exists.
     """
     try:
+        return _parse(url)
+    except _WrongSourceError as error:
+        what, hint = error.args
+        raise ArtifactError(url, f"{url}: {what}", hint) from error
+
+
+def _parse(url: str) -> SeededSpec:
+    try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise _explain_wrong(url, f"{error}", _EXAMPLE) from error
+        raise _WrongSourceError(f"{error}", _EXAMPLE) from error
     if parts.scheme != _SCHEME:
-        raise _explain_wrong(url, f"not a {_SCHEME}:// source", _EXAMPLE)
+        raise _WrongSourceError(f"not a {_SCHEME}:// source", _EXAMPLE)
     distribution = parts.netloc
     if distribution not in _PARAMETERS:
-        raise _explain_wrong(
-            url,
-            f"unknown distribution {distribution!r}{_suggest_nearest(distribution, _PARAMETERS)}",
-            f"Distributions: {', '.join(_PARAMETERS)}.",
-        )
+        near = _suggest_nearest(distribution, _PARAMETERS)
+        hint = f"Distributions: {', '.join(_PARAMETERS)}."
+        raise _WrongSourceError(f"unknown distribution {distribution!r}{near}", hint)
     if parts.fragment:
-        raise _explain_wrong(url, f"#{parts.fragment} has no meaning here", "Parameters follow a ?.")
-    shape, element_type = _parse_value(url, parts.path.removeprefix("/"))
+        raise _WrongSourceError(f"#{parts.fragment} has no meaning here", "Parameters follow a ?.")
+    shape, element_type = _parse_value(parts.path.removeprefix("/"))
     if distribution in _FLOATING_ONLY and element_type not in _FLOATS:
-        raise _explain_wrong(
-            url,
-            f"{distribution} makes floating-point values, not {element_type}",
-            f"Use random://integers/..., or one of {', '.join(sorted(_FLOATS))}.",
-        )
+        hint = f"Use random://integers/..., or one of {', '.join(sorted(_FLOATS))}."
+        raise _WrongSourceError(f"{distribution} makes floating-point values, not {element_type}", hint)
     if distribution == "integers" and element_type in _FLOATS:
-        raise _explain_wrong(
-            url, f"integers makes no {element_type} values", "Use random://uniform/..., or an integer type."
-        )
-    parameters = _parse_parameters(url, distribution, element_type, parts.query)
-    spec = SeededSpec(url, distribution, shape, element_type, dict(sorted(parameters.items())))
+        hint = "Use random://uniform/..., or an integer type."
+        raise _WrongSourceError(f"integers makes no {element_type} values", hint)
+    parameters = _parse_parameters(distribution, element_type, parts.query)
     if distribution == "text":
-        _check_text(spec)
-    return spec
+        _check_text(shape, int(parameters["scale"]), int(parameters["lines"]))
+    return SeededSpec(url, distribution, shape, element_type, dict(sorted(parameters.items())))
 
 
-def _parse_value(url: str, text: str) -> tuple[tuple[int, ...], str]:
+def _parse_value(text: str) -> tuple[tuple[int, ...], str]:
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise _explain_wrong(url, f"{text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
+        raise _WrongSourceError(f"{text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
     element_type = match["element"]
     if element_type not in _ELEMENTS:
-        raise _explain_wrong(
-            url,
-            f"unknown element type {element_type!r}{_suggest_nearest(element_type, _ELEMENTS)}",
-            f"Element types: {', '.join(_ELEMENTS)}.",
+        near = _suggest_nearest(element_type, _ELEMENTS)
+        raise _WrongSourceError(
+            f"unknown element type {element_type!r}{near}", f"Element types: {', '.join(_ELEMENTS)}."
         )
     shape = tuple(int(size) for size in match["dims"].split("x")) if match["dims"] else ()
     size = math.prod(shape) * max(1, int(re.findall(r"[0-9]+", element_type)[0]) // 8)
     if size > _LARGEST_BYTES:
-        raise _explain_wrong(
-            url, f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", "Check the shape."
+        raise _WrongSourceError(
+            f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", "Check the shape."
         )
     return shape, element_type
 
 
-def _parse_parameters(url: str, distribution: str, element_type: str, query: str) -> dict[str, int | float]:
+def _parse_parameters(distribution: str, element_type: str, query: str) -> dict[str, int | float]:
     allowed = _PARAMETERS[distribution]
     given: dict[str, int | float] = {}
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
-        raise _explain_wrong(url, f"{error}", "Write parameters as ?seed=1&low=0.") from error
+        raise _WrongSourceError(f"{error}", "Write parameters as ?seed=1&low=0.") from error
     for name, text in pairs:
         if name not in allowed:
-            raise _explain_wrong(
-                url,
-                f"{distribution} has no parameter {name!r}{_suggest_nearest(name, allowed)}",
-                f"Parameters of {distribution}: {', '.join(allowed) or 'none'}.",
-            )
+            near = _suggest_nearest(name, allowed)
+            hint = f"Parameters of {distribution}: {', '.join(allowed) or 'none'}."
+            raise _WrongSourceError(f"{distribution} has no parameter {name!r}{near}", hint)
         if name in given:
-            raise _explain_wrong(url, f"parameter {name!r} is given twice", "Keep one of them.")
-        given[name] = _parse_number(url, name, text, whole=not isinstance(allowed[name], float))
+            raise _WrongSourceError(f"parameter {name!r} is given twice", "Keep one of them.")
+        given[name] = _parse_number(name, text, whole=not isinstance(allowed[name], float))
     if distribution == "integers":
         least, most = 0, 1
         if element_type != "i1":
@@ -309,34 +311,30 @@ def _parse_parameters(url: str, distribution: str, element_type: str, query: str
             least, most = int(info.min), int(info.max)
         given = {"seed": 0, "low": least, "high": most + 1, **given}
         if not least <= given["low"] < given["high"] <= most + 1:
-            raise _explain_wrong(
-                url,
-                f"{element_type} integers from {given['low']} below {given['high']} do not exist",
-                f"low < high (exclusive) are wanted, within {least} and {most + 1}.",
-            )
+            hint = f"low < high (exclusive) are wanted, within {least} and {most + 1}."
+            what = f"{element_type} integers from {given['low']} below {given['high']} do not exist"
+            raise _WrongSourceError(what, hint)
         return given
     given = {name: given.get(name, default) for name, default in allowed.items() if default is not None}
     if distribution == "formula" and given["seed"] > _MOST_FORMULA_SEED:
-        raise _explain_wrong(
-            url, f"seed={given['seed']} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}."
-        )
+        raise _WrongSourceError(f"seed={given['seed']} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}.")
     if distribution == "uniform" and not 0 <= given["high"] - given["low"] < math.inf:
-        raise _explain_wrong(
-            url, f"no values lie between low={given['low']} and high={given['high']}", "low <= high are wanted."
+        raise _WrongSourceError(
+            f"no values lie between low={given['low']} and high={given['high']}", "low <= high are wanted."
         )
     return given
 
 
-def _parse_number(url: str, name: str, text: str, *, whole: bool) -> int | float:
+def _parse_number(name: str, text: str, *, whole: bool) -> int | float:
     pattern = r"[+-]?[0-9]{1,40}" if whole else r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?"
     if re.fullmatch(pattern, text.strip()) is None:
         kind = "a whole number" if whole else "a number"
-        raise _explain_wrong(url, f"{name}={text!r} is not {kind}", f"Write {name}=3, for example.")
+        raise _WrongSourceError(f"{name}={text!r} is not {kind}", f"Write {name}=3, for example.")
     number = int(text) if whole else float(text)
     if name in ("seed", "skip", "stddev") and number < 0:
-        raise _explain_wrong(url, f"{name}={text} is negative", "0 or more is wanted.")
+        raise _WrongSourceError(f"{name}={text} is negative", "0 or more is wanted.")
     if not whole and not math.isfinite(number):
-        raise _explain_wrong(url, f"{name}={text} is beyond binary64", "Write a smaller number.")
+        raise _WrongSourceError(f"{name}={text} is beyond binary64", "Write a smaller number.")
     if name in ("coeff", "offset"):
         # A zero keeps its sign in what is computed with it.
         return number
@@ -344,27 +342,19 @@ def _parse_number(url: str, name: str, text: str, *, whole: bool) -> int | float
     return number or abs(number)
 
 
-def _check_text(spec: SeededSpec) -> None:
-    scale, lines = int(spec.parameters["scale"]), int(spec.parameters["lines"])
-    if len(spec.shape) != _NCHW_RANK:
-        raise _explain_wrong(
-            spec.url, f"a picture of text has 4 dimensions, not {len(spec.shape)}", "Write 1x3x48x320."
-        )
+def _check_text(shape: tuple[int, ...], scale: int, lines: int) -> None:
+    if len(shape) != _NCHW_RANK:
+        raise _WrongSourceError(f"a picture of text has 4 dimensions, not {len(shape)}", "Write 1x3x48x320.")
     if scale < 1 or lines < 1:
-        raise _explain_wrong(spec.url, "scale and lines begin at 1", "Write scale=4&lines=1.")
-    _, _, height, width = spec.shape
+        raise _WrongSourceError("scale and lines begin at 1", "Write scale=4&lines=1.")
+    _, _, height, width = shape
     wanted_height, wanted_width = lines * (_GLYPH_HEIGHT + _GAP) * scale, (_GLYPH_WIDTH + 2 * _GAP) * scale
     if height < wanted_height or width < wanted_width:
-        raise _explain_wrong(
-            spec.url,
+        raise _WrongSourceError(
             f"{lines} lines at scale {scale} need at least {wanted_height} rows and "
             f"{wanted_width} columns, the picture has {height} and {width}",
             "Make the picture larger, or scale or lines smaller.",
         )
-
-
-def _explain_wrong(url: str, what: str, hint: str) -> ArtifactError:
-    return ArtifactError(url, f"{url}: {what}", hint)
 
 
 def _suggest_nearest(word: str, known: Iterable[str]) -> str:

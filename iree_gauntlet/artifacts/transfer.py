@@ -11,20 +11,13 @@ import random
 import threading
 import time
 import zlib
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.partial import ByteRange, Partial, missing
 from iree_gauntlet.artifacts.publishing import require_space
-from iree_gauntlet.artifacts.remote import (
-    NETWORK_HINT,
-    Body,
-    ChangedError,
-    Connection,
-    Remote,
-    RemoteFile,
-    TransientError,
-)
+from iree_gauntlet.artifacts.remote import NETWORK_HINT, Body, ChangedError, Remote, RemoteFile, TransientError
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
 
@@ -124,57 +117,49 @@ class Transfer:
         raise ArtifactError(self.name, what, "Wait until nobody writes it any more.")
 
     def _bring_version(self, *, resume: bool) -> Arrived:
-
         def checked(done: int, total: int) -> None:
             self.progress.checking(self.name, done, total)
 
         earlier = Partial.resume(self.folder, self.remote.url, checked) if resume else None
-        if earlier is not None:
-            partial, file = earlier
-        else:
-            partial, file = self._bring_first()
-        try:
+        with ExitStack() as opened:
+            partial, file = earlier or self._bring_first(opened)
+            opened.callback(partial.close)
             there = sum(span.stop - span.start for span in partial.spans)
-            resumed = there if earlier is not None else 0
-            if resumed:
+            if earlier:
                 require_space(self.folder, self.name, (file.size or 0) - there)
             self._done = there
             self.progress.download(self.name, there, file.size)
             if file.size is not None:
                 self._bring_rest(partial, file, file.size)
-        finally:
-            partial.close()
-        return Arrived(partial.path, file, resumed)
+        return Arrived(partial.path, file, there if earlier else 0)
 
-    def _bring_first(self) -> tuple[Partial, RemoteFile]:
+    def _bring_first(self, opened: ExitStack) -> tuple[Partial, RemoteFile]:
         """Ask for the first part, which tells what file it is; where parts are not available, for all of it."""
-        with self.slots, self.remote.connect() as connection:
+        with self.slots:
             failures = 0
             while True:
                 self._done = 0
-                attempt = _Attempt()
+                partial: Partial | None = None
                 try:
-                    with connection.open(0, self.policy.part_bytes, "") as body:
-                        self._begin(attempt, body)
-                    return attempt.kept(), body.file
+                    with self.remote.open(0, self.policy.part_bytes, "") as body:
+                        self.folder.mkdir(parents=True, exist_ok=True)
+                        if body.file.size is not None:
+                            require_space(self.folder, self.name, body.file.size)
+                        partial = Partial.begin(self.folder, self.remote.url, body.file)
+                        opened.callback(partial.close)
+                        self._take_first(partial, body)
+                        return partial, body.file
                 except TransientError as error:
                     # With parts, the others continue where this one broke off; a stream begins again.
-                    if attempt.partial is not None and body.file.ranged and body.file.size and body.file.version:
+                    if partial is not None and body.file.ranged and body.file.size and body.file.version:
                         self._wait_after_failure(error, 0)
-                        return attempt.kept(), body.file
+                        return partial, body.file
                     # No progress: what a stream has brought is of no use for the next one.
                     failures += 1
                     self._wait_after_failure(error, failures)
-                finally:
-                    attempt.close()
 
-    def _begin(self, attempt: _Attempt, body: Body) -> None:
-        """Take the first answer into a new partial."""
+    def _take_first(self, partial: Partial, body: Body) -> None:
         file = body.file
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if file.size is not None:
-            require_space(self.folder, self.name, file.size)
-        partial = attempt.partial = Partial.begin(self.folder, self.remote.url, file)
         self.progress.download(self.name, 0, file.size)
         end = file.size
         if file.ranged and end is not None:
@@ -195,7 +180,7 @@ class Transfer:
             todo.put(span)
         # Daemons: a run that is ended does not wait for a silent server.
         workers = [
-            threading.Thread(target=self._work, args=(partial, file, size, todo), name="download", daemon=True)
+            threading.Thread(target=self._work, args=(partial, file, todo), name="download", daemon=True)
             for _ in range(min(self.policy.connections, len(spans)))
         ]
         for worker in workers:
@@ -213,35 +198,33 @@ class Transfer:
         if failure is not None:
             raise failure
 
-    def _work(self, partial: Partial, file: RemoteFile, size: int, todo: queue.SimpleQueue[ByteRange]) -> None:
+    def _work(self, partial: Partial, file: RemoteFile, todo: queue.SimpleQueue[ByteRange]) -> None:
         try:
-            with self.slots, self.remote.connect() as connection:
+            with self.slots:
                 while not self._stop.is_set():
                     try:
                         span = todo.get_nowait()
                     except queue.Empty:
                         return
-                    self._bring_part(partial, connection, file, size, _Cursor(span.start, span.stop))
+                    self._bring_part(partial, file, _Cursor(span.start, span.stop))
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked for the file
             with self._lock:
                 self._failure = self._failure or error
             self._stop.set()
 
-    def _bring_part(
-        self, partial: Partial, connection: Connection, file: RemoteFile, size: int, cursor: _Cursor
-    ) -> None:
+    def _bring_part(self, partial: Partial, file: RemoteFile, cursor: _Cursor) -> None:
         """One part, resumed after each failure where it broke off."""
         failures = 0
         while cursor.position < cursor.stop and not self._stop.is_set():
             began = cursor.position
             self.policy.wait(self._stop, max(0.0, self._not_before - self.policy.now()))
             try:
-                with connection.open(began, cursor.stop, file.version) as body:
+                with self.remote.open(began, cursor.stop, file.version) as body:
                     if body.start != began:
                         raise ChangedError("the server gives no parts any more")
-                    if body.file.size not in (None, size):
-                        raise ChangedError(f"{size} bytes have become {body.file.size}")
-                    self._take(partial, body, cursor, size)
+                    if body.file.size not in (None, file.size):
+                        raise ChangedError(f"{file.size} bytes have become {body.file.size}")
+                    self._take(partial, body, cursor, file.size)
                 self._require_end(cursor)
             except TransientError as error:
                 failures = 1 if cursor.position > began else failures + 1
@@ -311,19 +294,3 @@ class _Cursor:
 
     position: int
     stop: int
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """A partial that is closed unless it is kept."""
-
-    partial: Partial | None = None
-
-    def kept(self) -> Partial:
-        partial, self.partial = self.partial, None
-        assert partial is not None, "begun before"
-        return partial
-
-    def close(self) -> None:
-        if self.partial is not None:
-            self.partial.close()

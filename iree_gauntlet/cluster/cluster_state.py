@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cluster.connection import connected
 from iree_gauntlet.cluster.dask_link import STATES
-from iree_gauntlet.cluster.dask_worker import describe, list_runs_here
+from iree_gauntlet.cluster.dask_worker import ask_worker
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, counted
@@ -25,10 +25,11 @@ def show_status(address: str, request: TlsRequest, *, as_json: bool) -> ExitCode
         UsageError: no scheduler answers at the address.
     """
     with connected(address, request) as client:
-        found = client.run(describe, on_error="ignore")
+        found = client.run(ask_worker, "describe", on_error="ignore")
         offers = [WorkerOffer.from_dict(offer) for _, offer in sorted(found.items()) if offer is not None]
         # Of a run that was killed its workers forget within a minute; the scheduler does not.
-        known = {name for names in client.run(list_runs_here, on_error="ignore").values() for name in names}
+        listed = client.run(ask_worker, "list_runs", on_error="ignore").values()
+        known = {name for names in listed for name in names or ()}
         runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state and name in known}
         dashboard = client.dashboard_link
     if as_json:

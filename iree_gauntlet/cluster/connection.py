@@ -230,13 +230,11 @@ class ClusterPart:
             UsageError: none of them offers something, or none can take part in the run.
         """
         offers = _require_offers(self._link)
-        there = Fleet()
-        for address, offer in offers.items():
-            there.join(address, offer)
         demands = list_demands(plan.steps)
         lacking: dict[str, list[Step]] = {}
         for step in plan.steps:
-            if not there.offers(demands[step.id]) and not (step.skip or step.blocked):
+            there = any(demands[step.id].is_met_by(offer) for offer in offers.values())
+            if not (there or step.skip or step.blocked):
                 lacking.setdefault(demands[step.id].text, []).append(step)
         if lacking and not optional:
             lines = [

@@ -17,27 +17,30 @@ from distributed import KilledWorker
 from distributed.comm.core import connect
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cluster.dask_worker import (
+from iree_gauntlet.cluster.dask_worker import ask_worker
+from iree_gauntlet.cluster.link import (
+    Answered,
+    Began,
+    Broken,
     BrokenRunError,
+    Joined,
+    Left,
+    Refused,
+    Supplied,
+    Unfit,
     UnfitDeviceError,
-    begin,
-    describe,
-    end_run,
-    has_project,
-    hear,
-    perform,
 )
-from iree_gauntlet.cluster.link import Answered, Began, Broken, Joined, Left, Refused, Supplied, Unfit
 from iree_gauntlet.cluster.offers import LOCAL, WorkerOffer
 from iree_gauntlet.errors import GauntletError, MachinesLostError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from distributed import Client, Future
 
     from iree_gauntlet.artifacts.store import ArtifactStore
-    from iree_gauntlet.cluster.link import Event, Order, RunFacts, State
+    from iree_gauntlet.cluster.link import Event, Order, RunFacts
     from iree_gauntlet.cluster.project_copy import ProjectCopy
 
 
@@ -110,9 +113,9 @@ class DaskLink:
                 ) from None
             return None
 
-    def show(self, state: State) -> None:
+    def show(self, running: Sequence[tuple[str, str, str]], waiting: Mapping[str, int]) -> None:
         """Makes known who does what."""
-        said = {"running": [list(item) for item in state.running], "waiting": [list(item) for item in state.waiting]}
+        said = {"running": list(map(list, running)), "waiting": list(map(list, waiting.items()))}
         self._client.loop.add_callback(self._keep, self._show(said))
 
     def end(self) -> None:
@@ -146,7 +149,7 @@ class DaskLink:
         info = await self._client.scheduler.identity(n_workers=-1)
         for address in info["workers"]:
             self._keep(self._begin(address))
-        offers = await self._client.run(describe, on_error="ignore")
+        offers = await self._ask_all("describe")
         self._offered = {
             address: WorkerOffer.from_dict(offer) for address, offer in offers.items() if offer is not None
         }
@@ -173,7 +176,7 @@ class DaskLink:
         self._known.add(address)
         name = address
         try:
-            found = (await self._client.run(describe, workers=[address])).get(address)
+            found = (await self._client.run(ask_worker, "describe", workers=[address])).get(address)
             if found is None:
                 # A Dask worker for something else.
                 return
@@ -184,14 +187,16 @@ class DaskLink:
                     Refused(name, f"it has Gauntlet {offer.version}, and the run {__version__}: {_VERSIONS}")
                 )
                 return
-            there = await self._client.run(has_project, self._facts.sha256, workers=[address])
+            there = await self._client.run(ask_worker, "has_project", self._facts.sha256, workers=[address])
             if not there[address] and (what := await self._bring("project", address)):
                 self._events.put(Refused(name, what))
                 return
             # Each time another task: the result of an earlier one is not that of a process which has ended since.
             key = ("begin", self._facts.name, address, next(self._asked))
             term = self._terms[address]
-            future = self._client.submit(begin, self._facts, term, workers=[address], pure=False, key=key)
+            future = self._client.submit(
+                ask_worker, "begin_run", self._facts, term, workers=[address], pure=False, key=key
+            )
             self._report_begun(address, offer, await future)
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a worker that it could not have asked
             # Of one that is gone it is said by itself.
@@ -230,7 +235,7 @@ class DaskLink:
         stage = order.step.rpartition(":")[2]
         key = (stage, order.step, self._facts.name, order.attempt, next(self._asked))
         future = self._futures[worker, order.step] = self._client.submit(
-            perform, self._facts.name, order, workers=[worker], pure=False, key=key, retries=0
+            ask_worker, "do", self._facts.name, order, workers=[worker], pure=False, key=key, retries=0
         )
         try:
             self._events.put(Answered(worker, order.step, await future))
@@ -282,11 +287,15 @@ class DaskLink:
     async def _show(self, said: dict[str, Any]) -> None:
         await self._client.scheduler.set_metadata(keys=[STATES, self._facts.name], value=said)
 
+    async def _ask_all(self, what: str, *arguments: Any) -> dict[str, Any]:
+        """As `ask_worker`, of all workers that answer, by address."""
+        return dict(await self._client.run(ask_worker, what, *arguments, on_error="ignore"))
+
     async def _keep_beating(self) -> None:
         while not self._ended.is_set():
             # While the client connects again nothing can be asked; it is tried again.
             with contextlib.suppress(OSError, TimeoutError):
-                heard = await self._client.run(hear, self._facts.name, on_error="ignore")
+                heard = await self._ask_all("hear", self._facts.name)
                 if heard.keys() != self._known:
                     await self._look_again()
             await asyncio.sleep(_BEAT_SECONDS)
@@ -307,4 +316,4 @@ class DaskLink:
             self._keep(future.cancel())
         self._futures.clear()
         await self._show({})
-        await self._client.run(end_run, self._facts.name, on_error="ignore")
+        await self._ask_all("end_run", self._facts.name)

@@ -10,10 +10,9 @@ They go straight from one worker to another, or from where the run was started, 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
-import json
+import inspect
 import os
 import pickle
 import secrets
@@ -32,7 +31,7 @@ from distributed.core import Status
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cluster.link import Began, OrderAnswer, RunOrder, locate_side_folder
+from iree_gauntlet.cluster.link import Began, BrokenRunError, OrderAnswer, RunOrder, decode, encode, locate_side_folder
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of, request_within, unpack_project, within
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
@@ -55,19 +54,8 @@ _SILENCE_SECONDS = 30.0
 _LOOK_SECONDS = 2.0
 _BLOCK_BYTES = 4 << 20
 _LONGEST_LINE = 64 << 20
-# Of a step's files, each and together; of a longer one beginning and end.
-_MOST_OF_A_FILE = 256 << 10
-_MOST_OF_A_STEP = 1 << 20
 _END_SECONDS = 15.0
 _LOG = "worker.log"
-
-
-class BrokenRunError(Exception):
-    """The process of a run ended with an order undone."""
-
-
-class UnfitDeviceError(Exception):
-    """The device of a step failed its health check."""
 
 
 @dataclass(slots=True)
@@ -81,7 +69,7 @@ class _RunProcess:
     heard: float
     term: int
     why: str = ""
-    waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
+    waiting: dict[int, asyncio.Future[OrderAnswer]] = field(default_factory=dict)
     orders: int = 0
     ready: asyncio.Future[Began] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     reading: asyncio.Task[None] | None = None
@@ -120,9 +108,12 @@ class GauntletWorker(Worker):  # type: ignore[misc]
 
     # Of runs
 
-    @property
-    def runs(self) -> list[str]:
-        """Their names."""
+    def describe(self) -> dict[str, Any]:
+        """What it offers."""
+        return self.gauntlet_offer.as_dict()
+
+    def list_runs(self) -> list[str]:
+        """The runs that it takes part in."""
         return list(self._runs)
 
     def has_project(self, sha256: str) -> bool:
@@ -178,15 +169,10 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 await self._transfers.have(made, self.connection_args)
         run.orders += 1
         number = run.orders
-        answer = run.waiting[number] = asyncio.get_running_loop().create_future()
-        run.stdin.write(_encode((number, order)))
-        said = await answer
-        if "broken" in said:
-            raise BrokenRunError(said["broken"])
-        if "unfit" in said:
-            raise UnfitDeviceError(said["unfit"])
-        files = await asyncio.to_thread(_read_small_files, run.folder, said.get("files", ()))
-        return OrderAnswer(said["result"], files, tuple(said.get("missing", ())), tuple(said.get("events", ())))
+        answer: asyncio.Future[OrderAnswer] = asyncio.get_running_loop().create_future()
+        run.waiting[number] = answer
+        run.stdin.write(encode((number, order)))
+        return await answer
 
     async def _start_run(self, facts: RunFacts, term: int) -> _RunProcess:
         folder = self._own.path / facts.name
@@ -209,7 +195,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             raise BrokenRunError("the process of the run has no pipes")
         run = _RunProcess(process, process.stdin, process.stdout, folder, time.monotonic(), term)
         run.reading = asyncio.create_task(self._read(facts.name, run))
-        run.stdin.write(_encode(self._order(facts, folder, project)))
+        run.stdin.write(encode(self._order(facts, folder, project)))
         return run
 
     def _order(self, facts: RunFacts, folder: Path, project: Path) -> RunOrder:
@@ -229,8 +215,16 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         """Takes what the process of a run says, until it has ended; what it has not done by then is broken."""
         try:
             while line := await run.stdout.readline():
-                self._take(run, json.loads(line))
-        except (ValueError, KeyError) as error:
+                number, said = decode(line)
+                waiting = run.ready if number is None else run.waiting.pop(number)
+                if waiting.done():
+                    # Nobody asks any more.
+                    continue
+                if isinstance(said, Exception):
+                    waiting.set_exception(said)
+                else:
+                    waiting.set_result(said)
+        except (ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
             run.why = f"its process says what is not understood: {error!r}"
             run.process.kill()
         code = await run.process.wait()
@@ -243,16 +237,6 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             if not waiting.done():
                 waiting.set_exception(BrokenRunError(why))
 
-    def _take(self, run: _RunProcess, said: dict[str, Any]) -> None:
-        if "answer" in said:
-            waiting = run.waiting.pop(said["answer"], None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(said)
-        elif "ready" in said:
-            run.ready.set_result(Began(unfit=tuple(said["unfit"].items())))
-        elif "refused" in said:
-            run.ready.set_result(Began(said["refused"]))
-
     async def _end_unheard(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -261,51 +245,13 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                 await self.end_run(name, f"nothing was heard of the run for {_SILENCE_SECONDS:g} s")
 
 
-async def perform(run: str, order: Order) -> OrderAnswer:
-    """A task of Dask's: a step of a run, done by the worker that it was given to."""
-    return await _get_this().do(run, order)
-
-
-async def begin(facts: RunFacts, term: int) -> Began:
-    """A task of Dask's: a worker plans a run; as `GauntletWorker.begin_run`."""
-    return await _get_this().begin_run(facts, term)
-
-
-def _get_this() -> GauntletWorker:
-    worker = get_worker()
-    assert isinstance(worker, GauntletWorker), "its address was given by one"
-    return worker
-
-
-def describe(dask_worker: Worker) -> dict[str, Any] | None:
-    """What a worker offers; None for a worker of somebody else's."""
-    return dask_worker.gauntlet_offer.as_dict() if isinstance(dask_worker, GauntletWorker) else None
-
-
-def list_runs_here(dask_worker: Worker) -> list[str]:
-    """The runs that a worker takes part in."""
-    return dask_worker.runs if isinstance(dask_worker, GauntletWorker) else []
-
-
-def has_project(sha256: str, dask_worker: Worker) -> bool:
-    """As `GauntletWorker.has_project`."""
-    return isinstance(dask_worker, GauntletWorker) and dask_worker.has_project(sha256)
-
-
-def hear(name: str, dask_worker: Worker) -> None:
-    """As `GauntletWorker.hear`."""
-    if isinstance(dask_worker, GauntletWorker):
-        dask_worker.hear(name)
-
-
-async def end_run(name: str, dask_worker: Worker) -> None:
-    """As `GauntletWorker.end_run`."""
-    if isinstance(dask_worker, GauntletWorker):
-        await dask_worker.end_run(name)
-
-
-def _encode(message: object) -> bytes:
-    return base64.b64encode(pickle.dumps(message)) + b"\n"
+async def ask_worker(what: str, *arguments: Any, dask_worker: Worker | None = None) -> Any:
+    """Calls a method of a `GauntletWorker`, as a task of Dask's or by `Client.run`; None of somebody else's worker."""
+    worker = dask_worker or get_worker()
+    if not isinstance(worker, GauntletWorker):
+        return None
+    said = getattr(worker, what)(*arguments)
+    return await said if inspect.isawaitable(said) else said
 
 
 def _read_last_line(log: Path) -> str:
@@ -314,24 +260,6 @@ def _read_last_line(log: Path) -> str:
     except OSError:
         return "its log is gone"
     return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
-
-
-def _read_small_files(folder: Path, names: list[str]) -> tuple[tuple[str, bytes], ...]:
-    """Contents of a step's small files; of a long one, its beginning and end."""
-    found: list[tuple[str, bytes]] = []
-    left = _MOST_OF_A_STEP
-    for name in names:
-        try:
-            content = (folder / name).read_bytes()
-        except OSError:
-            continue
-        most = min(_MOST_OF_A_FILE, left)
-        if len(content) > most:
-            cut = f"\n[… {len(content) - most} bytes left on the worker …]\n".encode()
-            content = content[: most // 2] + cut + content[len(content) - most // 2 :]
-        left = max(0, left - len(content))
-        found.append((name, content))
-    return tuple(found)
 
 
 class Transfers:

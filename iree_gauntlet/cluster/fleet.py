@@ -52,6 +52,10 @@ class Demand:
             return f"the processor as a device (--device cpu{f',sku={self.sku}' if self.sku else ''})"
         return f"device {self.device}" + (f" of SKU {self.sku}" if self.sku else "")
 
+    def is_met_by(self, offer: WorkerOffer) -> bool:
+        """Whether a worker could do it, were it free."""
+        return not self.device or any(self.fits(device) for device in offer.devices)
+
     def fits(self, device: DeviceOffer) -> bool:
         """Whether a device is of the kind."""
         if self.sku and device.sku != self.sku:
@@ -150,11 +154,11 @@ class Fleet:
 
     def offers(self, demand: Demand) -> bool:
         """Whether a worker is there that could do it, were it free."""
-        return any(_can(worker.offer, demand) for worker in self._workers.values())
+        return any(demand.is_met_by(worker.offer) for worker in self._workers.values())
 
     def hosts(self, demand: Demand) -> int:
         """On how many hosts it could be done, were they free."""
-        return len({worker.offer.host for worker in self._workers.values() if _can(worker.offer, demand)})
+        return len({worker.offer.host for worker in self._workers.values() if demand.is_met_by(worker.offer)})
 
     def seat(self, demand: Demand, home: str = "", awaited: Collection[Demand] = ()) -> Seat | None:
         """A place for a step, which is taken then; None where there is none now."""
@@ -189,7 +193,7 @@ class Fleet:
 
     def _is_awaited(self, offer: WorkerOffer, awaited: Collection[Demand]) -> bool:
         plain = any(not worker.offer.devices for worker in self._workers.values())
-        return plain and any(_can(offer, demand) for demand in awaited)
+        return plain and any(demand.is_met_by(offer) for demand in awaited)
 
     def _find_seat(self, address: str, demand: Demand) -> Seat | None:
         worker = self._workers[address]
@@ -216,10 +220,6 @@ class Fleet:
         if worker.running < worker.offer.jobs:
             self._open[seat.worker] = None
         return seat
-
-
-def _can(offer: WorkerOffer, demand: Demand) -> bool:
-    return not demand.device or any(demand.fits(device) for device in offer.devices)
 
 
 class FleetQueue(StepGraph):

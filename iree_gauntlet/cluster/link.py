@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 import re
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.cases import Golden
     from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.requests import CompareRequest, RunRequest
     from iree_gauntlet.toolchains.toolchain import Part, Toolchain
+
+
+class BrokenRunError(Exception):
+    """The process of a run ended with an order undone."""
+
+
+class UnfitDeviceError(Exception):
+    """The device of a step failed its health check."""
+
+
+def encode(message: object) -> bytes:
+    """A line between a worker and the process that it has started, which trust each other."""
+    return base64.b64encode(pickle.dumps(message)) + b"\n"
+
+
+def decode(line: bytes) -> Any:
+    """What a line of `encode` says."""
+    return pickle.loads(base64.b64decode(line))  # noqa: S301
 
 
 _OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
@@ -102,45 +122,45 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A worker has done an order."""
+class OrderEvent:
+    """What has become of an order, or of what it needs."""
 
     worker: str
     step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(OrderEvent):
+    """A worker has done an order."""
+
     answer: OrderAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(OrderEvent):
     """What does the steps of the run on a worker has ended with an order undone; it is begun again.
 
     A `Joined` or a `Refused` follows.
     """
 
-    worker: str
-    step: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Supplied:
+class Supplied(OrderEvent):
     """Files were brought to a worker for a step, or were not, for a reason."""
 
-    worker: str
-    step: str
     missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
+class Unfit(OrderEvent):
     """A worker has not done an order, as its device failed the health check."""
 
-    worker: str
-    step: str
     reason: str
 
 
-Event = Joined | Refused | Left | Answered | Broken | Supplied | Unfit
+Event = Joined | Refused | Left | OrderEvent
 
 
 class Link(Protocol):
@@ -155,45 +175,23 @@ class Link(Protocol):
     def next_event(self, seconds: float) -> Event | None:
         """What happens next; None where nothing does in so many seconds."""
 
-    def show(self, state: State) -> None:
-        """Makes known who does what."""
+    def show(self, running: Sequence[tuple[str, str, str]], waiting: Mapping[str, int]) -> None:
+        """Makes known who does what: worker, device and step; and how many steps wait for what."""
 
     def end(self) -> None:
         """Has all workers end what they do for this run."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """Who does what."""
+def _list_places(run_dir: Path, machine: Workbench) -> tuple[str, ...]:
+    """Folders of this machine, empty for none: results are to say what is true where a run was started.
 
-    running: tuple[tuple[str, str, str], ...] = ()
-    waiting: tuple[tuple[str, int], ...] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """What is where, where a run was started: results are to say what is true there.
-
-    Attributes:
-        compiler, runtime: folders of the tools; empty for none.
-        python: the interpreter of the compiler; empty for none.
+    They are the run's, the cache's, those of the compiler's and the runtime's tools; and the compiler's interpreter.
     """
-
-    run_dir: str
-    cache_dir: str
-    compiler: str = ""
-    runtime: str = ""
-    python: str = ""
-
-    @classmethod
-    def of(cls, run_dir: Path, machine: Workbench) -> Home:
-        """What is where on this machine."""
-        toolchain = machine.toolchain
-        if toolchain is None:
-            return cls(str(run_dir), str(machine.cache_dir))
-        compiler, runtime = toolchain.compiler, toolchain.runtime
-        tools = str(Path(compiler.compile).parent), str(Path(runtime.run_module).parent)
-        return cls(str(run_dir), str(machine.cache_dir), tools[0], tools[1], compiler.python)
+    if machine.toolchain is None:
+        return (str(run_dir), str(machine.cache_dir), "", "", "")
+    compiler, runtime = machine.toolchain.compiler, machine.toolchain.runtime
+    tools = str(Path(compiler.compile).parent), str(Path(runtime.run_module).parent)
+    return (str(run_dir), str(machine.cache_dir), *tools, compiler.python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,20 +201,20 @@ class SharedRun:
     Attributes:
         request: what is asked for; a worker's process has it with that worker's own folders.
         compiler, runtime: identities of its IREE; empty for none.
-        home: what is where, where it was started.
+        places: as of `_list_places`, where it was started.
     """
 
     request: RunRequest
     compiler: str
     runtime: str
-    home: Home
+    places: tuple[str, ...]
 
     @classmethod
     def of(cls, request: RunRequest, machine: Workbench, run_dir: Path) -> SharedRun:
         """A run of this machine's."""
         toolchain = machine.toolchain
         identities = (toolchain.compiler.identity, toolchain.runtime.identity) if toolchain else ("", "")
-        return cls(request, *identities, Home.of(run_dir, machine))
+        return cls(request, *identities, _list_places(run_dir, machine))
 
     def require_its_iree(self, toolchain: Toolchain | None) -> None:
         """Makes sure that an IREE is the run's.
@@ -232,7 +230,7 @@ class SharedRun:
 
     def renamed_from(self, run_dir: Path, machine: Workbench) -> dict[str, str]:
         """Paths of a machine that takes part, and what they are where the run was started."""
-        pairs = zip(astuple(Home.of(run_dir, machine)), astuple(self.home), strict=True)
+        pairs = zip(_list_places(run_dir, machine), self.places, strict=True)
         return {mine: theirs for mine, theirs in pairs if mine and mine != theirs}
 
 

@@ -14,7 +14,7 @@ from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts, total_memory
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.toolchains.devices import find_device
-from iree_gauntlet.toolchains.environments import inspect, make_environment_tag
+from iree_gauntlet.toolchains.environments import Environment, make_environment_tag
 from iree_gauntlet.toolchains.host import read_host_cpu
 
 if TYPE_CHECKING:
@@ -80,20 +80,7 @@ class WorkerOffer(Recorded):
         return f"{self.name} with {', '.join(device.text for device in self.devices) or 'no device'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """A device as `--device` of a worker names it.
-
-    Attributes:
-        sku: as for `DeviceOffer`.
-    """
-
-    name: str
-    uri: str
-    sku: str = ""
-
-
-def parse_device(text: str) -> Declared:
+def parse_device(text: str) -> DeviceOffer:
     """Reads `NAME=URI,sku=SKU`; `cpu` alone is the processor.
 
     Raises:
@@ -106,11 +93,11 @@ def parse_device(text: str) -> Declared:
     options = dict(part.partition("=")[::2] for part in more)
     if not _NAME.fullmatch(name) or not uri or options.keys() - {"sku"} or (more and not options.get("sku")):
         raise UsageError(f"--device {text}: not understood", _HOW)
-    return Declared(name, uri, options.get("sku", ""))
+    return DeviceOffer(name, uri, options.get("sku", ""))
 
 
 def measured(
-    name: str, jobs: int, declared: Sequence[Declared], toolchain: Toolchain | None, cache_dir: Path
+    name: str, jobs: int, declared: Sequence[DeviceOffer], toolchain: Toolchain | None, cache_dir: Path
 ) -> WorkerOffer:
     """What this machine has, of what its owner says that it has.
 
@@ -137,33 +124,30 @@ def measured(
     if same is not None:
         raise UsageError(f"--device: {same.uri} is named more than once", "Name each device once.")
     cache_dir.mkdir(parents=True, exist_ok=True)
-    # Those that are whole, for this Python.
-    folders = sorted((cache_dir / "toolchains" / "envs").glob(f"[!.]*-{make_environment_tag()}"))
-    installed = [inspect(path)[0] for path in folders]
+    installed = Environment.list_in(cache_dir / "toolchains" / "envs")
+    tag = f"-{make_environment_tag()}"
+    try:
+        # Since when the machine runs, which all its containers have in common; elsewhere its name.
+        host = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        host = socket.gethostname()
     return WorkerOffer(
         name=name or socket.gethostname(),
-        host=_name_host(),
+        host=host,
         jobs=jobs or facts.cores,
         devices=devices,
         cpu=read_host_cpu().name,
         memory_bytes=total_memory(),
         free_disk_bytes=shutil.disk_usage(cache_dir).free,
         iree=toolchain.compiler.version if toolchain else "",
-        toolchains=tuple(item.label for item in installed if item is not None),
+        # Those that are whole, for this Python.
+        toolchains=tuple(found.label for path, found, _ in installed if found and path.name.endswith(tag)),
         version=__version__,
         machine={key: value for key, value in facts.as_dict().items() if key in _STABLE},
     )
 
 
-def _name_host() -> str:
-    """Since when the machine runs, which all its containers have in common; elsewhere its name."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return socket.gethostname()
-
-
-def _check_device(device: Declared, toolchain: Toolchain | None) -> DeviceOffer:
+def _check_device(device: DeviceOffer, toolchain: Toolchain | None) -> DeviceOffer:
     if toolchain is None:
         raise UsageError(
             f"--device {device.name}: there is no IREE here to look for {device.uri}",

@@ -7,25 +7,22 @@ with it: a worker that dies takes it along.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-import pickle
 import shutil
 import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import IO, TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict
 from iree_gauntlet.cluster.health import DeviceHealth
-from iree_gauntlet.cluster.link import with_paths
+from iree_gauntlet.cluster.link import Began, BrokenRunError, OrderAnswer, UnfitDeviceError, decode, encode, with_paths
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.engine.session import open_session
@@ -43,7 +40,7 @@ from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cluster.link import Made, Order, RunOrder, SharedRun
     from iree_gauntlet.engine.rounds.blocks import Pair
@@ -53,14 +50,16 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-# Of files that go back with a result.
+# Of files that go back with a result, each and together; of a longer one beginning and end.
+_MOST_OF_A_FILE = 256 << 10
+_MOST_OF_A_STEP = 1 << 20
 _SMALL_FILES = frozenset({".txt", ".json"})
 
 
 class _Output:
     """Standard output, a line at a time, until it is closed."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._mutex = threading.Lock()
         self._closed = False
@@ -70,35 +69,13 @@ class _Output:
         with self._mutex:
             self._closed = True
 
-    def write(self, message: dict[str, Any]) -> None:
-        """Write a message; who read it may be gone, which standard input says too."""
-        line = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-        with self._mutex:
-            if self._closed:
-                return
-            try:
-                self._stream.write(f"{line}\n")
+    def write(self, number: int | None, message: object) -> None:
+        """Answers an order, or says how the run has begun; who read it may be gone, which standard input says too."""
+        line = encode((number, message))
+        with self._mutex, suppress(BrokenPipeError, ValueError):
+            if not self._closed:
+                self._stream.write(line)
                 self._stream.flush()
-            except (BrokenPipeError, ValueError):
-                return
-
-
-class _PartOfRun(Protocol):
-    """What is done of a run here."""
-
-    def do(self, order: Order) -> dict[str, Any]:
-        """The answer to an order."""
-
-    def rest(self) -> None:
-        """Nothing is to be done for now."""
-
-    def abort(self) -> None:
-        """Ends what is under way."""
-
-
-def _read(line: bytes) -> Any:
-    # From the worker alone, which has it from the run: both may have anything done here.
-    return pickle.loads(base64.b64decode(line))  # noqa: S301
 
 
 @contextmanager
@@ -123,9 +100,9 @@ class Done:
     result: Result
     missing: tuple[str, ...] = ()
 
-    def as_dict(self, renamed: Mapping[str, str]) -> dict[str, Any]:
+    def as_answer(self, renamed: Mapping[str, str]) -> OrderAnswer:
         """As an answer, with other paths in place of some."""
-        return {"result": with_paths(self.result.as_dict(), renamed), "missing": list(self.missing)}
+        return OrderAnswer(with_paths(self.result.as_dict(), renamed), missing=self.missing)
 
 
 class HereSteps:
@@ -207,98 +184,112 @@ class HereSteps:
 class RunPart:
     """What a worker does of a run."""
 
-    def __init__(self, run: Opened, health: DeviceHealth, renamed: Mapping[str, str]) -> None:
-        self._steps = HereSteps(run)
-        self._engine = run.engine
-        self._run_dir = run.session.folder
+    def __init__(self, runs: Sequence[Opened], health: DeviceHealth, renamed: Mapping[str, str]) -> None:
+        self._sides = [HereSteps(run) for run in runs]
         self._health = health
         self._renamed = renamed
 
-    def do(self, order: Order) -> dict[str, Any]:
-        """The answer to an order: a `result`, its `files`, and `missing` ones; or why the device is `unfit`."""
-        if order.step not in self._steps:
-            return {"result": Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict()}
-        step = replace(self._steps.on_device(order.step, order.device), goldens=order.goldens)
+    def do(self, order: Order) -> OrderAnswer:
+        """The answer to an order, with the step's small files.
+
+        Raises:
+            UnfitDeviceError: the device that it is to use does not pass.
+        """
+        (here,) = self._sides
+        if order.step not in here:
+            return OrderAnswer(Result(Verdict.ERROR, f"{order.step} is not in this worker's plan").as_dict())
+        step = replace(here.on_device(order.step, order.device), goldens=order.goldens)
         try:
             unfit = self._health.due(order.device, timed=step.resources.exclusive)
         except GauntletError as error:
             # The machine was not to be had for it: the step would have fared alike.
-            return {"result": Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict()}
+            return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict())
         if unfit:
-            return {"unfit": unfit}
-        done = self._steps.do(step, order.made)
+            raise UnfitDeviceError(unfit)
+        done = here.do(step, order.made)
         if done.result.crashed or done.result.timed_out:
             self._health.distrust(order.device)
-        return {**done.as_dict(self._renamed), "files": self._list_files(step)}
+        files = tuple(_read_small_files(Path(step.folder), here.run.session.folder))
+        return replace(done.as_answer(self._renamed), files=files)
 
     def rest(self) -> None:
         """Nothing is to be done for now."""
-        self._engine.rest()
+        for side in self._sides:
+            side.run.engine.rest()
 
     def abort(self) -> None:
         """Ends what is under way."""
-        self._engine.abort()
-
-    def _list_files(self, step: Step) -> list[str]:
-        folder = Path(step.folder)
-        found = sorted(folder.iterdir()) if folder.is_dir() else []
-        return [
-            str(path.relative_to(self._run_dir)) for path in found if path.suffix in _SMALL_FILES and path.is_file()
-        ]
+        for side in self._sides:
+            side.run.engine.abort()
 
 
-class RoundsPart:
-    """What a worker does of a comparison."""
+def _read_small_files(folder: Path, run_dir: Path) -> Iterator[tuple[str, bytes]]:
+    """Names below a run's folder, and contents; of a long one, its beginning and end."""
+    left = _MOST_OF_A_STEP
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.suffix not in _SMALL_FILES or not path.is_file():
+            continue
+        try:
+            content = path.read_bytes()
+        except OSError:
+            continue
+        most = min(_MOST_OF_A_FILE, left)
+        if len(content) > most:
+            cut = f"\n[… {len(content) - most} bytes left on the worker …]\n".encode()
+            content = content[: most // 2] + cut + content[len(content) - most // 2 :]
+        left = max(0, left - len(content))
+        yield str(path.relative_to(run_dir)), content
+
+
+class RoundsPart(RunPart):
+    """What a worker does of a comparison, of whose sides it has the runs.
+
+    Args:
+        folder: of the process.
+    """
 
     def __init__(
         self,
-        sides: tuple[HereSteps, HereSteps],
-        settings: CompareSettings,
+        runs: Sequence[Opened],
         health: DeviceHealth,
         renamed: Mapping[str, str],
+        settings: CompareSettings,
         folder: Path,
     ) -> None:
-        self._sides = dict(zip("AB", sides, strict=True))
+        super().__init__(runs, health, renamed)
         self._settings = settings
-        self._health = health
-        self._renamed = renamed
         self._folder = folder
         self._numbers = count()
         # Of the model that is being measured.
         self._session: Session[EventLog] | None = None
         self._ended = False
 
-    def do(self, order: Order) -> dict[str, Any]:
-        """The answer to an order: a `result` with the `events` of what was measured, or `missing` files."""
+    def do(self, order: Order) -> OrderAnswer:
+        """The answer to an order, with the events of what was measured."""
         steps = []
-        for name, side in self._sides.items():
+        for name, side in zip("AB", self._sides, strict=True):
             step = side.on_device(order.step, order.device)
-            made = [_strip_side(item, name) for item in order.made if item.step.startswith(f"{name} ")]
+            own = [item for item in order.made if item.step.startswith(f"{name} ")]
+            made = [replace(item, step=item.step.removeprefix(f"{name} ")) for item in own]
             if (failed := side.needed(step, made)) is not None:
                 result = replace(failed.result, reason=f"{name}: {failed.result.reason}")
-                return replace(failed, result=result).as_dict(self._renamed)
+                return replace(failed, result=result).as_answer(self._renamed)
             steps.append(step)
         # Nothing of the sides' keeps the machine from being quiet.
         self.rest()
         try:
             if unfit := self._health.due(order.device, timed=True):
-                return {"unfit": unfit}
+                raise UnfitDeviceError(unfit)
             settings = self._settings
             pair = pair_of(steps[0].chain, (steps[0], steps[1]), settings.metric, settings.rounds)
             events = self._measure(pair, order.seconds)
         except GauntletError as error:
-            return {"result": Result(Verdict.ERROR, error.what, tail=(error.hint,)).as_dict()}
-        return {"result": Result(Verdict.PASSED).as_dict(), "events": with_paths(events, self._renamed)}
-
-    def rest(self) -> None:
-        """Nothing is to be done for now."""
-        for side in self._sides.values():
-            side.run.engine.rest()
+            return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,)).as_dict())
+        return OrderAnswer(Result(Verdict.PASSED).as_dict(), events=tuple(with_paths(events, self._renamed)))
 
     def abort(self) -> None:
         """Ends what is under way."""
-        for side in self._sides.values():
-            side.run.engine.abort()
+        super().abort()
         self._ended = True
         if self._session is not None:
             self._session.cancel()
@@ -318,16 +309,12 @@ class RoundsPart:
                 log.write(ENDED, {"machine": read_machine_facts().as_dict(), "failure": failure})
                 verdicts = judge(evidence, rules)
                 if self._settings.metric == "time":
-                    a, b = (_list_tools(side) for side in self._sides.values())
+                    a, b = (_list_tools(side) for side in self._sides)
                     explain_differences(session, verdicts, [pair], (a, b), lambda _: {})
             self._session = None
         events = [event for _, event in read_events(folder / COMPARISON_FILE, "comparison").events]
         shutil.rmtree(folder)
         return events
-
-
-def _strip_side(made: Made, side: str) -> Made:
-    return replace(made, step=made.step.removeprefix(f"{side} "))
 
 
 def _list_tools(side: HereSteps) -> SideTools:
@@ -336,7 +323,7 @@ def _list_tools(side: HereSteps) -> SideTools:
     return SideTools(side.run.machine, {made["module"]: made for made in outputs})
 
 
-def _take_part(order: RunOrder, stack: ExitStack) -> tuple[_PartOfRun, dict[str, str]]:
+def _take_part(order: RunOrder, stack: ExitStack) -> tuple[RunPart, dict[str, str]]:
     """Takes part in a run, until the stack is left; the devices that it does without come along, with the reasons."""
     runs = [stack.enter_context(_open_here(shared)) for shared in order.runs]
     renamed = dict(order.places)
@@ -344,45 +331,46 @@ def _take_part(order: RunOrder, stack: ExitStack) -> tuple[_PartOfRun, dict[str,
         renamed |= shared.renamed_from(run.session.folder, run.machine)
     health, unfit = DeviceHealth.of(runs[0], order.devices)
     if order.comparison is None:
-        return RunPart(runs[0], health, renamed), unfit
+        return RunPart(runs, health, renamed), unfit
     settings = compare_settings(order.comparison, order.runs[0].request.conduct, here=True)
-    sides = (HereSteps(runs[0]), HereSteps(runs[1]))
-    return RoundsPart(sides, settings, health, renamed, Path(order.folder)), unfit
+    return RoundsPart(runs, health, renamed, settings, Path(order.folder)), unfit
 
 
 def main() -> None:
     """Takes part in a run until standard input ends."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    stream = os.fdopen(os.dup(1), "wb")
     # What anything here prints goes to the log.
     os.dup2(2, 1)
     output = _Output(stream)
     lines = sys.stdin.buffer
-    order: RunOrder = _read(lines.readline())
+    order: RunOrder = decode(lines.readline())
     # Steps that are under way when the input ends are cancelled by the session, and are waited for.
     with ExitStack() as stack:
         try:
             part, unfit = _take_part(order, stack)
         except GauntletError as error:
-            output.write({"refused": error.on_one_line})
+            output.write(None, Began(error.on_one_line))
             return
-        output.write({"ready": True, "unfit": unfit})
+        output.write(None, Began(unfit=tuple(unfit.items())))
         jobs = order.runs[0].request.conduct.jobs
         pool = stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="step"))
 
         def answer(number: int, message: Order) -> None:
             try:
-                said = part.do(message)
+                said: OrderAnswer | UnfitDeviceError = part.do(message)
+            except UnfitDeviceError as error:
+                said = error
             except BaseException as error:
                 # A defect of ours: whoever asked is not left waiting, and the log has the rest.
-                output.write({"answer": number, "broken": f"{type(error).__name__}: {error}"})
+                output.write(number, BrokenRunError(f"{type(error).__name__}: {error}"))
                 traceback.print_exc()
                 raise
             part.rest()
-            output.write({"answer": number, **said})
+            output.write(number, said)
 
         try:
             while line := lines.readline():
-                number, message = _read(line)
+                number, message = decode(line)
                 pool.submit(answer, number, message)
         finally:
             # What is cut short has no result.

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, Refused, State, Supplied, Unfit
+from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, OrderEvent, Refused, Supplied, Unfit
 from iree_gauntlet.figures import counted
 from iree_gauntlet.results import Result
 from iree_gauntlet.system.atomic import write_atomic
@@ -209,10 +209,10 @@ class ClusterRunner:
                 self._conductor.remark(event.text)
             case Left(worker):
                 self._leave(worker)
-            case Answered() | Broken() | Supplied() | Unfit():
+            case OrderEvent():
                 self._take_of_an_order(event)
 
-    def _take_of_an_order(self, event: Answered | Broken | Supplied | Unfit) -> None:
+    def _take_of_an_order(self, event: OrderEvent) -> None:
         if isinstance(event, Broken):
             # It has room again when it is back.
             self._fleet.leave(event.worker)
@@ -337,7 +337,7 @@ class ClusterRunner:
         waiting = Counter[str]()
         for demand, count in self._queue.waiting.items():
             waiting[demand.text] += count
-        self._link.show(State(running, tuple(waiting.items())))
+        self._link.show(running, waiting)
         if not self._said:
             waits = ", ".join(f"{count} for {what}" for what, count in waiting.items())
             busy = f"{counted(len(self._fleet), 'worker')}, {counted(len(running), 'step')} under way"

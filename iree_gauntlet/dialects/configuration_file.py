@@ -30,7 +30,7 @@ from iree_gauntlet.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 _VARIABLE = "IREE_GAUNTLET_CONFIG"
@@ -66,13 +66,11 @@ def _check_url(text: str) -> str:
     return text
 
 
-def _is_place(text: str) -> bool:
-    return text.startswith("/") or bool(_URL.match(text))
-
-
 _Public = Annotated[str, AfterValidator(_check_url)]
 _Url = Annotated[_Public, expecting("the beginning of a URL, such as https://host/folder/", _URL.match)]
-_Place = Annotated[_Public, expecting("a URL or an absolute folder", _is_place)]
+_Place = Annotated[
+    _Public, expecting("a URL or an absolute folder", lambda text: text.startswith("/") or _URL.match(text))
+]
 _Shared = Annotated[
     _Public, expecting("az://account/container/…, s3://bucket/…, gs://bucket/… or file:///…", _SHARED.match)
 ]
@@ -194,37 +192,37 @@ def _find_places(project: Path, environ: Mapping[str, str]) -> list[Path]:
 
 def _read(path: Path) -> SettingsFile:
     text, table = read_table(path, SettingsFile, _KIND)
-    problems = [problem for prefix, options in table.stores.items() for problem in _check_store(path, prefix, options)]
+    problems = [
+        Problem(str(path), 0, field, *why)
+        for prefix, options in table.stores.items()
+        for field, *why in _check_store(prefix, options)
+    ]
     if problems:
         raise SpecError(with_lines(problems, text), _KIND)
     return table
 
 
-def _check_store(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> list[Problem]:
+def _check_store(prefix: str, options: Mapping[str, str | bool | int]) -> Iterator[tuple[str, ...]]:
+    """What is wrong with the options of a store: field, message, hint."""
     if not _STORE.match(prefix):
-        message = f"expected az://account, s3://bucket or gs://bucket, found {prefix!r}"
-        return [Problem(str(path), 0, f'stores."{prefix}"', message)]
-    found = []
+        yield f'stores."{prefix}"', f"expected az://account, s3://bucket or gs://bucket, found {prefix!r}"
+        return
     for name, value in options.items():
         field = f'stores."{prefix}".{name}'
-        near = nearest(name, _OPTIONS) if name not in _OPTIONS else ""
-        if near:
+        if name not in _OPTIONS and (near := nearest(name, _OPTIONS)):
             # Others are obstore's to know: it has more of them with each release.
-            found.append(Problem(str(path), 0, field, f"unknown option; did you mean {near!r}?"))
-        given = isinstance(value, str) and value and not value.startswith("$")
+            yield field, f"unknown option; did you mean {near!r}?"
+        given = value if isinstance(value, str) and not value.startswith("$") else ""
         if given and _SECRET.search(name):
-            hint = 'Put it into an environment variable and write its name: "$NAME".'
-            found.append(Problem(str(path), 0, field, "a secret in a file", hint))
+            yield field, "a secret in a file", 'Put it into an environment variable and write its name: "$NAME".'
         elif given and name in _ENDPOINTS:
             try:
-                _check_url(str(value))
+                _check_url(given)
             except ValueError as error:
-                found.append(Problem(str(path), 0, field, str(error)))
+                yield field, str(error)
             else:
-                if not str(value).startswith(("http://", "https://")):
-                    message = f"expected a URL, such as https://minio.example, found {value!r}"
-                    found.append(Problem(str(path), 0, field, message))
-    return found
+                if not given.startswith(("http://", "https://")):
+                    yield field, f"expected a URL, such as https://minio.example, found {given!r}"
 
 
 def _make_shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> SharedModulesSettings | None:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
-from iree_gauntlet.dialects.fields import Flag, StrictDocument, expecting, tolerant
+from iree_gauntlet.dialects.fields import Flag, StrictDocument, expecting, read_tolerant
 from iree_gauntlet.dialects.json_text import comments_of, plain_json
 from iree_gauntlet.dialects.locations import target_of_flags
 from iree_gauntlet.dialects.spec import Builder, Loaded
-from iree_gauntlet.dialects.spec_file import load_json, problem_at
+from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.targets import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.cases import Case, Kind
@@ -45,6 +45,7 @@ class Config:
 
     Attributes:
         document: what it says; None where it cannot be understood.
+        comments: by line.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Config:
     text: str = ""
     document: SuiteDocument | None = None
     target: Target = field(default_factory=lambda: Target("cpu"))
+    comments: Mapping[int, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
     unmatched: tuple[Problem, ...] = ()
@@ -96,16 +98,6 @@ class ConfiguredSpec:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredCases:
-    """What a spec means: a case for each config and kind, blocked where it has problems; and targets of others."""
-
-    cases: tuple[Case, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[Problem, ...] = ()
-    elsewhere: tuple[str, ...] = ()
-
-
 _Spec = TypeVar("_Spec", bound=ConfiguredSpec)
 
 
@@ -116,9 +108,22 @@ class ConfiguredBuilder(Builder[_Spec]):
         super().__init__(specs, loaded)
         self._suites: set[tuple[ConfiguredSuite[Any], bool]] = set()
 
-    def build(self, spec: _Spec) -> ConfiguredCases:
-        """The cases of a spec for the targets that are asked for."""
+    def build(self, spec: _Spec) -> Iterable[Case]:
+        """The cases of a spec for the targets that are asked for, blocked where it has problems."""
         raise NotImplementedError
+
+    def ask_configs(self, suite: ConfiguredSuite[_Config]) -> list[tuple[_Config, Target]]:
+        """The configs whose targets are asked for, with the targets as asked; the others' are elsewhere."""
+        chosen: list[tuple[_Config, Target]] = []
+        for config in suite.configs:
+            asked = next((target for target in self.loaded.targets if target.covers(config.target)), None)
+            if config.document is None:
+                continue
+            if asked is None:
+                self.loaded.elsewhere.add(replace(config.target, config="").name)
+            else:
+                chosen.append((config, _with_sku(config.target, asked.sku)))
+        return chosen
 
     def add(self, spec: _Spec, chosen: Sequence[Include]) -> None:
         """Adds the cases of a spec, and once what is wrong with its suite."""
@@ -131,49 +136,23 @@ class ConfiguredBuilder(Builder[_Spec]):
         problems.update(spec.problems)
         if not chosen:
             return
-        found = self.build(spec)
-        self.loaded.broken.update(found.problems)
-        self.loaded.warnings.update(found.warnings)
-        self.loaded.elsewhere.update(found.elsewhere)
-        for case in found.cases:
+        for case in self.build(spec):
             self.loaded.add(case, chosen)
 
 
-def read_config(
-    path: Path, name: str, model: type[SuiteDocument], kind: type[_Config]
-) -> tuple[_Config, dict[int, str]]:
-    """A config, and its comments by line."""
+def read_config(path: Path, name: str, model: type[SuiteDocument], kind: type[_Config]) -> _Config:
+    """Reads a config."""
     comments: dict[int, str] = {}
 
     def plain(text: str) -> str:
         comments.update(comments_of(text))
         return plain_json(text)
 
-    content, text, problems = load_json(path, name, plain)
-    if content is None:
-        return kind(path, name, problems=tuple(problems)), comments
-    document, problems, warnings = tolerant(model, content, name, text)
+    document, text, problems, warnings = read_tolerant(model, path, name, plain)
     if document is None:
-        return kind(path, name, problems=tuple(problems), warnings=tuple(warnings)), comments
+        return kind(path, name, problems=tuple(problems), warnings=tuple(warnings))
     target = replace(target_of_flags(document.iree_compile_flags), config=document.config_name)
-    return kind(path, name, text, document, target, warnings=tuple(warnings)), comments
-
-
-def asked_configs(
-    configs: Sequence[_Config], targets: Sequence[Target]
-) -> tuple[list[tuple[_Config, Target]], tuple[str, ...]]:
-    """The configs whose targets are asked for, with the targets as asked; and the names of the others' targets."""
-    chosen: list[tuple[_Config, Target]] = []
-    elsewhere: list[str] = []
-    for config in configs:
-        if config.document is None:
-            continue
-        asked = next((target for target in targets if target.covers(config.target)), None)
-        if asked is None:
-            elsewhere.append(replace(config.target, config="").name)
-        else:
-            chosen.append((config, _with_sku(config.target, asked.sku)))
-    return chosen, tuple(elsewhere)
+    return kind(path, name, text, document, target, comments, warnings=tuple(warnings))
 
 
 @lru_cache(maxsize=64)

@@ -21,12 +21,13 @@ from pydantic import (
 )
 
 from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
-from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, problems_of, without_strange_fields
+from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, load_json, problems_of, without_strange_fields
 from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
 from iree_gauntlet.written_numbers import parse_c_float, parse_c_integer, split_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
+    from pathlib import Path
 
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
@@ -124,12 +125,20 @@ def _parse_value(token: str, element_type: str) -> None:
         raise ValueError("expected bytes in hexadecimal digits, such as 01")
 
 
-def require_type(value: str, field: str) -> None:
-    """Refuses what is no tensor type, next to the field of a file of raw bytes.
+def require_type(value: str, source: str, field: str) -> None:
+    """Refuses what is no tensor type next to the field of a file of raw bytes, and any next to what says its own.
 
     Raises:
-        FieldError: it is none.
+        FieldError: it is refused.
     """
+    if source.split("?", maxsplit=1)[0].endswith(".npy"):
+        raise FieldError(
+            "value",
+            f"{value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
+            "remove 'value', an .npy file carries its own type",
+        )
+    if source.startswith("random:"):
+        raise FieldError("value", f"{value!r} with a random:// source: its URL says the type; remove 'value'")
     if not TENSOR_TYPE.fullmatch(value):
         raise FieldError("value", f"expected a tensor type with {field!r}, such as 1x64xf16, found {value!r}")
 
@@ -158,10 +167,6 @@ def _check_flag(text: str) -> str:
     return text
 
 
-def _is_plain_name(text: str) -> bool:
-    return text not in ("", ".", "..") and not set(text) & set("/\\\0")
-
-
 def _is_relative_path(text: str) -> bool:
     path = PurePosixPath(text)
     return bool(path.parts) and not (path.is_absolute() or ".." in path.parts or set(text) & set("\\\0"))
@@ -177,11 +182,6 @@ def _is_releases(text: str) -> bool:
     except InvalidSpecifier:
         return False
     return True
-
-
-def _read_truth(value: object) -> object:
-    """`"True"` is true for the programs that read sharktank's files, and stands in some of them."""
-    return True if value == "True" else value
 
 
 def _check_not_blank(text: str) -> str:
@@ -213,11 +213,17 @@ Word = Annotated[str, expecting("one word of letters, digits, '_', '-' and '.'",
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 InputText = Annotated[str, AfterValidator(_check_input_text)]
-PlainName = Annotated[str, expecting("a file name without folders", _is_plain_name)]
+PlainName = Annotated[
+    str,
+    expecting("a file name without folders", lambda text: text not in ("", ".", "..") and not set(text) & set("/\\\0")),
+]
 RelativePath = Annotated[str, expecting("a relative path without '..'", _is_relative_path)]
 _Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
+# `"True"` is true for the programs that read sharktank's files, and stands in some of them.
 Truth = Annotated[
-    bool, BeforeValidator(_read_truth), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]})
+    bool,
+    BeforeValidator(lambda value: True if value == "True" else value),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]}),
 ]
 WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_check_whole)]
 Timeouts = Annotated[
@@ -340,22 +346,6 @@ class ProgramDocument(StrictDocument):
         return OnnxImport(options.opset, tuple((name, tuple(shape)) for name, shape in options.shapes.items()))
 
 
-def require_no_type(value: str, source: str) -> None:
-    """Refuses a tensor type next to a source that says its own.
-
-    Raises:
-        FieldError: it does.
-    """
-    if source.split("?", maxsplit=1)[0].endswith(".npy"):
-        raise FieldError(
-            "value",
-            f"{value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
-            "remove 'value', an .npy file carries its own type",
-        )
-    if source.startswith("random:"):
-        raise FieldError("value", f"{value!r} with a random:// source: its URL says the type; remove 'value'")
-
-
 def validated(model: type[_Document], content: object, name: str, text: str) -> tuple[_Document | None, list[Problem]]:
     """A document, or None where it cannot be understood, and what is wrong with it.
 
@@ -367,9 +357,17 @@ def validated(model: type[_Document], content: object, name: str, text: str) -> 
         return None, problems_of(error, model, name, text)
 
 
-def tolerant(
-    model: type[_Document], content: dict[str, Any], name: str, text: str
-) -> tuple[_Document | None, list[Problem], list[Problem]]:
-    """As `validated`, of a document whose format may have gained fields since; they are passed over, with warnings."""
+def read_tolerant(
+    model: type[_Document], path: Path, name: str, plain: Callable[[str], str] | None = None
+) -> tuple[_Document | None, str, list[Problem], list[Problem]]:
+    """Reads a file of a format that may have gained fields since; they are passed over, with warnings.
+
+    Returns:
+        The document or None, its text, what is wrong with it, and the warnings.
+    """
+    content, text, problems = load_json(path, name, plain)
+    if content is None:
+        return None, text, problems, []
     content, warnings = without_strange_fields(content, model.model_fields, name, text)
-    return *validated(model, content, name, text), warnings
+    document, problems = validated(model, content, name, text)
+    return document, text, problems, warnings

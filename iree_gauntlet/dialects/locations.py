@@ -49,11 +49,6 @@ _CHIP_FLAGS = {
 BRACKETS_HINT = "Brackets in a path are written %5B and %5D."
 
 
-def problem(spec: Spec, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
-    """A problem at a field of a spec."""
-    return problem_at(spec.name, spec.text, path, message, hint)
-
-
 def file_path(url: str) -> str:
     """The path that a `file:` URL means; empty for another URL."""
     return unquote(urlsplit(url).path) if url.startswith("file:") else ""
@@ -78,86 +73,102 @@ def unreadable(url: str) -> str:
     return ""
 
 
-def _require_readable(spec: Spec, path: Sequence[str | int], url: str) -> str | Problem:
-    why = unreadable(url)
-    return problem(spec, path, why, BRACKETS_HINT) if why else url
+class SpecReader:
+    """Resolves what the fields of a spec name, and collects what is wrong with it.
 
-
-def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Problem:
-    """The absolute URL that a `source` means.
-
-    A source with a scheme stays as it is; another is a path relative to the spec's folder, must stay inside
-    the spec tree, and becomes a `file:` URL.
+    What cannot be used is empty, or None.
     """
-    if is_url(source):
-        return _require_readable(spec, path, source)
-    if PurePosixPath(source).is_absolute() or PureWindowsPath(source).drive or "\\" in source:
-        message = f"{source!r} is an absolute path or has backslashes: expected a URL or a path relative to the spec"
-        return problem(spec, path, message, "Write file:///… for a file outside the spec tree.")
-    resolved = (spec.path.parent / source).resolve()
-    if not resolved.is_relative_to(spec.tree.folder):
-        return problem(
-            spec,
-            path,
-            f"{source!r} leaves the spec folder {spec.tree.folder}",
-            "Keep the file inside, or write file:///…",
-        )
-    return resolved.as_uri()
 
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.problems: list[Problem] = []
 
-def torch_url(spec: Spec, path: Sequence[str | int], source: str, module_folders: Sequence[Path] = ()) -> str | Problem:
-    """The URL that a torch model's `url` or `mlir` means.
+    def refuse(self, path: Sequence[str | int], message: str, hint: str = "") -> None:
+        """A field cannot be used."""
+        self.problems.append(problem_at(self.spec.name, self.spec.text, path, message, hint))
 
-    A source with a scheme stays as it is; another is a file in one of `module_folders` where some are given, else
-    in the external files folder or next to the spec. The file need not exist.
-    """
-    if is_url(source):
-        return _require_readable(spec, path, source)
-    wrong = _check_inside(spec, path, source, "module" if module_folders else "external files")
-    if wrong:
-        return wrong
-    folders = module_folders or (spec.tree.external, spec.path.parent)
-    places = [folder / source for folder in folders]
-    missing = next((place for place in places if place.parent.is_dir()), places[0])
-    return next((place for place in places if place.is_file()), missing).absolute().as_uri()
+    def url(self, path: Sequence[str | int], source: str) -> str:
+        """The absolute URL that a `source` means.
 
+        A source with a scheme stays as it is; another is a path relative to the spec's folder, must stay inside
+        the spec tree, and becomes a `file:` URL.
+        """
+        if is_url(source):
+            return self._require_readable(path, source)
+        if PurePosixPath(source).is_absolute() or PureWindowsPath(source).drive or "\\" in source:
+            what = f"{source!r} is an absolute path or has backslashes: expected a URL or a path relative to the spec"
+            self.refuse(path, what, "Write file:///… for a file outside the spec tree.")
+            return ""
+        resolved = (self.spec.path.parent / source).resolve()
+        if resolved.is_relative_to(self.spec.tree.folder):
+            return resolved.as_uri()
+        what = f"{source!r} leaves the spec folder {self.spec.tree.folder}"
+        self.refuse(path, what, "Keep the file inside, or write file:///…")
+        return ""
 
-def _check_inside(spec: Spec, path: Sequence[str | int], name: str, folder: str) -> Problem | None:
-    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
-        message = f"{name!r} leaves the {folder} folder: expected a relative path without '..'"
-        return problem(spec, path, message, "Name the file alone and put it there, or write file:///….")
-    too_long = _check_length(spec, path, name)
-    if too_long or PurePosixPath(name).parts:
-        return too_long
-    return problem(spec, path, f"{name!r} is the {folder} folder itself: expected a file in it", "Name the file.")
+    def torch_url(self, path: Sequence[str | int], source: str, module_folders: Sequence[Path] = ()) -> str:
+        """The URL that a torch model's `url` or `mlir` means.
 
+        A source with a scheme stays as it is; another is a file in one of `module_folders` where some are given, else
+        in the external files folder or next to the spec. The file need not exist.
+        """
+        if is_url(source):
+            return self._require_readable(path, source)
+        if not self._is_inside(path, source, "module" if module_folders else "external files"):
+            return ""
+        folders = module_folders or (self.spec.tree.external, self.spec.path.parent)
+        places = [folder / source for folder in folders]
+        missing = next((place for place in places if place.parent.is_dir()), places[0])
+        return next((place for place in places if place.is_file()), missing).absolute().as_uri()
 
-def _check_length(spec: Spec, path: Sequence[str | int], name: str) -> Problem | None:
-    if any(len(part.encode()) > _LONGEST_NAME for part in PurePosixPath(name).parts):
-        return problem(spec, path, f"{name[:40] + '…'!r} has a longer name than a file can have", "Shorten it.")
-    if len(name.encode()) > _LONGEST_PATH:
-        return problem(spec, path, f"{name[:40] + '…'!r} has a longer path than a file can have", "Shorten it.")
-    return None
+    def external_file(self, path: Sequence[str | int], name: str) -> Path | None:
+        """The file that a spec names without a URL: in the external files folder, or below the spec's root.
 
+        The file need not exist: planning continues without it and says so.
+        """
+        if not self._is_inside(path, name, "external files"):
+            return None
+        tree = self.spec.tree
+        candidates = [tree.external / name, self.spec.root / name, tree.folder / name]
+        candidates.append(tree.external / PurePosixPath(name).name)
+        return next((candidate for candidate in candidates if candidate.is_file()), candidates[-1])
 
-def external_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Problem:
-    """The file that a spec names without a URL: in the external files folder, or below the spec's root.
+    def machine_file(self, path: Sequence[str | int], name: str) -> Path | None:
+        """The file that a field called `…_path` names: where it lies, or an external file. It need not exist."""
+        if not PurePosixPath(name).is_absolute():
+            return self.external_file(path, name)
+        return Path(name) if self._is_short(path, name) else None
 
-    The file need not exist: planning continues without it and says so.
-    """
-    wrong = _check_inside(spec, path, name, "external files")
-    if wrong:
-        return wrong
-    candidates = [spec.tree.external / name, spec.root / name, spec.tree.folder / name]
-    candidates.append(spec.tree.external / PurePosixPath(name).name)
-    return next((candidate for candidate in candidates if candidate.is_file()), candidates[-1])
+    def flags(self, field: str, flags: Sequence[str]) -> tuple[str, ...]:
+        """The flags of a field, with the values of their variables."""
+        values = dict(self.spec.tree.variables)
+        for index, flag in enumerate(flags):
+            for what, hint in strange_variables(flag, values):
+                self.refuse([field, index], what, hint)
+        return tuple(with_variables(flag, values) for flag in flags)
 
+    def _require_readable(self, path: Sequence[str | int], url: str) -> str:
+        if why := unreadable(url):
+            self.refuse(path, why, BRACKETS_HINT)
+        return "" if why else url
 
-def machine_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Problem:
-    """The file that a field called `…_path` names: where it lies, or an external file. It need not exist."""
-    if not PurePosixPath(name).is_absolute():
-        return external_file(spec, path, name)
-    return _check_length(spec, path, name) or Path(name)
+    def _is_inside(self, path: Sequence[str | int], name: str, folder: str) -> bool:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
+            what = f"{name!r} leaves the {folder} folder: expected a relative path without '..'"
+            self.refuse(path, what, "Name the file alone and put it there, or write file:///….")
+            return False
+        if PurePosixPath(name).parts:
+            return self._is_short(path, name)
+        self.refuse(path, f"{name!r} is the {folder} folder itself: expected a file in it", "Name the file.")
+        return False
+
+    def _is_short(self, path: Sequence[str | int], name: str) -> bool:
+        parts = PurePosixPath(name).parts
+        what = "name" if any(len(part.encode()) > _LONGEST_NAME for part in parts) else "path"
+        if what == "path" and len(name.encode()) <= _LONGEST_PATH:
+            return True
+        self.refuse(path, f"{name[:40] + '…'!r} has a longer {what} than a file can have", "Shorten it.")
+        return False
 
 
 def flag_variables() -> dict[str, str]:
@@ -177,17 +188,6 @@ def strange_variables(flag: str, values: Mapping[str, str]) -> Iterator[tuple[st
             yield f"${{{name}}}: the variable is not set", f"Set {name} in the environment."
         elif name not in values:
             yield f"${{{name}}} is not a variable of flags", f"Known: {', '.join(_FLAG_VARIABLES)}."
-
-
-def resolved_flags(spec: Spec, field: str, flags: Sequence[str]) -> tuple[tuple[str, ...], list[Problem]]:
-    """The flags of a spec's field with the values of their variables, and what is wrong with these."""
-    values = dict(spec.tree.variables)
-    problems = [
-        problem(spec, [field, index], what, hint)
-        for index, flag in enumerate(flags)
-        for what, hint in strange_variables(flag, values)
-    ]
-    return tuple(with_variables(flag, values) for flag in flags), problems
 
 
 def target_of_flags(flags: Iterable[str]) -> Target:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
@@ -23,11 +23,9 @@ from iree_gauntlet.cases import MAIN, ArgumentOrder, Case, Expectation, Kind, Mo
 from iree_gauntlet.dialects.configured_suites import (
     Config,
     ConfiguredBuilder,
-    ConfiguredCases,
     ConfiguredSpec,
     ConfiguredSuite,
     SuiteDocument,
-    asked_configs,
     markers_of,
     read_config,
     same_names,
@@ -86,7 +84,6 @@ class ModelsConfig(Config):
     """A config of the ONNX models' suite, read."""
 
     document: OutcomesDocument | None = None
-    comments: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def outcomes(self) -> Mapping[str, str]:
@@ -181,10 +178,7 @@ def read_model_specs(
     specs: list[ModelSpec] = []
     for root in dict.fromkeys(roots):
         paths = asked or _find_configs(root)
-        read_configs = (
-            read_config(path, str(path).removeprefix(prefix), OutcomesDocument, ModelsConfig) for path in paths
-        )
-        configs = [replace(config, comments=comments) for config, comments in read_configs]
+        configs = [read_config(path, str(path).removeprefix(prefix), OutcomesDocument, ModelsConfig) for path in paths]
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
         read = [(name, *_read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         known = [test.name for _, tests, _ in read for test in tests]
@@ -204,16 +198,11 @@ def read_model_specs(
 class OnnxModels(ConfiguredBuilder[ModelSpec]):
     """A case for each config whose target is asked for."""
 
-    def build(self, spec: ModelSpec) -> ConfiguredCases:
+    def build(self, spec: ModelSpec) -> Iterator[Case]:
         """The cases of a test."""
-        if spec.document is None:
-            return ConfiguredCases()
-        test = spec.document
-        chosen, elsewhere = asked_configs(spec.suite.configs, self.loaded.targets)
-        cases = tuple(
-            _make_case(spec, test, config, config.document, target) for config, target in chosen if config.document
-        )
-        return ConfiguredCases(cases, elsewhere=elsewhere)
+        for config, target in self.ask_configs(spec.suite) if spec.document else ():
+            if spec.document and config.document:
+                yield _make_case(spec, spec.document, config, config.document, target)
 
 
 def _make_case(
@@ -284,15 +273,15 @@ def _make_spec(suite: _Suite, name: str, test: OnnxModelTest, whole: Callable[[s
     function, bracket, parameter = function.partition("[")
     path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
     folder, _, submodel = path.rpartition("/")
-    if why := unreadable(test.url):
-        wrong = Problem(name, 0, function, why, BRACKETS_HINT)
-        return ModelSpec(suite, name, kind, submodel, None, submodel, problems=(wrong,))
-    stem = PurePosixPath(urlsplit(test.url).path).stem
-    leaving = [item for item in (path, _find_path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
-    if leaving:
-        hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
-        problem = Problem(name, 0, function, f"{leaving[0]!r} is not a path inside the folder of models", hint)
-        return ModelSpec(suite, name, kind, stem, None, stem, problems=(problem,))
+    why, hint, stem = unreadable(test.url), BRACKETS_HINT, submodel
+    if not why:
+        stem = PurePosixPath(urlsplit(test.url).path).stem
+        leaving = [item for item in (path, _find_path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
+        if leaving:
+            why = f"{leaving[0]!r} is not a path inside the folder of models"
+            hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
+    if why:
+        return ModelSpec(suite, name, kind, stem, None, stem, problems=(Problem(name, 0, function, why, hint),))
     test = replace(test, url=whole(test.url))
     return ModelSpec(suite, name, f"{kind}/{folder}" if folder else kind, stem, test, submodel)
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.json_text import Container, Member, is_blank, plain_json, read_spans
+from iree_gauntlet.dialects.json_text import Container, is_blank, plain_json, read_spans
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
     for member in reversed(document.members):
         own = [change for change in changes if change.list == member.key]
         if own and member.container:
-            inner = _edit_list(text, member.container, own, style)
-            text = text[: member.container.opening + 1] + inner + text[member.container.closing :]
+            text = _edit_list(text, member.container, own, style)
     fields = {member.key for member in document.members}
     for name in dict.fromkeys(change.list for change in changes):
         if name not in fields:
@@ -198,15 +197,12 @@ def _find_indentation(text: str, position: int) -> str:
 
 
 def _edit_list(text: str, container: Container, changes: Sequence[Removal | Addition], style: _Style) -> str:
-    """What stands between the brackets of a list, changed."""
-    parts = _parts(text, container)
-    last_comma = parts.segments[-1].comma if parts.segments else style.last_comma
+    """The text with what stands between the brackets of a list changed."""
+    parts, last_comma, outer, indent = _open(text, container, style)
     key = _order([segment.value for segment in parts.segments])
     gone = {change.entry for change in changes if isinstance(change, Removal)}
     if gone:
         parts = _without(parts, gone)
-    outer = _find_line_indentation(text, container.opening)
-    indent = (container.members and _find_indentation(text, container.members[0].start)) or outer + style.step
     for change in changes:
         if isinstance(change, Addition):
             place = len(parts.segments)
@@ -214,20 +210,17 @@ def _edit_list(text: str, container: Container, changes: Sequence[Removal | Addi
                 place = sum(key(segment.value or "") < key(change.entry) for segment in parts.segments)
             new = _Segment(indent, _quote(change.entry), _comment(change.reason), True, outer, change.entry)
             parts = _insert(parts, place, new, style.newline)
-    return str(_with_commas(parts, last_comma=last_comma))
+    return _close(text, container, parts, last_comma=last_comma)
 
 
 def _with_field(text: str, name: str, added: Sequence[Addition], style: _Style) -> str:
     """The text with a list more: behind the one before it in `EXPECTED_LISTS`, else as its last field."""
     document = read_spans(text)
-    parts = _parts(text, document)
+    parts, last_comma, outer, indent = _open(text, document, style)
     keys = [member.key for member in document.members]
     before = [keys.index(other) for other in EXPECTED_LISTS[: EXPECTED_LISTS.index(name)] if other in keys]
     place = before[-1] + 1 if before else len(keys)
-    outer = _find_line_indentation(text, document.opening)
-    indent = (document.members and _find_indentation(text, document.members[0].start)) or outer + style.step
     entries = sorted(added, key=lambda change: change.entry)
-    last_comma = parts.segments[-1].comma if parts.segments else style.last_comma
     if parts.begins_line(place) or not parts.segments:
         lines = [
             f"{indent}{style.step}{_quote(change.entry)}"
@@ -236,49 +229,57 @@ def _with_field(text: str, name: str, added: Sequence[Addition], style: _Style) 
         ]
         value = style.newline.join(["[", *lines, f"{indent}]"])
     else:
-        value = (
-            f"[{', '.join(f'{_quote(change.entry)}{_block_comment(_comment(change.reason))}' for change in entries)}]"
-        )
+        inline = [f"{_quote(change.entry)}{_block_comment(_comment(change.reason))}" for change in entries]
+        value = f"[{', '.join(inline)}]"
     parts = _insert(parts, place, _Segment(indent, f"{_quote(name)}: {value}", "", True, outer), style.newline)
-    inner = str(_with_commas(parts, last_comma=last_comma))
-    return text[: document.opening + 1] + inner + text[document.closing :]
+    return _close(text, document, parts, last_comma=last_comma)
 
 
-def _find_line_indentation(text: str, position: int) -> str:
-    line = text[text.rfind("\n", 0, position) + 1 : position]
-    return line[: len(line) - len(line.lstrip(" \t"))]
+def _open(text: str, container: Container, style: _Style) -> tuple[_ContainerParts, bool, str, str]:
+    """A container's parts, whether its last comma is written, and the indentation of its line and of its members."""
+    parts = _parts(text, container)
+    line = text[text.rfind("\n", 0, container.opening) + 1 : container.opening]
+    outer = line[: len(line) - len(line.lstrip(" \t"))]
+    indent = (container.members and _find_indentation(text, container.members[0].start)) or outer + style.step
+    return parts, parts.segments[-1].comma if parts.segments else style.last_comma, outer, indent
+
+
+def _close(text: str, container: Container, parts: _ContainerParts, *, last_comma: bool) -> str:
+    """The text with other parts in a container."""
+    last = len(parts.segments) - 1
+    segments = [replace(item, comma=last_comma or number < last) for number, item in enumerate(parts.segments)]
+    inner = str(replace(parts, segments=tuple(segments)))
+    return text[: container.opening + 1] + inner + text[container.closing :]
 
 
 def _parts(text: str, container: Container) -> _ContainerParts:
     members = container.members
-    opening = _REST_OF_LINE.match(text, container.opening + 1, members[0].start if members else container.closing)
-    position = opening.end() if opening else container.opening + 1
+    starts = [*(member.start for member in members), container.closing]
+    position = container.opening + 1
+    if opening := _REST_OF_LINE.match(text, position, starts[0]):
+        position = opening.end()
     head = text[container.opening + 1 : position]
     segments = []
-    for number, member in enumerate(members):
-        following = members[number + 1].start if number + 1 < len(members) else container.closing
-        segment, position = _segment(text, member, position, following)
-        segments.append(segment)
+    for member, following in zip(members, starts[1:], strict=True):
+        gap_end = after = member.end
+        if member.comma is not None:
+            gap_end, after = member.comma, member.comma + 1
+        elif remark := _REMARKS.match(text, member.end, following):
+            gap_end = after = remark.end()
+        rest = _REST_OF_LINE.match(text, after, following)
+        end = rest.end() if rest else after
+        segments.append(
+            _Segment(
+                lead=text[position : member.start],
+                text=text[member.start : member.end],
+                gap=text[member.end : gap_end],
+                comma=member.comma is not None,
+                trail=text[after:end],
+                value=member.text,
+            )
+        )
+        position = end
     return _ContainerParts(head, tuple(segments), text[position : container.closing])
-
-
-def _segment(text: str, member: Member, position: int, following: int) -> tuple[_Segment, int]:
-    if member.comma is None:
-        remark = _REMARKS.match(text, member.end, following)
-        gap_end = after = remark.end() if remark else member.end
-    else:
-        gap_end, after = member.comma, member.comma + 1
-    rest = _REST_OF_LINE.match(text, after, following)
-    end = rest.end() if rest else after
-    segment = _Segment(
-        lead=text[position : member.start],
-        text=text[member.start : member.end],
-        gap=text[member.end : gap_end],
-        comma=member.comma is not None,
-        trail=text[after:end],
-        value=member.text,
-    )
-    return segment, end
 
 
 def _without(parts: _ContainerParts, gone: set[str]) -> _ContainerParts:
@@ -355,12 +356,6 @@ def _insert(parts: _ContainerParts, place: int, new: _Segment, newline: str) -> 
         inline = replace(inline, lead=after[0].lead)
         after = (replace(after[0], lead=" "), *after[1:])
     return _ContainerParts(head, (*before, inline, *after), tail)
-
-
-def _with_commas(parts: _ContainerParts, *, last_comma: bool) -> _ContainerParts:
-    last = len(parts.segments) - 1
-    segments = [replace(item, comma=last_comma or number < last) for number, item in enumerate(parts.segments)]
-    return replace(parts, segments=tuple(segments))
 
 
 def _quote(text: str) -> str:

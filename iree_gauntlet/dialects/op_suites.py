@@ -29,10 +29,10 @@ from iree_gauntlet.dialects.configured_suites import (
     same_names,
     with_own_names,
 )
-from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, Texts, in_schema, one_of, present
-from iree_gauntlet.dialects.json_text import line_of, lines_of_items
+from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, in_schema, one_of, present
+from iree_gauntlet.dialects.json_text import lines_of_items
 from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
-from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest, problem_at
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
@@ -105,20 +105,24 @@ class SuiteConfig(Config):
 
 
 def _read_op_config(path: Path, name: str) -> SuiteConfig:
-    """Reads a config."""
-    config, comments = read_config(path, name, OpConfig, SuiteConfig)
+    config = read_config(path, name, OpConfig, SuiteConfig)
     document, text = config.document, config.text
     if document is None:
         return config
-    reason = _read_reasons(text, comments) if comments else lambda where, _: f"in {where}"
     known = {CASE_FOLDER: "", **flag_variables()}
     strange = [
-        _describe_problem(name, text, "iree_compile_flags", index, what, hint)
+        problem_at(name, text, ["iree_compile_flags", index], what, hint)
         for index, flag in enumerate(document.iree_compile_flags)
         for what, hint in strange_variables(flag, known)
     ]
     if strange:
         return SuiteConfig(path, name, problems=tuple(strange))
+    lines = {where: lines_of_items(text, [where]) if config.comments else [] for where in _LISTS}
+
+    def reason(where: str, index: int) -> str:
+        """What the comment on an entry's line says."""
+        return (config.comments.get(lines[where][index]) if config.comments else "") or f"in {where}"
+
     skips: dict[str, tuple[tuple[Stage, str], ...]] = {}
     for where, stages in _SKIPS.items():
         for index, entry in enumerate(getattr(document, where)):
@@ -137,12 +141,6 @@ def _read_op_config(path: Path, name: str) -> SuiteConfig:
     return replace(config, skips=skips, expected=expected, warnings=warnings)
 
 
-def _read_reasons(text: str, comments: Mapping[int, str]) -> Callable[[str, int], str]:
-    """What the comment on an entry's line says, by list and index."""
-    lines = {where: lines_of_items(text, [where]) for where in _LISTS}
-    return lambda where, index: comments.get(lines[where][index], "") or f"in {where}"
-
-
 def _find_idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
     """Entries that say nothing: they stand twice in a list, or expect a failure of a stage that is skipped."""
     skipped = {skip: frozenset(getattr(document, skip)) for skip in _SKIPS}
@@ -152,12 +150,12 @@ def _find_idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
         for index, entry in enumerate(getattr(document, where)):
             if before.setdefault(entry, index) != index:
                 message = f"{entry!r} stands in this list before ([{before[entry]}])"
-                yield _describe_problem(name, text, where, index, message, "Remove one of the two.")
+                yield problem_at(name, text, [where, index], message, "Remove one of the two.")
                 continue
             skip = next((skip for skip, stages in _SKIPS.items() if stage in stages and entry in skipped[skip]), "")
             if skip:
                 message = f"{entry!r} stands in {skip} too, and is skipped: what does not run cannot fail"
-                yield _describe_problem(name, text, where, index, message, "Remove it from one of the two.")
+                yield problem_at(name, text, [where, index], message, "Remove it from one of the two.")
 
 
 def _find_unmatched(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:
@@ -179,7 +177,7 @@ def _find_unmatched(config: SuiteConfig, known: Collection[str], is_case: Callab
             message = f"{entry!r} names no case" + (f"; did you mean {near!r}?" if near else "")
             hint = "Write the case's folder from the suite's root, or remove the entry."
             if where == "golden_times_ms":
-                yield _describe_problem(config.name, config.text, where, entry, message, hint)
+                yield problem_at(config.name, config.text, [where, entry], message, hint)
             else:
                 yield Problem(config.name, lines[index], f"{where}[{index}]", message, hint)
 
@@ -189,15 +187,6 @@ def _find_nearest(entry: str, known: Collection[str]) -> str:
     folder, _, name = entry.rpartition("/")
     siblings = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
     return siblings.get(nearest(name, siblings), "") if siblings else nearest(entry, known)
-
-
-def _describe_problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:
-    field_name = f"{where}[{place}]" if isinstance(place, int) else f"{where}.{place}"
-    return Problem(name, line_of(text, [where, place]), field_name, message, hint)
-
-
-def _lengthen_name(text: str) -> str:
-    return _SHORT_NAMES.get(text.lower(), text)
 
 
 def _check_number(value: object) -> object:
@@ -224,7 +213,11 @@ def _is_object(value: object) -> str:
     return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
 
 
-ElementType = Annotated[str, AfterValidator(_lengthen_name), one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS)]
+ElementType = Annotated[
+    str,
+    AfterValidator(lambda text: _SHORT_NAMES.get(text.lower(), text)),
+    one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS),
+]
 Number = Annotated[Any, AfterValidator(_check_number), WithJsonSchema({"type": ["number", "boolean"]})]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -236,28 +229,22 @@ Factor = Annotated[
 ]
 
 
+def _list_of_cases(what: str) -> Any:
+    return Field(default_factory=list, description=f"Case folders, relative to the suite's root: {what}.")
+
+
 class OpConfig(SuiteDocument):
     """How the cases of a suite are compiled and run, and what is expected of them.
 
     The lists name case folders, relative to the suite's root.
     """
 
-    skip_compile_tests: Texts = Field(
-        description="Case folders, relative to the suite's root: not compiled, and not run."
-    )
-    skip_run_tests: Texts = Field(description="Case folders, relative to the suite's root: compiled only.")
-    expected_compile_failures: Texts = Field(
-        description="Case folders, relative to the suite's root: the compile is expected to fail."
-    )
-    expected_run_failures: Texts = Field(
-        description="Case folders, relative to the suite's root: the run is expected to fail, or to give other values."
-    )
-    expected_compile_crashes: Texts = Field(
-        description="Case folders, relative to the suite's root: the compiler is expected to die by a signal."
-    )
-    expected_run_crashes: Texts = Field(
-        description="Case folders, relative to the suite's root: the run is expected to die by a signal."
-    )
+    skip_compile_tests: list[Text] = _list_of_cases("not compiled, and not run")
+    skip_run_tests: list[Text] = _list_of_cases("compiled only")
+    expected_compile_failures: list[Text] = _list_of_cases("the compile is expected to fail")
+    expected_run_failures: list[Text] = _list_of_cases("the run is expected to fail, or to give other values")
+    expected_compile_crashes: list[Text] = _list_of_cases("the compiler is expected to die by a signal")
+    expected_run_crashes: list[Text] = _list_of_cases("the run is expected to die by a signal")
     golden_times_ms: dict[Text, Factor] = Field(
         default_factory=dict, description="Milliseconds by case; these are measured too."
     )
@@ -432,24 +419,25 @@ def read_op_specs(
     if asked:
         roots = _place_by_entries(roots, candidates, _read_entries(asked, prefix))
     keys = {folder.path: _name_keys(folder, root) for root, inside in roots.items() for folder in inside}
-    used = {root: _select_asked(root, asked, roots) or _find_configs(root) for root in roots}
+    # What is asked for and lies in another root's own folder is not meant for a root.
+    own = {root: Path(root, CONFIGS).resolve() for root in roots}
+    used: dict[str, tuple[Path, ...]] = {}
+    for root in roots:
+        others = [own[other] for other in roots if other != root]
+        used[root] = tuple(path for path in asked if path.resolve().parent not in others) or _find_configs(root)
     configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
     specs = []
     for root, inside in roots.items():
         files = [next(name for name in _CASE_FILES if name in folder.files) for folder in inside]
         names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(inside, files, strict=True)]
-        problems = () if used[root] else (_without_config(root.removeprefix(prefix), names[0]),)
-        suite = ConfiguredSuite(tuple(configs[path] for path in used[root]), problems)
+        called = root.removeprefix(prefix)
+        hint = f"Write {called}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
+        lacking = Problem(names[0], 0, "", f"its operator suite {called} has no config", hint)
+        suite = ConfiguredSuite(tuple(configs[path] for path in used[root]), () if used[root] else (lacking,))
         for folder, name in zip(inside, names, strict=True):
             model, _, stem = keys[folder.path][0].rpartition("/")
             specs.append(OpSpec(suite, name, model or Path(root).name, stem, folder, keys[folder.path]))
     return specs
-
-
-def _select_asked(root: str, asked: Sequence[Path], roots: Iterable[str]) -> tuple[Path, ...]:
-    """The configs that are asked for and may be meant for a root: not those of another root's own folder."""
-    others = {Path(other, CONFIGS).resolve() for other in roots if other != root}
-    return tuple(path for path in asked if path.resolve().parent not in others)
 
 
 def _find_configs(root: str) -> tuple[Path, ...]:
@@ -527,11 +515,6 @@ def _name_keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
     if TORCH_FILE not in folder.files:
         return (path,)
     return tuple(dict.fromkeys((path, path.removeprefix(_GENERATED), "/".join(folder.path.split("/")[-2:]))))
-
-
-def _without_config(root: str, case: str) -> Problem:
-    hint = f"Write {root}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
-    return Problem(case, 0, "", f"its operator suite {root} has no config", hint)
 
 
 def _read_configs(

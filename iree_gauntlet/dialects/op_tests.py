@@ -25,8 +25,8 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.configured_suites import ConfiguredBuilder, ConfiguredCases, asked_configs, markers_of
-from iree_gauntlet.dialects.fields import TENSOR_TYPE, tolerant
+from iree_gauntlet.dialects.configured_suites import ConfiguredBuilder, markers_of
+from iree_gauntlet.dialects.fields import TENSOR_TYPE, read_tolerant
 from iree_gauntlet.dialects.locations import (
     BRACKETS_HINT,
     CASE_FOLDER,
@@ -51,7 +51,7 @@ from iree_gauntlet.dialects.op_suites import (
     tensor_of,
 )
 from iree_gauntlet.dialects.spec import SourceFields
-from iree_gauntlet.dialects.spec_file import load_json, problem_at
+from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -106,18 +106,18 @@ class OpInputs:
 class OpTests(ConfiguredBuilder[OpSpec]):
     """A case for each config whose target is asked for, and a benchmark where it has a golden time."""
 
-    def build(self, spec: OpSpec) -> ConfiguredCases:
+    def build(self, spec: OpSpec) -> Iterator[Case]:
         """The cases of a folder."""
-        chosen, elsewhere = asked_configs(spec.suite.configs, self.loaded.targets)
+        chosen = self.ask_configs(spec.suite)
         if not chosen:
-            return ConfiguredCases(elsewhere=elsewhere)
+            return
         read = _read(spec)
-        cases: list[Case] = []
+        self.loaded.broken.update(read.problems)
+        self.loaded.warnings.update(read.warnings)
         program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
         for config, target in chosen:
             if config.document:
-                cases += _make_cases(spec, read, program, config, config.document, target)
-        return ConfiguredCases(tuple(cases), read.problems, read.warnings, elsewhere)
+                yield from _make_cases(spec, read, program, config, config.document, target)
 
 
 def _make_cases(
@@ -290,10 +290,7 @@ def _read_flags(spec: OpSpec) -> OpInputs:
 
 def _read_torch(spec: OpSpec) -> OpInputs:
     """A folder of the torch variant: synthetic arguments, outputs compared by NumPy's `allclose`."""
-    content, text, problems = load_json(Path(spec.folder.path, TORCH_FILE), spec.name)
-    if content is None:
-        return _make_broken(spec, *problems)
-    document, problems, warnings = tolerant(TorchOp, content, spec.name, text)
+    document, text, problems, warnings = read_tolerant(TorchOp, Path(spec.folder.path, TORCH_FILE), spec.name)
     if document is None:
         return _make_broken(spec, *problems, warnings=warnings)
     reader = _CaseReader(spec, text)

@@ -12,11 +12,12 @@ from iree_gauntlet.errors import NothingSelectedError, UsageError
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 
 _MOST_DEPTH = 100  # of parentheses and `not`, well below what the interpreter's stack allows
 # A marker may hold what it may for pytest.
+_OPERATORS = {"and", "or", "not", "(", ")"}
 _TOKEN = re.compile(r"\s*(?:(\()|(\))|([\w:+\-.\[\]\\/]+))")
 
 
@@ -82,22 +83,18 @@ class MarkerExpression:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._tokens = self._split(text)
-        self._position = 0
-        self.words: set[str] = set()
-        if sum(token in ("(", "not") for token in self._tokens) > _MOST_DEPTH:
+        tokens = self._split(text)
+        self.words = set(tokens) - _OPERATORS
+        if sum(token in ("(", "not") for token in tokens) > _MOST_DEPTH:
             self._fail(f"more than {_MOST_DEPTH} times 'not' or '('")
-        if self._tokens:
-            self._evaluate_or(frozenset())
-            if self._position != len(self._tokens):
-                self._fail(f"unexpected {self._tokens[self._position]!r}")
+        self._check_order(tokens)
+        # Python's words mean the same; an empty expression matches everything.
+        asked = [token if token in _OPERATORS else f"({token!r} in markers)" for token in tokens]
+        self._code = compile(" ".join(asked) or "True", "<markers>", "eval")
 
     def matches(self, markers: Collection[str]) -> bool:
-        """Whether a set of markers satisfies it; an empty expression matches everything."""
-        if not self._tokens:
-            return True
-        self._position = 0
-        return self._evaluate_or(frozenset(markers))
+        """Whether a set of markers satisfies it."""
+        return bool(eval(self._code, {"__builtins__": {}, "markers": markers}))  # noqa: S307 - of what is checked
 
     def _split(self, text: str) -> list[str]:
         tokens: list[str] = []
@@ -110,38 +107,25 @@ class MarkerExpression:
             position = match.end()
         return tokens
 
-    def _peek(self) -> str:
-        return self._tokens[self._position] if self._position < len(self._tokens) else ""
-
-    def _evaluate_or(self, markers: frozenset[str]) -> bool:
-        return any(self._evaluate_parts("or", self._evaluate_and, markers))
-
-    def _evaluate_and(self, markers: frozenset[str]) -> bool:
-        return all(self._evaluate_parts("and", self._evaluate_not, markers))
-
-    def _evaluate_parts(self, word: str, part: Callable[[frozenset[str]], bool], markers: frozenset[str]) -> list[bool]:
-        """The values of all parts, also where the first decides: the next token is the one behind them."""
-        values = [part(markers)]
-        while self._peek() == word:
-            self._position += 1
-            values.append(part(markers))
-        return values
-
-    def _evaluate_not(self, markers: frozenset[str]) -> bool:
-        word = self._peek()
-        self._position += 1
-        if word == "not":
-            return not self._evaluate_not(markers)
-        if word == "(":
-            result = self._evaluate_or(markers)
-            if self._peek() != ")":
-                self._fail("a parenthesis is not closed")
-            self._position += 1
-            return result
-        if word in ("", ")", "and", "or"):
-            self._fail(f"expected a marker, found {word or 'the end'!r}")
-        self.words.add(word)
-        return word in markers
+    def _check_order(self, tokens: Sequence[str]) -> None:
+        depth, before_marker = 0, True
+        for word in tokens:
+            if before_marker and word in ("not", "("):
+                depth += word == "("
+            elif before_marker:
+                if word in _OPERATORS:
+                    self._fail(f"expected a marker, found {word!r}")
+                before_marker = False
+            elif word in ("and", "or"):
+                before_marker = True
+            elif word == ")" and depth:
+                depth -= 1
+            else:
+                self._fail("a parenthesis is not closed" if depth else f"unexpected {word!r}")
+        if tokens and before_marker:
+            self._fail("expected a marker, found 'the end'")
+        if depth:
+            self._fail("a parenthesis is not closed")
 
     def _fail(self, message: str) -> NoReturn:
         raise UsageError(

@@ -29,10 +29,9 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, machine_file, problem, resolve_url
-from iree_gauntlet.dialects.sharktank_schema import Benchmark, Blob, RegressionV1, RegressionV2
+from iree_gauntlet.dialects.locations import EXTERNAL_HINT, SpecReader, is_url
+from iree_gauntlet.dialects.sharktank_schema import PROGRAMS, Benchmark, Blob, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Builder, Loaded, SourceFields, Spec, base_case, defined_twice
-from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Sharktank(Builder[Spec]):
             elif isinstance(spec.document, RegressionV1 | RegressionV2):
                 for family in spec.families:
                     self._by_name.setdefault((f"{spec.model}_{spec.submodel}", family), []).append(spec)
-        self._built: dict[tuple[str, str, Target], Regression | None] = {}
+        self._built: dict[tuple[str, str, Target], list[Case]] = {}
 
     def add(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec means on the targets that it is for."""
@@ -98,23 +97,24 @@ class Sharktank(Builder[Spec]):
                 elsewhere = module.program.url and module.origin.file != case.origin.file
                 if module.id in have or case.order is ArgumentOrder.MODULES_FIRST or not elsewhere:
                     continue
-                regression = self._find(case.target, module.name)
-                if regression is not None:
-                    self.loaded.required.setdefault(regression.case.id, regression.case)
+                if (regression := self._find(case.target, module.name)) is not None:
+                    self.loaded.required.setdefault(regression.id, regression)
 
     def _build(self, spec: Spec, target: Target) -> list[Case]:
         if isinstance(spec.document, Benchmark):
-            case, found = _build_benchmark(spec, target, partial(self._find, target))
-            self.loaded.problems.update(found)
+            reader = _BenchmarkReader(spec, spec.document, target)
+            case = reader.build(partial(self._find, target))
+            self.loaded.problems.update(reader.problems)
             return [case] if case else []
-        regression = self._regression(spec, target)
-        return [case for case in (regression.case, regression.companion) if case] if regression else []
+        return self._build_once(spec, target)
 
-    def _regression(self, spec: Spec, target: Target) -> Regression | None:
+    def _build_once(self, spec: Spec, target: Target) -> list[Case]:
+        """The cases of a regression."""
         key = (spec.name, str(spec.path), target)
         if key not in self._built:
-            self._built[key], problems = _build_regression(spec, target)
-            self.loaded.problems.update(problems)
+            reader = SpecReader(spec)
+            self._built[key] = _build_regression(reader, target)
+            self.loaded.problems.update(reader.problems)
         return self._built[key]
 
     def _further(self, spec: Spec) -> Iterator[str]:
@@ -126,7 +126,8 @@ class Sharktank(Builder[Spec]):
             if any(family in getattr(other.document, "targets", ()) for other in self._by_name.get((name, family), [])):
                 yield family
 
-    def _find(self, target: Target, name: str) -> Regression | None:
+    def _find(self, target: Target, name: str) -> Case | None:
+        """The case of a regression, whose modules others may use."""
         specs = self._by_name.get((name, target.family), [])
         if not specs:
             # It may be the one that is meant: what keeps it from being read is what the user has to know.
@@ -135,27 +136,11 @@ class Sharktank(Builder[Spec]):
             return None
         for other in specs[1:]:
             self.loaded.problems.add(defined_twice(f"module {name}", target, other.name, specs[0].name))
-        return self._regression(specs[0], target)
+        return next(iter(self._build_once(specs[0], target)), None)
 
 
 def _name_markers(target: Target) -> frozenset[str]:
     return frozenset({target.family, target.chip or target.family})
-
-
-@dataclass(frozen=True, slots=True)
-class Regression:
-    """What a regression spec means on one target: its cases, and the modules that others may use.
-
-    Attributes:
-        case: the main module's, with the pipeline where that is loaded.
-        companion: of a pipeline that is compiled and not loaded; None for none.
-    """
-
-    case: Case
-    companion: Case | None
-    main: Module
-    parameters: tuple[Parameters, ...]
-    urls: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,24 +153,19 @@ class _Fields:
     function: str
     device: str
     run_fails: str
-    chips_failing: str
-    splat: bool
+    chips_failing: str = ""
+    splat: bool = False
 
 
-def _build_regression(spec: Spec, target: Target) -> tuple[Regression | None, list[Problem]]:
-    """What a spec means on a target."""
-    document = spec.document
+def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
+    """What a spec means on a target; nothing where it cannot be used.
+
+    Returns:
+        The main module's case, with the pipeline where that is loaded; and that of a pipeline which is only compiled.
+    """
+    spec, document = reader.spec, reader.spec.document
     assert isinstance(document, RegressionV1 | RegressionV2), "only these are built"
-    problems: list[Problem] = []
-
-    def url(path: Sequence[str | int], source: str) -> str:
-        resolved = resolve_url(spec, path, source)
-        if isinstance(resolved, Problem):
-            problems.append(resolved)
-            return ""
-        return resolved
-
-    tuner = _find_tuner(spec, document, target, problems)
+    tuner = _find_tuner(reader, document, target)
     if isinstance(document, RegressionV1):
         fields = _read_first(document, target, tuner.flags)
     else:
@@ -195,7 +175,7 @@ def _build_regression(spec: Spec, target: Target) -> tuple[Regression | None, li
         name=name,
         role=MAIN,
         target=target,
-        program=Program(url(["mlir"], document.mlir), document.imported),
+        program=Program(reader.url(["mlir"], document.mlir), document.imported),
         flags=fields.flags,
         origin=Origin(spec.name, "mlir"),
         splat=fields.splat,
@@ -203,29 +183,21 @@ def _build_regression(spec: Spec, target: Target) -> tuple[Regression | None, li
     )
     pipeline: tuple[Module, ...] = ()
     if document.pipeline_mlir:
-        program = Program(url(["pipeline_mlir"], document.pipeline_mlir))
+        program = Program(reader.url(["pipeline_mlir"], document.pipeline_mlir))
         origin = Origin(spec.name, "pipeline_mlir")
         pipeline = (Module(name, "pipeline", target, program, fields.pipeline_flags, origin),)
     parameters: tuple[Parameters, ...] = ()
     if document.real_weights:
-        parameters = (Parameters("model", url=url(["real_weights"], document.real_weights)),)
+        parameters = (Parameters("model", url=reader.url(["real_weights"], document.real_weights)),)
     elif fields.splat:
         parameters = (Parameters("model", splat_of=main.id),)
-    inputs = _read_arguments(document.inputs, "inputs", url)
-    outputs = _read_arguments(document.outputs, "outputs", url)
+    kind = Kind.COMPILE if document.compile_only else Kind.QUALITY
     case = replace(
-        base_case(
-            spec,
-            _REGRESSION,
-            Kind.COMPILE if document.compile_only else Kind.QUALITY,
-            target,
-            (main,),
-            document.timeouts,
-        ),
+        base_case(spec, _REGRESSION, kind, target, (main,), document.timeouts),
         extra_modules=pipeline if document.add_pipeline_module or document.compile_only else (),
         parameters=parameters,
-        inputs=inputs,
-        expected_outputs=outputs,
+        inputs=_read_arguments(reader, "inputs", document.inputs),
+        expected_outputs=_read_arguments(reader, "outputs", document.outputs),
         function=fields.function,
         device=fields.device,
         run_flags=fields.threshold_args,
@@ -233,15 +205,12 @@ def _build_regression(spec: Spec, target: Target) -> tuple[Regression | None, li
         markers=frozenset({*document.markers, "quality"}) | _name_markers(target),
         blocked_reason=tuner.blocked,
     )
-    if problems:
-        return None, problems
-    companion = None
-    if pipeline and not case.extra_modules:
-        companion = replace(
-            case, kind=Kind.COMPILE, modules=pipeline, parameters=(), inputs=(), expected_outputs=(), blocked_reason=""
-        )
-    urls = [main.program.url, *(item.url for item in (*inputs, *outputs)), *(item.url for item in parameters)]
-    return Regression(case, companion, main, parameters, tuple(filter(None, urls))), []
+    if reader.problems:
+        return []
+    if not pipeline or case.extra_modules:
+        return [case]
+    without = replace(case, parameters=(), inputs=(), expected_outputs=(), blocked_reason="")
+    return [case, replace(without, kind=Kind.COMPILE, modules=pipeline)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,19 +222,15 @@ class _Tuner:
     blocked: str = ""
 
 
-def _find_tuner(spec: Spec, document: RegressionV1 | RegressionV2, target: Target, problems: list[Problem]) -> _Tuner:
+def _find_tuner(reader: SpecReader, document: RegressionV1 | RegressionV2, target: Target) -> _Tuner:
     if target.family != "rocm" or target.sku not in document.tuner_file:
         return _Tuner()
     field, name = ("tuner_file", target.sku), document.tuner_file[target.sku]
-    found = resolve_url(spec, field, name) if is_url(name) else external_file(spec, field, name)
-    if isinstance(found, Problem):
-        problems.append(found)
-        return _Tuner()
-    if isinstance(found, str):
-        return _Tuner(file_flags=((_TUNER_FLAG, found),))
+    if is_url(name):
+        return _Tuner(file_flags=((_TUNER_FLAG, reader.url(field, name)),))
+    found = reader.external_file(field, name)
     missing = f"the tuner file {found} is missing (tuner_file.{target.sku}); {EXTERNAL_HINT}"
-    blocked = "" if found.is_file() else missing
-    return _Tuner(flags=(f"{_TUNER_FLAG}={found}",), blocked=blocked)
+    return _Tuner(flags=(f"{_TUNER_FLAG}={found}",), blocked="" if found and found.is_file() else missing)
 
 
 def _read_first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _Fields:
@@ -278,8 +243,6 @@ def _read_first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) 
             function=document.run_cpu_function or "",
             device="local-task",
             run_fails="cpu_run_test_expecting_to_fail",
-            chips_failing="",
-            splat=False,
         )
     rocm = ("--iree-hal-target-backends=rocm", f"--iree-hip-target={target.chip}")
     return _Fields(
@@ -290,25 +253,12 @@ def _read_first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) 
         device="hip",
         run_fails="rocm_run_test_expecting_to_fail",
         chips_failing="rocm_compile_chip_expecting_to_fail",
-        splat=False,
     )
 
 
 def _read_second(document: RegressionV2, target: Target, tuner: tuple[str, ...]) -> _Fields:
-    if target.family in document.targets:
-        own = document.targets[target.family].threshold_args
-        return _Fields(
-            flags=(*document.flags_for(target, document.compiler_flags), *tuner),
-            pipeline_flags=document.flags_for(target, document.pipeline_compiler_flags),
-            threshold_args=tuple(document.threshold_args if own is None else own),
-            function=document.run_function or "",
-            device=document.device_for(target),
-            run_fails="",
-            chips_failing="",
-            splat=not document.real_weights,
-        )
     chip = (f"--iree-rocm-target={target.chip}",) if target.family == "rocm" else ()
-    return _Fields(
+    fields = _Fields(
         flags=(*document.compiler_flags, *tuner, *chip),
         pipeline_flags=(*document.pipeline_compiler_flags, *chip),
         threshold_args=tuple(document.threshold_args),
@@ -317,6 +267,18 @@ def _read_second(document: RegressionV2, target: Target, tuner: tuple[str, ...])
         run_fails="run_test_expecting_to_fail",
         chips_failing="compile_chip_expecting_to_fail",
         splat=not document.real_weights,
+    )
+    if target.family not in document.targets:
+        return fields
+    own = document.targets[target.family].threshold_args
+    return replace(
+        fields,
+        flags=(*document.flags_for(target, document.compiler_flags), *tuner),
+        pipeline_flags=document.flags_for(target, document.pipeline_compiler_flags),
+        threshold_args=fields.threshold_args if own is None else tuple(own),
+        device=document.device_for(target),
+        run_fails="",
+        chips_failing="",
     )
 
 
@@ -330,137 +292,113 @@ def _read_expectations(spec: Spec, fields: _Fields, target: Target) -> tuple[Exp
     return tuple(found)
 
 
-def _read_arguments(
-    blobs: list[Blob], field: str, url: Callable[[Sequence[str | int], str], str]
-) -> tuple[Argument, ...]:
+def _read_arguments(reader: SpecReader, field: str, blobs: list[Blob]) -> tuple[Argument, ...]:
     return tuple(
-        Argument(blob.value or "", url([field, index, "source"], blob.source) if blob.source else "")
+        Argument(blob.value or "", reader.url([field, index, "source"], blob.source) if blob.source else "")
         for index, blob in enumerate(blobs)
     )
 
 
-def _build_benchmark(
-    spec: Spec, target: Target, find: Callable[[str], Regression | None]
-) -> tuple[Case | None, list[Problem]]:
-    """What a benchmark spec means on a target."""
-    document = spec.document
-    assert isinstance(document, Benchmark), "only these are built"
-    problems: list[Problem] = []
-    missing: list[str] = []
-    modules: list[Module] = []
-    parameters: list[Parameters] = []
-    own = f"{spec.model}_{spec.submodel}"
-    for name in document.modules:
-        regression = find(name)
-        if regression is None:
-            missing.append(f"no regression spec defines module {name!r} for {target.name}")
-            origin = Origin(spec.name, "modules")
-            modules.append(Module(name, MAIN, target, Program(""), (), origin))
-            parameters.append(Parameters("model"))
-            continue
-        modules.append(regression.main)
-        parameters.extend(regression.parameters or (Parameters("model"),))
-    submodel = document.submodel_name or spec.submodel
-    paired = find(f"{spec.model}_{submodel}")
-    # A pipeline has no weights in addition to those of the modules that it calls.
-    is_pipeline = document.compilation_required and document.modules
-    weights = () if is_pipeline else _find_weights(spec, document, paired, problems, missing)
-    if document.compilation_required:
-        role = "benchmark" if find(own) else MAIN
-        module = Module(own, role, target, Program(""), (), Origin(spec.name))
-        if weights and weights[0].splat_of:
-            # The pair's archive is of the pair's program: this one makes its own.
-            module, weights = replace(module, splat=True), (replace(weights[0], splat_of=module.id),)
-        main = _complete_module(spec, document, module, problems, missing)
-    else:
-        if paired is None:
-            missing.append(f"no regression spec defines {spec.model}/{submodel} for {target.name}")
-        main = paired.main if paired else Module(own, MAIN, target, Program(""), (), Origin(spec.name))
-    parameters.extend(weights)
-    if problems:
-        return None, problems
-    own_target = target.family in spec.families
-    if not own_target and document.compilation_required:
-        main = replace(main, flags=flags_for(target, main.flags))
-    skip = ""
-    ignored = [*document.specific_chip_to_ignore, *document.specific_rocm_chip_to_ignore]
-    if target.chip and target.chip in ignored:
-        skip = f"specific_chip_to_ignore lists {target.chip} ({spec.name})"
-    case = replace(
-        base_case(spec, _BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
-        parameters=tuple(parameters),
-        inputs=tuple(Argument(value=text) for text in document.inputs),
-        function=document.function_run,
-        device=(document.device or _FIRST_DEVICE) if own_target or paired is None else paired.case.device,
-        run_flags=_run_flags(document),
-        compile_statistics=True,
-        goldens=_read_goldens(spec, document, target, "" if own_target else f"{target.family}-"),
-        golden_keys=tuple(document.golden_time or document.golden_time_ms),
-        markers=frozenset({*document.markers, "benchmark"}) | _name_markers(target),
-        skip_reason=skip,
-        blocked_reason="; ".join(missing),
-        notes=document.notes(),
-    )
-    return case, []
+class _BenchmarkReader(SpecReader):
+    """Reads what a benchmark spec means on a target; also collects what is missing that it needs."""
 
+    def __init__(self, spec: Spec, document: Benchmark, target: Target) -> None:
+        super().__init__(spec)
+        self._document = document
+        self._target = target
+        self._missing: list[str] = []
 
-def _complete_module(
-    spec: Spec, document: Benchmark, module: Module, problems: list[Problem], missing: list[str]
-) -> Module:
-    """Completes the module that a benchmark compiles for itself."""
-    chip = (f"--iree-rocm-target={module.target.chip}",) if module.target.family == "rocm" else ()
-    backend = () if document.device else ("--iree-hal-target-backends=rocm",)
-    names = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
-    field, name = next((field, text) for field in names if (text := getattr(document, field)))
-    if field.endswith("_url") or is_url(name):
-        url = resolve_url(spec, [field], name)
-    else:
-        find = machine_file if field == "mlir_file_path" else external_file
-        found = find(spec, [field], name)
-        if not isinstance(found, Problem) and not found.is_file():
-            missing.append(f"the program {found} is missing ({field}); {EXTERNAL_HINT}")
-        url = found if isinstance(found, Problem) else found.as_uri()
-    if isinstance(url, Problem):
-        problems.append(url)
-        return module
-    return replace(
-        module, program=Program(url), flags=(*backend, *document.compile_flags, *chip), origin=Origin(spec.name, field)
-    )
-
-
-def _find_weights(
-    spec: Spec, document: Benchmark, paired: Regression | None, problems: list[Problem], missing: list[str]
-) -> tuple[Parameters, ...]:
-    """The file that is named, or else the paired regression's archive, or one of another name that it downloads."""
-    if document.real_weights_file_path:
-        field = "real_weights_file_path"
-        found = machine_file(spec, [field], document.real_weights_file_path)
-        if isinstance(found, Problem):
-            problems.append(found)
-            return ()
-        if not found.is_file():
-            missing.append(f"the weights {found} are missing ({field})")
-        return (Parameters("model", url=found.as_uri()),)
-    wanted = document.real_weights_file_name
-    if paired is None:
-        if wanted and document.compilation_required:
-            missing.append(f"no regression spec for {spec.model}/{spec.submodel} downloads {wanted!r}")
-        return ()
-    if not wanted or any(_name_file(item.url) == wanted for item in paired.parameters):
-        return paired.parameters
-    other = next((url for url in paired.urls if _name_file(url) == wanted), "")
-    if other:
-        return (Parameters("model", url=other),)
-    has = ", ".join(sorted({_name_file(url) for url in paired.urls if url})) or "none"
-    problems.append(
-        problem(
-            spec,
-            ["real_weights_file_name"],
-            f"{wanted!r} is not among the files of {paired.case.origin.file} (has: {has})",
-            "Name the weights file that the regression spec downloads.",
+    def build(self, find: Callable[[str], Case | None]) -> Case | None:
+        """Its case, with modules of regressions by their names; None where it cannot be used."""
+        spec, document, target = self.spec, self._document, self._target
+        modules: list[Module] = []
+        parameters: list[Parameters] = []
+        for name in document.modules:
+            regression = find(name)
+            if regression is None:
+                self._missing.append(f"no regression spec defines module {name!r} for {target.name}")
+            absent = Module(name, MAIN, target, Program(""), (), Origin(spec.name, "modules"))
+            modules.append(regression.modules[0] if regression else absent)
+            parameters.extend((regression and regression.parameters) or (Parameters("model"),))
+        submodel = document.submodel_name or spec.submodel
+        paired = find(f"{spec.model}_{submodel}")
+        # A pipeline has no weights in addition to those of the modules that it calls.
+        is_pipeline = document.compilation_required and document.modules
+        weights = () if is_pipeline else self._find_weights(paired)
+        own = f"{spec.model}_{spec.submodel}"
+        main = paired.modules[0] if paired else Module(own, MAIN, target, Program(""), (), Origin(spec.name))
+        own_target = target.family in spec.families
+        if document.compilation_required:
+            role = "benchmark" if find(own) else MAIN
+            main = self._read_module(Module(own, role, target, Program(""), (), Origin(spec.name)))
+            if weights and weights[0].splat_of:
+                # The pair's archive is of the pair's program: this one makes its own.
+                main, weights = replace(main, splat=True), (replace(weights[0], splat_of=main.id),)
+            if not own_target:
+                main = replace(main, flags=flags_for(target, main.flags))
+        elif paired is None:
+            self._missing.append(f"no regression spec defines {spec.model}/{submodel} for {target.name}")
+        if self.problems:
+            return None
+        skip = ""
+        if target.chip and target.chip in (*document.specific_chip_to_ignore, *document.specific_rocm_chip_to_ignore):
+            skip = f"specific_chip_to_ignore lists {target.chip} ({spec.name})"
+        return replace(
+            base_case(spec, _BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
+            parameters=(*parameters, *weights),
+            inputs=tuple(Argument(value=text) for text in document.inputs),
+            function=document.function_run,
+            device=(document.device or _FIRST_DEVICE) if own_target or paired is None else paired.device,
+            run_flags=_run_flags(document),
+            compile_statistics=True,
+            goldens=_read_goldens(spec, document, target, "" if own_target else f"{target.family}-"),
+            golden_keys=tuple(document.golden_time or document.golden_time_ms),
+            markers=frozenset({*document.markers, "benchmark"}) | _name_markers(target),
+            skip_reason=skip,
+            blocked_reason="; ".join(self._missing),
+            notes=document.notes(),
         )
-    )
-    return ()
+
+    def _read_module(self, module: Module) -> Module:
+        """Completes the module that a benchmark compiles for itself."""
+        document = self._document
+        chip = (f"--iree-rocm-target={module.target.chip}",) if module.target.family == "rocm" else ()
+        backend = () if document.device else ("--iree-hal-target-backends=rocm",)
+        field, name = next((field, text) for field in PROGRAMS if (text := getattr(document, field)))
+        if field.endswith("_url") or is_url(name):
+            url = self.url([field], name)
+        else:
+            find = self.machine_file if field == "mlir_file_path" else self.external_file
+            found = find([field], name)
+            if found and not found.is_file():
+                self._missing.append(f"the program {found} is missing ({field}); {EXTERNAL_HINT}")
+            url = found.as_uri() if found else ""
+        flags = (*backend, *document.compile_flags, *chip)
+        return replace(module, program=Program(url), flags=flags, origin=Origin(self.spec.name, field))
+
+    def _find_weights(self, paired: Case | None) -> tuple[Parameters, ...]:
+        """The file that is named, or else the paired regression's archive, or one of another name that it downloads."""
+        document, spec = self._document, self.spec
+        if document.real_weights_file_path:
+            found = self.machine_file(["real_weights_file_path"], document.real_weights_file_path)
+            if found and not found.is_file():
+                self._missing.append(f"the weights {found} are missing (real_weights_file_path)")
+            return (Parameters("model", url=found.as_uri()),) if found else ()
+        wanted = document.real_weights_file_name
+        if paired is None:
+            if wanted and document.compilation_required:
+                self._missing.append(f"no regression spec for {spec.model}/{spec.submodel} downloads {wanted!r}")
+            return ()
+        if not wanted or any(_name_file(item.url) == wanted for item in paired.parameters):
+            return paired.parameters
+        urls = [paired.modules[0].program.url, *(item.url for item in (*paired.inputs, *paired.expected_outputs))]
+        urls += [item.url for item in paired.parameters]
+        if other := next((url for url in urls if _name_file(url) == wanted), ""):
+            return (Parameters("model", url=other),)
+        has = ", ".join(sorted({_name_file(url) for url in urls if url})) or "none"
+        what = f"{wanted!r} is not among the files of {paired.origin.file} (has: {has})"
+        self.refuse(["real_weights_file_name"], what, "Name the weights file that the regression spec downloads.")
+        return ()
 
 
 def _name_file(url: str) -> str:
@@ -470,17 +408,12 @@ def _name_file(url: str) -> str:
 def _run_flags(document: Benchmark) -> tuple[str, ...]:
     """The two fields of older files as flags, then the written ones; a flag that stands in both stands once."""
     written = {flag.lstrip("-").split("=")[0] for flag in document.benchmark_flags}
-    fields = {
-        "benchmark_repetitions": document.benchmark_repetitions,
-        "benchmark_min_warmup_time": document.benchmark_min_warmup_time,
-    }
-    flags = [
-        f"--{name}={value:.0f}" if name == "benchmark_repetitions" else f"--{name}={value}"
-        for name, value in fields.items()
-        if value is not None and name not in written
-    ]
-    first = () if document.device else (_FIRST_FLAG,)
-    return (*first, *flags, *document.benchmark_flags)
+    flags = [] if document.device else [_FIRST_FLAG]
+    if document.benchmark_repetitions is not None and "benchmark_repetitions" not in written:
+        flags.append(f"--benchmark_repetitions={document.benchmark_repetitions:.0f}")
+    if document.benchmark_min_warmup_time is not None and "benchmark_min_warmup_time" not in written:
+        flags.append(f"--benchmark_min_warmup_time={document.benchmark_min_warmup_time}")
+    return (*flags, *document.benchmark_flags)
 
 
 def _read_goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) -> tuple[Golden, ...]:

@@ -40,7 +40,6 @@ from iree_gauntlet.dialects.fields import (
     in_schema,
     present,
     require_literal,
-    require_no_type,
     require_type,
     validated,
     when_true,
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 _Counts = Annotated[dict[str, Count], Field(default_factory=dict)]
 _Factors = Annotated[dict[str, Positive], Field(default_factory=dict)]
 # Fields of benchmarks by their older names.
-_PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
+PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
 # What the names of spec files end in.
 _FAMILIES_IN_NAMES = ("cpu", "rocm")
@@ -85,8 +84,7 @@ class Blob(StrictDocument):
         if self.source is None and self.value is None:
             raise ValueError("has neither 'source' nor 'value': give at least one")
         if self.value and self.source:
-            require_no_type(self.value, self.source)
-            require_type(self.value, "source")
+            require_type(self.value, self.source, "source")
         elif self.value:
             require_literal(self.value, "source")
         return self
@@ -187,7 +185,7 @@ class Benchmark(_Common):
             present("device"),
             {"required": ["benchmark_repetitions"], "properties": {"benchmark_flags": {"maxItems": 0}}},
         ],
-        **{"if": when_true("compilation_required"), "then": {"anyOf": [present(name) for name in _PROGRAMS]}},
+        **{"if": when_true("compilation_required"), "then": {"anyOf": [present(name) for name in PROGRAMS]}},
     )
 
     inputs: list[InputText] = Field(description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0.")
@@ -240,18 +238,14 @@ class Benchmark(_Common):
         return tuple(notes if self.device else [missing, *notes])
 
     @model_validator(mode="after")
-    def _has_a_device(self) -> Benchmark:
+    def _check_parts(self) -> Benchmark:
         if self.device is None and (self.benchmark_flags or self.benchmark_repetitions is None):
             raise FieldError("device", "is missing: the field is required")
-        return self
-
-    @model_validator(mode="after")
-    def _check_programs(self) -> Benchmark:
-        if self.compilation_required and not any(getattr(self, name) for name in _PROGRAMS):
+        if self.compilation_required and not any(getattr(self, name) for name in PROGRAMS):
             message = "is true, but neither mlir_file_name nor mlir_file_path nor mlir_file_url says what to compile"
             raise FieldError("compilation_required", message)
         archives = ("real_weights_file_name", "real_weights_file_path")
-        for names in (_PROGRAMS, archives, ("golden_time_ms", "golden_time")):
+        for names in (PROGRAMS, archives, ("golden_time_ms", "golden_time")):
             first, *others = [name for name in names if getattr(self, name)] or [""]
             if others:
                 raise FieldError(others[0], f"says what {first} does; keep one of the two")

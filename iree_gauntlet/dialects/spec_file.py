@@ -37,14 +37,6 @@ class FieldError(ValueError):
         self.hint = hint
 
 
-class _DuplicateKeyError(ValueError):
-    """A key that appears twice in one object."""
-
-
-class _ConstantError(ValueError):
-    """NaN or Infinity, which JSON does not have."""
-
-
 def load_json(
     path: Path, name: str, plain: Callable[[str], str] | None = None
 ) -> tuple[dict[str, Any] | None, str, list[Problem]]:
@@ -100,21 +92,13 @@ def _refuse(name: str, line: int, message: str, hint: str, field: str = "") -> S
 def _parse(text: str, name: str) -> dict[str, Any]:
     if not text.strip():
         raise _refuse(name, 0, "is empty: expected a JSON object", "See docs/reference/specs.md for the fields.")
+    too_deep = partial(_refuse, name, 0, "is nested too deeply", "A spec is two or three levels deep.")
     try:
-        document = json.loads(text, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constants)
+        document = _load_strictly(text, name)
     except json.JSONDecodeError as error:
         raise _explain_syntax(text, name, error) from error
-    except _DuplicateKeyError as error:
-        key = str(error)
-        found = [match.start() for match in re.finditer(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:", text)]
-        line = text[: found[-1]].count("\n") + 1 if found else 0
-        raise _refuse(name, line, "appears twice in one object", "Remove one of the two.", key) from error
-    except _ConstantError as error:
-        match = re.search(rf"[:\[,]\s*{error}", text)
-        line = text[: match.end()].count("\n") + 1 if match else 1
-        raise _refuse(name, line, f"{error} is not a JSON number", "Write a finite number.") from error
     except RecursionError as error:
-        raise _refuse_depth(name) from error
+        raise too_deep() from error
     except ValueError as error:
         # An integer of more digits than Python converts.
         raise _refuse(name, 0, f"holds a number that cannot be read: {error}", "Write a shorter number.") from error
@@ -122,22 +106,36 @@ def _parse(text: str, name: str) -> dict[str, Any]:
         raise _refuse(name, 1, f"expected a JSON object, found {_describe(document)}", "A spec is {…}.")
     # What it holds is only walked where the text can hold the mistake.
     if text.count("{") + text.count("[") >= _MOST_DEPTH and _is_deeper(document, _MOST_DEPTH):
-        raise _refuse_depth(name)
+        raise too_deep()
     if "\\u" in text:
-        _require_characters(document, name)
+        try:
+            json.dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            message = f"holds half of a surrogate pair, which is not a character: {half}"
+            raise _refuse(name, 0, message, "Write the character itself.") from error
     return document
 
 
-def _require_characters(document: dict[str, Any], name: str) -> None:
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        message = f"holds half of a surrogate pair, which is not a character: \\u{ord(error.object[error.start]):04x}"
-        raise _refuse(name, 0, message, "Write the character itself.") from error
+def _load_strictly(text: str, name: str) -> object:
+    """Without keys that appear twice, and numbers that JSON does not have."""
 
+    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) == len(pairs):
+            return result
+        keys = [key for key, _ in pairs]
+        key = next(key for index, key in enumerate(keys) if key in keys[:index])
+        found = [match.start() for match in re.finditer(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:", text)]
+        line = text[: found[-1]].count("\n") + 1 if found else 0
+        raise _refuse(name, line, "appears twice in one object", "Remove one of the two.", key)
 
-def _refuse_depth(name: str) -> SpecError:
-    return _refuse(name, 0, "is nested too deeply", "A spec is two or three levels deep.")
+    def refuse_constants(word: str) -> None:
+        match = re.search(rf"[:\[,]\s*{word}", text)
+        line = text[: match.end()].count("\n") + 1 if match else 1
+        raise _refuse(name, line, f"{word} is not a JSON number", "Write a finite number.")
+
+    return json.loads(text, object_pairs_hook=refuse_duplicates, parse_constant=refuse_constants)
 
 
 def _is_deeper(value: object, most: int) -> bool:
@@ -266,18 +264,6 @@ def _find_model(annotation: Any) -> type[BaseModel] | None:
         found: type[BaseModel] = annotation
         return found
     return next(filter(None, map(_find_model, get_args(annotation))), None)
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _DuplicateKeyError(next(key for index, key in enumerate(keys) if key in keys[:index]))
-    return result
-
-
-def _refuse_constants(word: str) -> None:
-    raise _ConstantError(word)
 
 
 def _explain_syntax(text: str, name: str, error: json.JSONDecodeError) -> SpecError:

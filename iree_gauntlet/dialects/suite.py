@@ -118,7 +118,6 @@ class Suite:
 
     path: Path
     name: str
-    description: str
     target: Target
     device_optional: bool
     stages: tuple[Stage, ...]
@@ -156,7 +155,6 @@ def read_suite(path: Path) -> Suite:
     return Suite(
         path=path,
         name=table.name,
-        description=table.description,
         target=_require_target(table.target, table.sku),
         device_optional=table.device_optional,
         stages=tuple(Stage(stage) for stage in table.stages),

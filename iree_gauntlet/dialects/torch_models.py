@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import (
     MAIN,
@@ -30,14 +29,7 @@ from iree_gauntlet.cases import (
     Statistic,
 )
 from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT
-from iree_gauntlet.dialects.locations import (
-    devices_of_flags,
-    problem,
-    resolved_flags,
-    target_of_flags,
-    torch_url,
-    with_device,
-)
+from iree_gauntlet.dialects.locations import SpecReader, devices_of_flags, file_path, target_of_flags, with_device
 from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Loaded, SourceFields, Spec, base_case, defined_twice
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.torch_schema import (
@@ -49,13 +41,13 @@ from iree_gauntlet.dialects.torch_schema import (
     Weight,
     read_module_definition,
 )
-from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.dialects.selection import Include
+    from iree_gauntlet.errors import Problem
 
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -73,7 +65,7 @@ class TorchTest:
     """What a test means: its case, and those that make what it needs."""
 
     case: Case
-    definitions: tuple[DefinedModule, ...]
+    definitions: tuple[ModuleCase, ...]
 
     @property
     def required(self) -> tuple[Case, ...]:
@@ -124,26 +116,27 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
     """
     document = spec.document
     assert isinstance(document, QualityTest | BenchmarkTest | CompstatTest), "only these are built"
-    builder = _Builder(spec, modules)
+    reader = _TestReader(spec, modules)
     if isinstance(document, CompstatTest):
-        loaded = builder.modules(["module"], [document.module])
+        loaded = [reader.module(["module"], document.module)]
         weights: tuple[Parameters, ...] = ()
     else:
-        loaded = builder.modules(["modules"], document.modules)
-        weights = tuple(builder.parameters(index, weight) for index, weight in enumerate(document.weights))
-    inputs = builder.arguments("inputs", getattr(document, "inputs", []))
-    expected = builder.arguments("expected_outputs", getattr(document, "expected_outputs", []))
-    run_args, wrong = resolved_flags(spec, "run_args", getattr(document, "run_args", []))
-    if builder.problems or wrong:
-        return None, [*builder.problems, *wrong]
+        loaded = [reader.module(["modules", index], name) for index, name in enumerate(document.modules)]
+        weights = tuple(reader.parameters(index, weight) for index, weight in enumerate(document.weights))
+    inputs = reader.arguments("inputs", getattr(document, "inputs", []))
+    expected = reader.arguments("expected_outputs", getattr(document, "expected_outputs", []))
+    run_args = reader.flags("run_args", getattr(document, "run_args", []))
+    if reader.problems:
+        return None, reader.problems
+    used = tuple(module for module in loaded if module)
     # Of several modules, one may not say what it runs on: a scheduler has nothing for a chip.
-    target = max((module.target for module in loaded), key=lambda target: (bool(target.chip), target.family != "cpu"))
+    target = max((module.target for module in used), key=lambda target: (bool(target.chip), target.family != "cpu"))
     asked = next((each for each in targets if each.covers(target)), None)
     sku = asked.sku if asked else ""
     kind = Kind(document.type)
     expected_failure = Expectation(_CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers"))
     case = replace(
-        base_case(spec, TORCH_MODELS, kind, replace(target, sku=sku), loaded, document.timeouts),
+        base_case(spec, TORCH_MODELS, kind, replace(target, sku=sku), used, document.timeouts),
         parameters=weights,
         inputs=inputs,
         outputs=tuple(Argument(item.value) for item in getattr(document, "outputs", [])),
@@ -158,7 +151,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         skip_reason=f"marked 'skip' ({spec.name})" if "skip" in document.markers else "",
         notes=tuple(text for field, text in _NOTES.items() if getattr(document, field, None)),
     )
-    return TorchTest(case, tuple(builder.required.values())), []
+    return TorchTest(case, tuple(reader.required.values())), []
 
 
 class TorchTests(Builder[Spec]):
@@ -197,6 +190,10 @@ class TorchTests(Builder[Spec]):
             if loaded.add(each.case, chosen):
                 self._require(each.required)
 
+    def finish(self) -> None:
+        """Adds what is said of definitions elsewhere."""
+        self.loaded.warnings.update(self._modules.warnings)
+
     def _require(self, cases: Sequence[Case]) -> None:
         """Adds what modules come from: a name means one definition, also over several trees."""
         for case in cases:
@@ -206,47 +203,33 @@ class TorchTests(Builder[Spec]):
                 self.loaded.problems.add(defined_twice(name, case.target, case.origin.file, first.origin.file))
 
 
-class _Builder:
-    """Resolves what a test names, and collects what is wrong with it."""
+class _TestReader(SpecReader):
+    """Also finds the modules that a test names."""
 
     def __init__(self, spec: Spec, modules: TorchModules) -> None:
-        self._spec = spec
+        super().__init__(spec)
         self._modules = modules
-        self.problems: list[Problem] = []
-        self.required: dict[str, DefinedModule] = {}
+        self.required: dict[str, ModuleCase] = {}
 
-    def modules(self, field: list[str | int], names: Sequence[str]) -> tuple[Module, ...]:
-        places = [[*field, index] if field == ["modules"] else field for index in range(len(names))]
-        found = [self._module(place, name) for place, name in zip(places, names, strict=True)]
-        return tuple(module for module in found if module is not None)
-
-    def _module(self, field: Sequence[str | int], name: str) -> Module | None:
-        found = self._modules.find(self._spec, field, name)
-        if not isinstance(found, DefinedModule):
-            self.problems.extend(found)
+    def module(self, field: Sequence[str | int], name: str) -> Module | None:
+        found = self._modules.find(self, field, name)
+        if found is None:
             return None
         self.required[found.module.id] = found
         return found.module
 
     def parameters(self, index: int, weight: Weight) -> Parameters:
         if weight.url is not None:
-            return Parameters(weight.scope, url=self._url(["weights", index, "url"], weight.url))
-        module = self._module(["weights", index, "module"], weight.module or "")
+            return Parameters(weight.scope, url=self.torch_url(["weights", index, "url"], weight.url))
+        module = self.module(["weights", index, "module"], weight.module or "")
         made = MadeValues(module, weight.seed, weight.value) if module else None
         return Parameters(weight.scope, made=made)
 
     def arguments(self, field: str, items: Sequence[ArgumentSpec]) -> tuple[Argument, ...]:
         return tuple(
-            Argument(item.value or "", self._url([field, index, "url"], item.url) if item.url else "")
+            Argument(item.value or "", self.torch_url([field, index, "url"], item.url) if item.url else "")
             for index, item in enumerate(items)
         )
-
-    def _url(self, field: Sequence[str | int], source: str) -> str:
-        found = torch_url(self._spec, field, source)
-        if isinstance(found, Problem):
-            self.problems.append(found)
-            return ""
-        return found
 
 
 def _read_goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, sku: str) -> tuple[Golden, ...]:
@@ -272,73 +255,79 @@ def _read_goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTe
 
 
 @dataclass(frozen=True, slots=True)
-class DefinedModule:
-    """A module definition, read."""
+class ModuleCase:
+    """A module definition, read: the case that compiles it."""
 
-    module: Module
     case: Case
     document: ModuleDefinition
 
-    def on(self, target: Target) -> DefinedModule:
+    @property
+    def module(self) -> Module:
+        """What it compiles."""
+        return self.case.modules[0]
+
+    def on(self, target: Target) -> ModuleCase:
         """The same on one of its further targets."""
         module = replace(self.module, target=target, flags=self.document.flags_for(target, self.module.flags))
-        return replace(self, module=module, case=replace(self.case, target=target, modules=(module,)))
+        return replace(self, case=replace(self.case, target=target, modules=(module,)))
 
 
 class TorchModules:
     """The module definitions that tests name, found in the module folders of their trees."""
 
     def __init__(self, specs: Iterable[Spec]) -> None:
-        self._specs = {spec.path: spec for spec in specs if isinstance(spec.document, ModuleDefinition)}
-        others = [spec for spec in specs if spec.path not in self._specs]
-        self._unread = {spec.path: spec.problems for spec in others if spec.document is None}
-        self._tests = {spec.path for spec in others} - self._unread.keys()
-        self._defined: dict[Path, DefinedModule | tuple[Problem, ...]] = {}
-        self._known: dict[Path, tuple[str, ...]] = {}
+        self._specs = {spec.path: spec for spec in specs}
+        # One module of each file, with one name, whichever test asks for it first; and what is wrong with it.
+        self._defined: dict[Path, tuple[ModuleCase | None, Sequence[Problem]]] = {}
+        self._names: dict[Path, list[str]] = {}
+        # Of definitions that do not lie among the specs.
+        self.warnings: set[Problem] = set()
 
-    def define(self, spec: Spec) -> tuple[Problem, ...]:
+    def define(self, spec: Spec) -> Sequence[Problem]:
         """Builds the module of a definition that lies among the specs; what is wrong with it."""
-        found = self._define(spec.path, spec)
-        return () if isinstance(found, DefinedModule) else found
+        return self._define(spec.path, spec)[1]
 
-    def find(self, spec: Spec, field: Sequence[str | int], name: str) -> DefinedModule | tuple[Problem, ...]:
-        """The module that a test names, or what is wrong with the name or with the definition."""
+    def find(self, reader: SpecReader, field: Sequence[str | int], name: str) -> ModuleCase | None:
+        """The module that a test names; what is wrong with the name or the definition is the reader's to collect."""
+        spec = reader.spec
         folders = _find_module_folders(spec)
         # iree-test-suites takes what follows a dot for a suffix: `clip.v2` is its `clip.json`.
         files = (f"{name}.json", PurePosixPath(name).with_suffix(".json"))
         places = (folder / file for file in files for folder in folders)
         path = next((path for path in places if os.path.isfile(path)), None)  # noqa: PTH113 - a name may be too long
         if path is None:
-            return (self._missing(spec, field, name, folders),)
-        if path in self._unread:
-            return self._unread[path]
-        if path in self._tests:
+            near = nearest(name, sorted({known for folder in folders for known in self._list_names(folder)}))
+            message = f"there is no module definition {name}.json in {' or '.join(map(str, folders))}"
+            hint = f"Did you mean {near!r}?" if near else "--module-directory names the folder of module definitions."
+            reader.refuse(field, message, hint)
+            return None
+        there = self._specs.get(path)
+        if there and there.document and not isinstance(there.document, ModuleDefinition):
             what = "the test itself" if path == spec.path else "a test"
             hint = "Name the file that holds 'mlir' and 'compiler_flags'."
-            return (problem(spec, field, f"{name!r} is {what}, not a module definition", hint),)
-        return self._define(path, spec)
+            reader.refuse(field, f"{name!r} is {what}, not a module definition", hint)
+            return None
+        found, problems = self._define(path, spec)
+        reader.problems += problems
+        return found
 
-    def _define(self, path: Path, spec: Spec) -> DefinedModule | tuple[Problem, ...]:
-        """The module of a file: one, with one name, whichever test asks for it first."""
+    def _define(self, path: Path, spec: Spec) -> tuple[ModuleCase | None, Sequence[Problem]]:
         if path not in self._defined:
             folders = _find_module_folders(spec)
             definition = self._specs.get(path) or read_module_definition(spec.tree, folders[0], path)
-            self._defined[path] = _defined(definition, folders) if definition.document else definition.problems
+            self.warnings.update(() if path in self._specs else definition.warnings)
+            reader = SpecReader(definition)
+            case = _build_module(reader, folders) if definition.document else None
+            self._defined[path] = case, (reader.problems if definition.document else definition.problems)
         return self._defined[path]
 
-    def _missing(self, spec: Spec, field: Sequence[str | int], name: str, folders: Sequence[Path]) -> Problem:
-        known = sorted({module for folder in folders for module in self._modules_in(folder)})
-        near = nearest(name, known)
-        message = f"there is no module definition {name}.json in {' or '.join(map(str, folders))}"
-        hint = f"Did you mean {near!r}?" if near else "--module-directory names the folder of module definitions."
-        return problem(spec, field, message, hint)
-
-    def _modules_in(self, folder: Path) -> tuple[str, ...]:
+    def _list_names(self, folder: Path) -> list[str]:
         """Names of the definitions in a folder, to suggest one."""
-        if folder not in self._known:
-            inside = (path for path in self._specs if path.is_relative_to(folder))
-            self._known[folder] = tuple(path.relative_to(folder).with_suffix("").as_posix() for path in inside)
-        return self._known[folder]
+        if folder not in self._names:
+            paths = [path for path, spec in self._specs.items() if isinstance(spec.document, ModuleDefinition)]
+            inside = [path.relative_to(folder) for path in paths if path.is_relative_to(folder)]
+            self._names[folder] = [path.with_suffix("").as_posix() for path in inside]
+        return self._names[folder]
 
 
 def _find_module_folders(spec: Spec) -> tuple[Path, ...]:
@@ -348,29 +337,23 @@ def _find_module_folders(spec: Spec) -> tuple[Path, ...]:
     return (spec.root, spec.root.parent)
 
 
-def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Problem, ...]:
-    document = spec.document
+def _build_module(reader: SpecReader, folders: Sequence[Path]) -> ModuleCase | None:
+    spec, document = reader.spec, reader.spec.document
     assert isinstance(document, ModuleDefinition), "read as one"
     folder = next((folder for folder in folders if spec.path.is_relative_to(folder)), spec.path.parent)
     name = spec.path.relative_to(folder).with_suffix("").as_posix()
-    url = torch_url(spec, ["mlir"], document.mlir, folders if document.type == "git-lfs" else ())
-    if isinstance(url, Problem):
-        return (url,)
-    flags, problems = resolved_flags(spec, "compiler_flags", document.compiler_flags)
-    if problems:
-        return tuple(problems)
+    url = reader.torch_url(["mlir"], document.mlir, folders if document.type == "git-lfs" else ())
+    if reader.problems:
+        return None
+    flags = reader.flags("compiler_flags", document.compiler_flags)
     target = target_of_flags(flags)
-    if target.family in document.targets:
-        return (problem(spec, ["targets", target.family], OWN_TARGET, OWN_TARGET_HINT),)
+    if not reader.problems and target.family in document.targets:
+        reader.refuse(["targets", target.family], OWN_TARGET, OWN_TARGET_HINT)
+    if reader.problems:
+        return None
     model, _, submodel = name.rpartition("/")
-    module = Module(
-        name=name,
-        role=MAIN,
-        target=target,
-        program=Program(url, document.imported),
-        flags=flags,
-        origin=Origin(spec.name, "mlir"),
-    )
+    program = Program(url, document.imported)
+    module = Module(name, MAIN, target, program, flags, Origin(spec.name, "mlir"))
     case = replace(
         base_case(spec, TORCH_MODELS, Kind.COMPILE, target, (module,), document.timeouts),
         model=model or folder.name,
@@ -378,14 +361,14 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         stem=submodel,
         blocked_reason=_find_lfs_pointer(document, url),
     )
-    return DefinedModule(module, case, document)
+    return ModuleCase(case, document)
 
 
 def _find_lfs_pointer(document: ModuleDefinition, url: str) -> str:
     """Why a file of Git LFS cannot be compiled yet; empty where it can, or is missing as a whole."""
     if document.type != "git-lfs" or not url.startswith("file:"):
         return ""
-    path = Path(unquote(urlsplit(url).path))
+    path = Path(file_path(url))
     try:
         with path.open("rb") as stream:
             pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER

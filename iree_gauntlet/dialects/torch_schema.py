@@ -40,7 +40,7 @@ from iree_gauntlet.dialects.fields import (
     Word,
     in_schema,
     present,
-    require_no_type,
+    read_tolerant,
     require_type,
     validated,
 )
@@ -154,8 +154,7 @@ class ArgumentSpec(StrictDocument):
         if self.value is None and self.url is None:
             raise ValueError("has neither 'value' nor 'url': give at least one")
         if self.value and self.url:
-            require_no_type(self.value, self.url)
-            require_type(self.value, "url")
+            require_type(self.value, self.url, "url")
         return self
 
 
@@ -381,13 +380,10 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
 
 def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
     """Reads a file as a module definition, whatever it looks like."""
-    name = as_typed(path)
-    content, text, problems = load_json(path, name, without_comments)
-    document = None
-    if content is not None:
-        document, problems = validated(ModuleDefinition, content, name, text)
-    model = _name_model(root, path)
-    return Spec(tree, root, path, name, TORCH_MODELS, model, path.stem, document, tuple(problems), defines_module=True)
+    name, model = as_typed(path), _name_model(root, path)
+    document, _, problems, warnings = read_tolerant(ModuleDefinition, path, name, without_comments)
+    found = tuple(problems), tuple(warnings)
+    return Spec(tree, root, path, name, TORCH_MODELS, model, path.stem, document, *found, defines_module=True)
 
 
 def _name_model(root: Path, path: Path) -> str:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.cases import Argument, ArgumentOrder, Case, MadeValues, Module, OnnxImport, Parameters
+from iree_gauntlet.artifacts.parameters.parameter import archive_name
+from iree_gauntlet.cases import (
+    COUNTED,
+    MAIN,
+    Argument,
+    ArgumentOrder,
+    Case,
+    MadeValues,
+    Module,
+    OnnxImport,
+    Parameters,
+    Stage,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 
 # What onnxruntime was given and gave, unpacked in the folder of the step that compares with it.
@@ -26,34 +41,86 @@ _COUNTED_DEVICE = "--device=local-sync"
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
-    """Where a case's files lie when its steps run.
+class Places:
+    """Where steps keep their files, and where a case's files lie when its steps run.
 
     Attributes:
-        module: path of a module's .vmfb.
-        archive: path of an archive that the run makes; empty for none.
+        run_dir: the run's folder.
+        owners: the case in whose chain a module is made, by module id; a module that no spec defines has none.
         artifact: path of a URL's file.
+        counted: whether modules, and what a compile makes beside them, are those whose instructions are counted.
     """
 
-    module: Callable[[Module], str]
-    archive: Callable[[Parameters], str]
+    run_dir: Path
+    owners: Mapping[str, Case]
     artifact: Callable[[str], str]
+    counted: bool = False
+
+    def folder(self, chain: str, stage: Stage, role: str = MAIN) -> str:
+        """The folder of a step."""
+        case, _, target = chain.rpartition("@")
+        name = stage.value if role == MAIN else f"{stage}.{role}"
+        # iree-run-module reads `path@entry`, and iree-compile fills in a '%'.
+        path = f"{case}.{target}"
+        plain = re.sub(r"[@%]", "_", path)
+        safe = plain if plain == path else f"{plain}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+        return f"{self.run_dir}/steps/{safe}/{name}"
+
+    def get_role(self, module: Module) -> str:
+        """What distinguishes the step that compiles a module from others of its chain."""
+        if not self.counted:
+            return module.role
+        return COUNTED if module.role == MAIN else f"{module.role}.{COUNTED}"
+
+    def module_folder(self, module: Module) -> str:
+        """The folder of the step that compiles a module."""
+        owner = self.owners.get(module.id)
+        if owner is None:
+            return f"{self.run_dir}/steps/{module.name}.{module.target.name}/compile"
+        return self.folder(owner.chain, Stage.COMPILE, self.get_role(module))
+
+    def module(self, module: Module) -> str:
+        """Path of a module's .vmfb."""
+        return f"{self.module_folder(module)}/module.vmfb"
+
+    def archive(self, parameters: Parameters) -> str:
+        """Path of an archive that a step of the run makes; empty for one that is fetched, or that nothing makes."""
+        if parameters.made is not None:
+            made = parameters.made
+            owner = self.owners.get(made.module.id)
+            chain = owner.chain if owner else f"{made.module.name}.{made.module.target.name}"
+            folder = self.folder(chain, Stage.PARAMETERS, parameters_role(parameters.scope, made))
+            return f"{folder}/{archive_name(parameters.scope)}"
+        if not parameters.splat_of:
+            return ""
+        owner = self.owners.get(parameters.splat_of)
+        if owner is None:
+            return f"{self.run_dir}/steps/{parameters.splat_of.replace('@', '.')}/splat.irpa"
+        module = next(item for item in owner.modules if item.id == parameters.splat_of)
+        return f"{self.module_folder(module)}/splat.irpa"
+
+    def list_parameter_flags(self, parameters: Sequence[Parameters]) -> list[str]:
+        """What names the archives of a run that there are."""
+        paths = ((item.scope, self.artifact(item.url) if item.url else self.archive(item)) for item in parameters)
+        return [f"--parameters={scope}={path}" if scope else f"--parameters={path}" for scope, path in paths if path]
 
 
-def compile_flags(module: Module, statistics: str, splat: str) -> tuple[str, ...]:
-    """A module's flags with the statistics written to our file, and the splat archive where it has one.
+def parameters_role(scope: str, made: MadeValues) -> str:
+    """What distinguishes the step that makes an archive from others of its chain: kind of values and scope."""
+    return f"{made.label}.{archive_name(scope).removesuffix('.irpa')}"
 
-    A statistics flag of the spec keeps its place and gets our path: what it asks for is kept with the module. Without
-    a path for them, nothing is added: they cost a small compile a twentieth of its time.
+
+def with_statistics(flags: Sequence[str], path: str) -> tuple[str, ...]:
+    """Compile flags with the statistics written to our file: they cost a small compile a twentieth of its time.
+
+    A statistics flag of the spec keeps its place and gets our path: what it asks for is kept with the module.
     """
-    ours = {STATISTICS_FILE: statistics, _STATISTICS_FORMAT: "json"} if statistics else {}
-    flags: list[str] = []
-    for flag in module.flags:
-        name = flag.split("=", 1)[0]
-        value = ours.pop(f"--{name.lstrip('-')}", None)
-        flags.append(flag if value is None else f"--{name.lstrip('-')}={value}")
-    flags += [f"{name}={value}" for name, value in ours.items()]
-    return (*flags, f"--iree-parameter-splat={splat}") if module.splat else tuple(flags)
+    ours = {STATISTICS_FILE: path, _STATISTICS_FORMAT: "json"}
+    found: list[str] = []
+    for flag in flags:
+        name = f"--{flag.partition('=')[0].lstrip('-')}"
+        found.append(f"{name}={ours.pop(name)}" if name in ours else flag)
+    return (*found, *(f"{name}={value}" for name, value in ours.items()))
 
 
 def import_argv(python: str, script: str, program: str, output: str, options: OnnxImport) -> tuple[str, ...]:
@@ -83,53 +150,56 @@ def parameters_argv(
     return (python, "-m", module, program, f"--scope={scope}", values, *tool, "-o", output)
 
 
-def threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths, folder: str) -> tuple[str, ...]:
+def threshold_argv(tool: str, case: Case, flags: Sequence[str], places: Places, folder: str) -> tuple[str, ...]:
     """`iree-run-module`, in the order of the case.
 
     Args:
         tool: its path.
         case: what is run.
         flags: the case's, as this toolchain spells them.
-        paths: where its files lie.
+        places: where its files lie.
         folder: the step's own, where outputs are written that the spec asks for.
     """
-    inputs = [f"--input={argument_text(item, paths.artifact)}" for item in case.inputs]
+    inputs = [f"--input={argument_text(item, places.artifact)}" for item in case.inputs]
     inputs += [REFERENCE_FLAGS] if case.reference else []
-    expected = [f"--expected_output={argument_text(item, paths.artifact)}" for item in case.expected_outputs]
+    expected = [f"--expected_output={argument_text(item, places.artifact)}" for item in case.expected_outputs]
     if case.order is ArgumentOrder.MODULES_FIRST:
-        loaded = [f"--module={paths.module(module)}" for module in case.modules]
-        outputs = [f"--output={_format_output_text(item.value, folder)}" for item in case.outputs]
-        return (tool, *loaded, *_list_parameter_flags(case.parameters, paths), *inputs, *outputs, *expected, *flags)
+        loaded = [f"--module={places.module(module)}" for module in case.modules]
+        # `@name` and `+name` are files of the step's folder; `-` is none.
+        values = [item.value for item in case.outputs]
+        values = [f"{value[0]}{folder}/{value[1:]}" if value[:1] in ("@", "+") else value for value in values]
+        outputs = [f"--output={value}" for value in values]
+        return (tool, *loaded, *places.list_parameter_flags(case.parameters), *inputs, *outputs, *expected, *flags)
     return (
         tool,
         f"--device={case.device}",
-        *(f"--module={paths.module(module)}" for module in case.modules),
+        *(f"--module={places.module(module)}" for module in case.modules),
         *((f"--function={case.function}",) if case.function else ()),
         *flags,
         *inputs,
         *expected,
-        *_list_parameter_flags(case.parameters, paths),
-        *(f"--module={paths.module(module)}" for module in case.extra_modules),
+        *places.list_parameter_flags(case.parameters),
+        *(f"--module={places.module(module)}" for module in case.extra_modules),
     )
 
 
-def benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths) -> tuple[str, ...]:
+def benchmark_argv(tool: str, case: Case, flags: Sequence[str], places: Places) -> tuple[str, ...]:
     """`iree-benchmark-module`, in the order of the case.
 
     Sharktank's is: device, function, dependencies with their parameters, inputs, flags, main module.
     """
-    inputs = [f"--input={argument_text(item, paths.artifact)}" for item in case.inputs]
+    inputs = [f"--input={argument_text(item, places.artifact)}" for item in case.inputs]
     json = "--benchmark_format=json"
     if case.order is ArgumentOrder.MODULES_FIRST:
-        loaded = [f"--module={paths.module(module)}" for module in case.modules]
-        return (tool, json, *loaded, *_list_parameter_flags(case.parameters, paths), *inputs, *flags)
+        loaded = [f"--module={places.module(module)}" for module in case.modules]
+        return (tool, json, *loaded, *places.list_parameter_flags(case.parameters), *inputs, *flags)
     loaded = []
     dependencies = case.modules[:-1]
     for index, module in enumerate(dependencies):
-        loaded.append(f"--module={paths.module(module)}")
-        loaded += _list_parameter_flags(case.parameters[index : index + 1], paths)
-    loaded += _list_parameter_flags(case.parameters[len(dependencies) :], paths)
-    main = f"--module={paths.module(case.modules[-1])}"
+        loaded.append(f"--module={places.module(module)}")
+        loaded += places.list_parameter_flags(case.parameters[index : index + 1])
+    loaded += places.list_parameter_flags(case.parameters[len(dependencies) :])
+    main = f"--module={places.module(case.modules[-1])}"
     return (tool, f"--device={case.device}", f"--function={case.function}", *loaded, json, *inputs, *flags, main)
 
 
@@ -164,33 +234,16 @@ def counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
     return (benchmark[0], _COUNTED_DEVICE, *(word for word in benchmark[1:] if not word.startswith(_NOT_COUNTED)))
 
 
-def _format_output_text(value: str, folder: str) -> str:
-    """`@name` and `+name` as files of the step's folder; `-` as it is."""
-    return f"{value[0]}{folder}/{value[1:]}" if value[:1] in ("@", "+") else value
-
-
 def argument_text(argument: Argument, artifact: Callable[[str], str]) -> str:
     """`value`, `@file` or `value=@file`; a file whose name says its type needs no value."""
     if not argument.url:
         return argument.value
-    path = artifact(argument.url)
-    value = argument.value or _format_type_in_name(argument.url, path)
+    path, url = artifact(argument.url), urlsplit(argument.url)
+    value = argument.value
+    if not value and url.scheme == "random" and path.endswith(".bin"):
+        # A seeded file without a header: its URL names its type (`random://normal/1x3xbf16?…`).
+        value = unquote(url.path.strip("/"))
     return f"{value}=@{path}" if value else f"@{path}"
-
-
-def _format_type_in_name(url: str, path: str) -> str:
-    """The tensor type of a seeded file without a header: its URL names it (`random://normal/1x3xbf16?…`)."""
-    parts = urlsplit(url)
-    return unquote(parts.path.strip("/")) if parts.scheme == "random" and path.endswith(".bin") else ""
-
-
-def _list_parameter_flags(parameters: Sequence[Parameters], paths: Paths) -> list[str]:
-    flags = []
-    for item in parameters:
-        path = paths.artifact(item.url) if item.url else paths.archive(item)
-        if path:
-            flags.append(f"--parameters={item.scope}={path}" if item.scope else f"--parameters={path}")
-    return flags
 
 
 def makes_dumps(argv: Sequence[str]) -> bool:

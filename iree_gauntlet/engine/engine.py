@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.plan import Plan
-    from iree_gauntlet.engine.rounds.confirming import ConfirmRules
+    from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.records.event_log import Journal
@@ -103,46 +103,38 @@ class Performed:
     code: ExitCode = ExitCode.OK
 
 
+@dataclass
 class Engine:
     """Executes steps.
 
-    Args:
+    Attributes:
         session: what it runs in; its log is the run's journal.
         workbench: the caches and the IREE.
         options: how to run.
-        performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
-            step is not its own, and is executed as ever.
+        performers: what executes the steps of a stage, in place of what spec files mean by it.
         available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
         elsewhere: other machines that perform the steps; None for this one.
-
-    Attributes:
         results: the result of each step, by id.
     """
 
-    def __init__(
-        self,
-        session: Session[Journal],
-        workbench: Workbench,
-        options: RunOptions,
-        performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
-        available_memory: Callable[[], int | None] = free_memory,
-        elsewhere: Elsewhere | None = None,
-    ) -> None:
-        self.results: dict[str, Result] = {}
-        self.options = options
-        self._elsewhere = elsewhere
-        self._session = session
-        self._store = workbench.store
-        self._modules = workbench.modules
-        self._release = workbench.toolchain.compiler.release if workbench.toolchain else ""
-        self._progress = session.progress
-        self._performers = performers or {}
-        self._memory = _Memory(available_memory)
-        self._cancelled = session.cancelled
-        # Expected outputs that a fetch did not get, by URL.
-        self._not_had: dict[str, ArtifactError] = {}
-        self._quiet = QuietStretch(session.locks, session.progress.waiting)
-        self._maker = ModuleMaker(session, workbench, made_again=options.made_again)
+    session: Session[Journal]
+    workbench: Workbench
+    options: RunOptions
+    performers: Mapping[Stage, Callable[[Step], Result]] = field(default_factory=dict)
+    available_memory: Callable[[], int | None] = free_memory
+    elsewhere: Elsewhere | None = None
+    results: dict[str, Result] = field(default_factory=dict)
+    _quiet: QuietStretch = field(init=False)
+    _maker: ModuleMaker = field(init=False)
+    # Expected outputs that a fetch did not get, by URL.
+    _not_had: dict[str, ArtifactError] = field(default_factory=dict)
+    # Asked not more often than it could have changed by what was started last.
+    _memory: int | None = None
+    _memory_asked: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._quiet = QuietStretch(self.session.locks, self.session.progress.waiting)
+        self._maker = ModuleMaker(self.session, self.workbench, self.options.made_again)
 
     def run(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> ExitCode:
         """Runs steps and journals their results, up to the `end` event.
@@ -173,12 +165,12 @@ class Engine:
             performed.code = ExitCode.ERROR
         seconds = round(time.monotonic() - began, 3)
         interrupted = performed.code is ExitCode.INTERRUPTED
-        self._session.log.end(exit_code=int(performed.code), seconds=seconds, interrupted=interrupted)
+        self.session.log.end(exit_code=int(performed.code), seconds=seconds, interrupted=interrupted)
 
     def announce(self, steps: Sequence[Step]) -> None:
         """Journals steps that were not known when the run began, before they are performed."""
-        self._session.log.more_steps(steps)
-        self._progress.steps_added(len(steps))
+        self.session.log.more_steps(steps)
+        self.session.progress.steps_added(len(steps))
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
         """Runs some steps of a plan and journals their results; more may follow.
@@ -189,33 +181,37 @@ class Engine:
         Raises:
             BaseException: what a signal handler raises; what runs has been ended then, and the engine with it.
         """
-        if self._elsewhere is not None:
-            return self._elsewhere.runner(steps, finished, self).run()
+        if self.elsewhere is not None:
+            return self.elsewhere.runner(steps, finished, self).run()
         limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._fits)
+        # In their order, but for chains whose modules are all in the cache: they fill the time that compiles take.
+        compiles = [step for step in steps if step.stage is Stage.COMPILE]
+        cached = {step.chain for step in compiles} - {step.chain for step in compiles if not step.cache.hit}
+        ordered = sorted(steps, key=lambda step: step.chain in cached)
         try:
-            return Scheduler(
-                _list_cached_last(steps), finished, limits, self._work, self.skip, self.abort, self.rest
-            ).run()
+            return Scheduler(ordered, finished, limits, self._work, self.skip, self.abort, self.rest).run()
         finally:
             self.rest()
 
     def abort(self) -> None:
         """Ends what runs, unless that is under way."""
-        if not self._cancelled.is_set():
-            self._session.cancel()
+        if not self.session.cancelled.is_set():
+            self.session.cancel()
 
     def _fits(self, step: Step) -> bool:
         """Whether there is memory for one more compile: the compiler holds a program several times."""
         sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
-        free = self._memory.available()
-        return free is None or free > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
+        now = time.monotonic()
+        if now - self._memory_asked > _MEMORY_SECONDS:
+            self._memory_asked, self._memory = now, self.available_memory()
+        return self._memory is None or self._memory > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
 
     def _work(self, step: Step) -> Verdict:
-        if self._cancelled.is_set():
+        if self.session.cancelled.is_set():
             return Verdict.ERROR
         self.begin(step)
         result = self.result_of(step)
-        if self._cancelled.is_set():
+        if self.session.cancelled.is_set():
             # What was cut short has no result: the journal shows it as unfinished, and a resumed run does it.
             return Verdict.ERROR
         return self.conclude(step, result)
@@ -233,8 +229,8 @@ class Engine:
             again: it was begun before by another, which the journal knows.
         """
         if not again:
-            self._session.log.start(step.id)
-        self._progress.step_started(step, worker)
+            self.session.log.start(step.id)
+        self.session.progress.step_started(step, worker)
 
     def result_of(self, step: Step) -> Result:
         """Performs a step under its locks, judged by what was expected of it; nothing is journalled."""
@@ -248,7 +244,7 @@ class Engine:
                 if step.stage is Stage.THRESHOLD:
                     self._require_expected(step)
                 with self._hold_locks(step) as waited:
-                    result = self._execute(step)
+                    result = self.performers.get(step.stage, self._execute)(step)
         except GauntletError as error:
             said = said or isinstance(error, ArtifactError)
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
@@ -267,22 +263,22 @@ class Engine:
     def conclude(self, step: Step, result: Result) -> Verdict:
         """Journals the result of a step."""
         self.results[step.id] = result
-        self._session.log.result(step.id, result)
-        self._progress.step_finished(step, result)
+        self.session.log.result(step.id, result)
+        self.session.progress.step_finished(step, result)
         return result.verdict
 
     def put_back(self, step: Step) -> None:
         """A step that began elsewhere is not done, and waits again."""
-        self._progress.step_put_back(step)
+        self.session.progress.step_put_back(step)
 
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
         """Journals that another machine takes part."""
-        self._session.log.write("worker", {"name": name, "machine": dict(machine)})
+        self.session.log.write("worker", {"name": name, "machine": dict(machine)})
 
     def remark(self, text: str) -> None:
         """Journals what a reader must know, and says it."""
-        self._session.log.write("remark", {"text": text})
-        self._progress.message(text)
+        self.session.log.write("remark", {"text": text})
+        self.session.progress.message(text)
 
     def skip(self, step: Step, reason: str) -> Verdict:
         """Journals that a step cannot run."""
@@ -291,59 +287,52 @@ class Engine:
     @contextmanager
     def _hold_locks(self, step: Step) -> Iterator[float]:
         """Hold the machine-wide locks that a step needs; yields the seconds that it waited for them."""
-        device = step.resources.device
+        device, exclusive = step.resources.device, step.resources.exclusive
         began = time.monotonic()
         with ExitStack() as stack:
-            if step.resources.exclusive or not step.resources.cores:
+            if exclusive or not step.resources.cores:
                 self._quiet.rest()
-            if step.resources.exclusive and step.resources.cores:
-                stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._progress.waiting))
-            elif step.resources.cores and step.stage is not Stage.COUNT:
+            # A step without cores takes the machine and the device by itself, for each block of its rounds.
+            if exclusive and step.resources.cores:
+                stack.enter_context(self.session.quiet(device))
+            elif step.resources.cores:
                 # A count is the same whatever else there is: it waits for nobody.
-                stack.enter_context(self._quiet.held())
-            # A step without cores takes the device by itself too, for each block of its rounds.
-            if device and step.resources.cores and (step.resources.exclusive or not device.startswith("local-")):
-                stack.enter_context(self._session.locks.device_lock(device, self._progress.waiting))
+                if step.stage is not Stage.COUNT:
+                    stack.enter_context(self._quiet.held())
+                if device and not device.startswith("local-"):
+                    stack.enter_context(self.session.locks.device_lock(device, self.session.progress.waiting))
             yield time.monotonic() - began
 
     def _execute(self, step: Step) -> Result:
-        performer = self._performers.get(step.stage)
-        performed = performer(step) if performer is not None else None
-        if performed is not None:
-            return performed
         match step.stage:
             case Stage.FETCH:
                 return self._fetch(step)
-            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE | Stage.COUNT:
-                return self._make_values(step)
+            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE:
+                return self._maker.make(step)
+            case Stage.COUNT:
+                from iree_gauntlet.engine.performance import check_instructions  # noqa: PLC0415
+
+                return check_instructions(step, self._maker.make(step), self.workbench.release)
             case Stage.THRESHOLD:
                 from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
 
-                return check_error(step, check_threshold(step, self._session.processes))
+                return check_error(step, check_threshold(step, self.session.processes))
             case Stage.COMPSTAT:
                 from iree_gauntlet.engine.performance import check_compile_statistics  # noqa: PLC0415
 
-                return check_compile_statistics(step, self._release, self._modules)
+                return check_compile_statistics(step, self.workbench.release, self.workbench.modules)
             case Stage.BENCHMARK:
                 from iree_gauntlet.engine.performance import run_benchmark  # noqa: PLC0415
 
-                return run_benchmark(step, self._session.processes, self.options.confirm, self._cancelled)
+                return run_benchmark(step, self.session.processes, self.options.confirm, self.session.cancelled)
             case Stage.EXPORT:
                 raise TypeError(f"{step.id}: nothing that exports was given")
-
-    def _make_values(self, step: Step) -> Result:
-        made = self._maker.make(step)
-        if step.stage is not Stage.COUNT:
-            return made
-        from iree_gauntlet.engine.performance import check_instructions  # noqa: PLC0415
-
-        return check_instructions(step, made, self._release)
 
     def _fetch(self, step: Step) -> Result:
         fetched: list[Fetched] = []
         lost = 0
         for item in step.inputs:
-            if self._cancelled.is_set():
+            if self.session.cancelled.is_set():
                 break
             try:
                 fetched.append(self._fetched(item.url))
@@ -361,7 +350,7 @@ class Engine:
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=(*step.notes, *notes))
 
     def _fetched(self, url: str) -> Fetched:
-        return until_cancelled(partial(self._store.fetch, url), self._cancelled, f"{url}: interrupted")
+        return until_cancelled(partial(self.workbench.store.fetch, url), self.session.cancelled, f"{url}: interrupted")
 
     def _require_expected(self, step: Step) -> None:
         """Makes sure of the expected outputs of a threshold step, as far as they are fetched."""
@@ -371,28 +360,8 @@ class Engine:
             errors[0].notes += tuple(error.what for error in errors[1:])
             raise errors[0]
         for url in expected:
-            if not self._store.present(url):
+            if not self.workbench.store.present(url):
                 self._fetched(url)
-
-
-class _Memory:
-    """How much memory is free, asked not more often than it could have changed by what was started last.
-
-    Args:
-        ask: bytes that are free now, or None.
-    """
-
-    def __init__(self, ask: Callable[[], int | None]) -> None:
-        self._ask = ask
-        self._asked = -math.inf
-        self._bytes: int | None = None
-
-    def available(self) -> int | None:
-        """Bytes that are free, or were a moment ago; None where that is not known."""
-        now = time.monotonic()
-        if now - self._asked > _MEMORY_SECONDS:
-            self._asked, self._bytes = now, self._ask()
-        return self._bytes
 
 
 def _with_gone_input(step: Step, result: Result) -> Result:
@@ -403,11 +372,3 @@ def _with_gone_input(step: Step, result: Result) -> Result:
     what = f"{gone[0]} is not there any more: was the cache or the run's folder cleared while this ran?"
     hint = "Run again; `--resume` makes what is missing."
     return Result(Verdict.ERROR, what, notes=step.notes, tail=(hint,), command=result.command, log=result.log)
-
-
-def _list_cached_last(steps: Sequence[Step]) -> list[Step]:
-    """In their order, but for chains whose modules are all in the cache: they fill the time that compiles take."""
-    compiles = [step for step in steps if step.stage is Stage.COMPILE]
-    to_compile = {step.chain for step in compiles if not step.cache.hit}
-    cached = {step.chain for step in compiles} - to_compile
-    return sorted(steps, key=lambda step: step.chain in cached)

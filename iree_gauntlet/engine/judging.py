@@ -1,24 +1,27 @@
-"""Verdicts of processes that ended badly, and of steps that are expected to fail."""
+"""Verdicts of processes that ended badly, of files that they read, and of steps that are expected to fail."""
 
 from __future__ import annotations
 
+import json
 import mmap
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.dialects.spec_file import did_you_mean
-from iree_gauntlet.engine.given_files import describe_unreadable
 from iree_gauntlet.engine.processes.supervisor import Outcome, disk_full
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import listed
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from iree_gauntlet.steps import Step
+    from iree_gauntlet.steps import Command, Step
 
 
 _ERROR_LINE = re.compile(r"\berror: ")
@@ -76,6 +79,12 @@ _MISTAKES = tuple(
         ),
     )
 )
+INPUT = "--input="
+EXPECTED = "--expected_output="
+# Lies beside expected outputs that were recorded.
+PROVENANCE_FILE = "provenance.json"
+# What names a file behind these: opened, read on, or read to its end.
+_FILE_MARKS = ("@", "+", "*")
 _MOST_NAMES = 8
 # What a compiler says of a chip that it does not know; the first of a chip of NVIDIA's that even its help names.
 _UNKNOWN_CHIP = re.compile(r"missing GPU target in #hal\.executable\.target|Unknown (?:CUDA|ROCM|Vulkan) target")
@@ -135,7 +144,7 @@ def after_process(
 def _describe_mistake(step: Step, said: str, reason: str) -> str:
     """What the spec asks for that is not there, or is none, behind the tool's name; empty where that is not why."""
     runs = step.stage in (Stage.THRESHOLD, Stage.BENCHMARK)
-    if step.command and runs and (damaged := describe_unreadable(step.command)):
+    if step.command and runs and (damaged := _describe_unreadable(step.command)):
         return damaged
     for pattern, text in _MISTAKES:
         if found := pattern.search(said):
@@ -196,3 +205,94 @@ def with_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
         wanted += f" with {shorten(step.expect_match)!r} in the reason or the output"
     reason = f"{result.reason}; {result.failure}, but expected is: {wanted} ({step.expect_origin or expected})"
     return replace(result, reason=f"{reason}; if this is expected, say so there")
+
+
+def values_of(command: Command, flag: str) -> list[str]:
+    """What a command says behind all of its flags of one name, which ends with `=`."""
+    return [word.removeprefix(flag) for word in command.argv if word.startswith(flag)]
+
+
+def require_whole_files(command: Command) -> None:
+    """Makes sure that a command reads its files to their ends: the tools pass over a rest.
+
+    Raises:
+        UnreadError: it does not.
+    """
+    # They bring NumPy.
+    from iree_gauntlet.measuring.numerics.arrays import UnreadError, read_arguments  # noqa: PLC0415
+
+    for flag in (INPUT, EXPECTED):
+        try:
+            values = values_of(command, flag)
+            # By itself, or behind its type.
+            named = [
+                text
+                for text in values
+                if text.startswith(_FILE_MARKS) or text.partition("=")[2].startswith(_FILE_MARKS)
+            ]
+            read_arguments(named, Path(command.cwd))
+        except UnreadError:
+            raise
+        except GauntletError:
+            # The tool has its own word on what cannot be read.
+            continue
+
+
+def _describe_unreadable(command: Command) -> str:
+    """Which .npy of a command is missing or damaged, behind the tool's name; empty where all can be read."""
+    from iree_gauntlet.measuring.numerics.arrays import read_arguments  # noqa: PLC0415 - it brings NumPy
+
+    try:
+        for flag in (INPUT, EXPECTED):
+            # Of these alone, what cannot be read here cannot be read by the tool.
+            arrays = [text for text in values_of(command, flag) if text.startswith(_FILE_MARKS)]
+            read_arguments(arrays, Path(command.cwd))
+    except GauntletError as error:
+        return f"cannot use {error.what}; {error.hint or 'fetch or record this file again'}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFile(Recorded):
+    """A file that a provenance names, beside which there may be `data`; what is written in the spec has no hash."""
+
+    source: str
+    sha256: str = ""
+    data: tuple[RecordedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenProvenance(Recorded):
+    """What recorded outputs were made from."""
+
+    outputs: tuple[RecordedFile, ...]
+    made_by: str = ""
+    optimisations: str = ""
+    model: RecordedFile | None = None
+    inputs: tuple[RecordedFile, ...] = ()
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of outputs, by their names."""
+        return {item.source: item.sha256 for item in self.outputs if item.sha256}
+
+
+def read_provenance(folder: Path) -> GoldenProvenance | None:
+    """That of the outputs in a folder; None where there is none, or one of somebody else's making."""
+    try:
+        return GoldenProvenance.from_dict(json.loads((folder / PROVENANCE_FILE).read_bytes()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def find_changed_goldens(command: Command) -> list[str]:
+    """Expected outputs of a command that are not what was recorded, by the record beside them."""
+    found = []
+    for text in values_of(command, EXPECTED):
+        _, mark, name = text.partition("@")
+        path = Path(command.cwd, name)
+        record = read_provenance(path.parent) if mark and path.is_file() else None
+        known = record.hashes.get(path.name) if record is not None else None
+        if known and hash_file(path) != known:
+            found.append(f"{path.name} is not what was recorded ({PROVENANCE_FILE} has another hash)")
+    return found

@@ -12,12 +12,20 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Case, Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
-from iree_gauntlet.engine.modules.batches import BatchCompiler, Batched, place_of, with_batches, with_function
+from iree_gauntlet.engine.modules.batches import (
+    BATCH_RECORD,
+    BatchCompiler,
+    Batched,
+    place_of,
+    with_batches,
+    with_function,
+)
 from iree_gauntlet.engine.modules.modules import ModuleMaker
 from iree_gauntlet.engine.processes.compile_client import (
     EXIT_DEFECT,
@@ -35,7 +43,8 @@ from iree_gauntlet.measuring.machine.machine_state import total_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
+    from iree_gauntlet.engine.engine import RunOptions
+    from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.results import Result
@@ -60,20 +69,19 @@ def _is_small(step: Step) -> bool:
     return size <= _MOST_PROGRAM_BYTES and served(step.command.argv[2:-2])
 
 
+@dataclass
 class ServedCompiles(Processes):
     """Processes of which the small compiles are done by a fork server.
 
-    Args:
+    Attributes:
         supervisor: owns the other processes.
         run_dir: the run's folder.
         server: compiles.
         memory_bytes: that a compile may take.
     """
 
-    def __init__(self, supervisor: Supervisor, run_dir: Path, server: CompileServer, memory_bytes: int) -> None:
-        super().__init__(supervisor, run_dir)
-        self._server = server
-        self._memory_bytes = memory_bytes
+    server: CompileServer
+    memory_bytes: int
 
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
         """Runs a step's command, or does what it would do."""
@@ -83,7 +91,7 @@ class ServedCompiles(Processes):
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         _, program, *flags = chosen.argv
-        outcome = self._server.compile(
+        outcome = self.server.compile(
             CompileJob(
                 programs=(program,),
                 flags=tuple(flags[:-2]),
@@ -92,7 +100,7 @@ class ServedCompiles(Processes):
                 stderr=folder / f"{name}stderr.txt",
                 cwd=chosen.cwd,
                 timeout=step.timeout,
-                memory_bytes=self._memory_bytes,
+                memory_bytes=self.memory_bytes,
             )
         )
         if outcome.exit_code in (EXIT_DEFECT, EXIT_UNWRITABLE):
@@ -104,91 +112,59 @@ class ServedCompiles(Processes):
 
 @dataclass(frozen=True, slots=True)
 class OperatorSteps:
-    """Performs compile and threshold steps of operator suites.
+    """Performs compile and threshold steps of operator suites; those of other dialects are done as ever.
 
     Attributes:
-        runs: runs modules; None where nothing is to be run.
-        processes: starts what the servers do not do.
+        session: its processes do small compiles by a server.
+        maker: compiles by itself what is in no batch.
         compiles: compile steps of the plan, by id.
         batches: compiles batches; None where each case is compiled by itself.
     """
 
+    session: Session[Any]
     maker: ModuleMaker
-    runs: RunServers | None
-    processes: Processes
     compiles: Mapping[str, Step]
-    batches: BatchCompiler | None = None
+    batches: BatchCompiler | None
 
-    @property
-    def performers(self) -> dict[Stage, Callable[[Step], Result | None]]:
-        """For the engine."""
-        compiles: dict[Stage, Callable[[Step], Result | None]] = {Stage.COMPILE: self._compile}
-        return compiles if self.runs is None else compiles | {Stage.THRESHOLD: self._check_threshold}
+    def compile(self, batches: BatchCompiler, step: Step) -> Result:
+        """A batch, or a compile that may be in one."""
+        if batches.owns(step):
+            return batches.make(step)
+        return batches.hand_out(step) or self.maker.make(step)
 
-    def _compile(self, step: Step) -> Result | None:
+    def check_threshold(self, runs: RunServers, step: Step) -> Result:
+        """A threshold step, by the processes that run modules where they can."""
         if step.dialect != DIALECT:
-            return None
-        if self.batches is not None:
-            if self.batches.owns(step):
-                return self.batches.make(step)
-            result = self.batches.hand_out(step)
-            if result is not None:
-                return result
-        return self.maker.make(step)
+            from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
 
-    def _check_threshold(self, step: Step) -> Result | None:
-        if step.dialect != DIALECT:
-            return None
-        place = place_of(_find_module(step)) if self.batches is not None else None
+            return check_error(step, check_threshold(step, self.session.processes))
+        module = Path(step.input("module").path)
+        place = place_of(module) if self.batches is not None else None
         if place is None:
-            return self._check(step)
-        result = self._check(with_function(step, place.function))
+            return self._check(runs, step)
+        batch, function = place
+        result = self._check(runs, with_function(step, function))
         if result.verdict is Verdict.PASSED:
             return result
         # The verdict is that of the case's own module.
-        made = self._run_alone(step)
-        if made is not None and made.verdict is not Verdict.PASSED:
-            what = f"its batch gave no good result ({result.reason}), and by itself it does not compile: {made.reason}"
-            return replace(made, reason=what)
-        checked = self._check(step)
-        note = f"it was run from {place.batch} first: {result.reason}; this is what its own module gives"
+        compiled = next((self.compiles[need] for need in step.needs if need in self.compiles), None)
+        if compiled is not None:
+            made = self.maker.make(compiled)
+            if made.verdict is not Verdict.PASSED:
+                what = f"its batch gave no good result ({result.reason}), and by itself it does not compile"
+                return replace(made, reason=f"{what}: {made.reason}")
+            module.with_name(BATCH_RECORD).unlink(missing_ok=True)
+        checked = self._check(runs, step)
+        note = f"it was run from {batch} first: {result.reason}; this is what its own module gives"
         return replace(checked, notes=(*checked.notes, note))
 
-    def _run_alone(self, step: Step) -> Result | None:
-        compiles: Sequence[Step] = [self.compiles[need] for need in step.needs if need in self.compiles]
-        if not compiles:
-            return None
-        made = self.maker.make(compiles[0])
-        if made.verdict is Verdict.PASSED:
-            _find_module(step).with_name("batch.json").unlink(missing_ok=True)
-        return made
-
-    def _check(self, step: Step) -> Result:
-        assert self.runs is not None, "nothing is run without"
-        result = check_served_threshold(step, self.runs, self.processes)
+    def _check(self, runs: RunServers, step: Step) -> Result:
+        result = check_served_threshold(step, runs, self.session.processes)
         if result is None:
             from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
 
-            result = check_threshold(step, self.processes)
+            result = check_threshold(step, self.session.processes)
         return result
-
-
-def _find_module(step: Step) -> Path:
-    return Path(step.input("module").path)
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorRun:
-    """How operator suites are run.
-
-    Attributes:
-        made_again: as for `ModuleMaker`.
-        runs: the processes that run modules; None where each run is one of its own.
-    """
-
-    jobs: int
-    made_again: Path | None
-    runs: RunServers | None
 
 
 def _compute_share_of_memory(jobs: int) -> int:
@@ -232,9 +208,17 @@ def started_runs(
 
 @contextmanager
 def operator_performers(
-    session: Session[Any], plan: Batched, machine: Workbench, run: OperatorRun
-) -> Iterator[Mapping[Stage, Callable[[Step], Result | None]]]:
-    """Performers for the engine; none where there are no such steps or no Python bindings."""
+    session: Session[Any], plan: Batched, machine: Workbench, options: RunOptions, runs: RunServers | None
+) -> Iterator[Mapping[Stage, Callable[[Step], Result]]]:
+    """Performers for an engine that is to be; none where there are no such steps or no Python bindings.
+
+    Args:
+        session: what it runs in.
+        plan: what is to be done.
+        machine: what it is done with.
+        options: how to run.
+        runs: the processes that run modules; None where each run is one of its own.
+    """
     toolchain = machine.toolchain
     mine = [step for step in plan.steps if step.dialect == DIALECT]
     if not mine or toolchain is None or not _has_compiler(toolchain):
@@ -248,19 +232,24 @@ def operator_performers(
         ) as scratch,
         CompileServer(toolchain.compiler.python, Path(scratch), _make_environment(toolchain)) as compiles,
     ):
-        memory = _compute_share_of_memory(run.jobs)
-        processes = ServedCompiles(session.supervisor, folder, compiles, memory)
-        maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes)
+        memory = _compute_share_of_memory(options.jobs)
+        session.processes = ServedCompiles(session.supervisor, folder, compiles, memory)
+        session.on_cancel(compiles.cancel)
+        maker = ModuleMaker(session, machine, made_again=options.made_again)
         batches = None
         if plan.wanted:
+            forced = options.made_again is not None
             batches = BatchCompiler(
-                compiles, machine.modules, plan.members, memory_bytes=memory, forced=run.made_again is not None
+                compiles, machine.modules, plan.members, memory_bytes=memory, forced=forced, progress=session.progress
             )
-        by_id = {step.id: step for step in mine if step.stage is Stage.COMPILE}
-        session.on_cancel(compiles.cancel)
-        if run.runs is not None:
-            session.on_cancel(run.runs.cancel)
-        yield OperatorSteps(maker, run.runs, processes, by_id, batches).performers
+        steps = OperatorSteps(session, maker, {step.id: step for step in mine if step.stage is Stage.COMPILE}, batches)
+        performers: dict[Stage, Callable[[Step], Result]] = {}
+        if batches is not None:
+            performers[Stage.COMPILE] = partial(steps.compile, batches)
+        if runs is not None:
+            session.on_cancel(runs.cancel)
+            performers[Stage.THRESHOLD] = partial(steps.check_threshold, runs)
+        yield performers
 
 
 def _has_compiler(toolchain: Toolchain) -> bool:

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import FailureKind, Metric, Verdict
-from iree_gauntlet.engine.given_files import require_whole_files
-from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
-from iree_gauntlet.engine.modules.modules import dispatch_count, read_statistics
-from iree_gauntlet.engine.rounds.confirming import Confirmed, ConfirmRules, confirm_time
-from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
+from iree_gauntlet.engine.judging import after_process, require_whole_files
+from iree_gauntlet.engine.modules.modules import Kept, read_dispatch_count
+from iree_gauntlet.engine.rounds.taken_rounds import Confirmed, ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
@@ -25,7 +22,7 @@ from iree_gauntlet.results import Check, Result, shorten
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from iree_gauntlet.engine.modules.module_cache import ModuleCache
     from iree_gauntlet.engine.processes.processes import Processes
@@ -103,7 +100,7 @@ def check_compile_statistics(step: Step, release: str, cache: ModuleCache) -> Re
     """
     paths = {item.role: Path(item.path) for item in step.inputs}
     figures = {
-        Metric.DISPATCH_COUNT: dispatch_count(read_statistics(paths["statistics"])),
+        Metric.DISPATCH_COUNT: read_dispatch_count(paths["statistics"]),
         Metric.BINARY_SIZE_BYTES: paths["module"].stat().st_size,
     }
     checks = [
@@ -112,9 +109,9 @@ def check_compile_statistics(step: Step, release: str, cache: ModuleCache) -> Re
         if measured is not None
     ]
     statistics: dict[str, Any] = {metric.value: measured for metric, measured in figures.items()}
-    broken = [check for check in checks if check.metric == Metric.DISPATCH_COUNT and check.passed is False]
-    why = [text for check in broken if (text := _describe_dispatch_changes(cache, step, check))]
-    return replace(_judge(checks), statistics=statistics, notes=(*step.notes, *why))
+    counts = [check for check in checks if check.metric == Metric.DISPATCH_COUNT and check.passed is False]
+    why = [_describe_dispatch_changes(cache, step, check.limit) for check in counts if check.limit is not None]
+    return replace(_judge(checks), statistics=statistics, notes=(*step.notes, *filter(None, why)))
 
 
 def check_instructions(step: Step, counted: Result, release: str) -> Result:
@@ -139,40 +136,25 @@ def _judge(checks: Sequence[Check]) -> Result:
     return Result(verdict, reason, checks=tuple(checks), failure=FailureKind.MISSES_A_GOLDEN if broken else None)
 
 
-def _describe_dispatch_changes(cache: ModuleCache, step: Step, check: Check) -> str:
+def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> str:
     """The dispatches that are new and gone against the newest module in the cache that kept the golden."""
-    assert check.limit is not None, "a broken golden has a limit"
-    kept = (entry for entry in _list_compiled(cache, step) if _count(entry) <= check.limit)
-    newest = max(kept, key=lambda entry: str(entry["created"]), default=None)
-    found = cache.lookup(newest["key"]).entry if newest else None
-    if newest is None or found is None:
+    # For the module that the step looks at, whatever compiled them.
+    compiled = (entry for entry in cache.list_entries() if entry.name in step.needs and _MODULE in entry.files)
+    counted = ((Kept.from_dict(entry.metadata).statistics.get("dispatch_count"), entry) for entry in compiled)
+    kept = [(count, entry) for count, entry in counted if count is not None and count <= limit]
+    if not kept:
         return ""
-    module = step.input(_MODULE).path
-    before, after = _list_names(found.files[_MODULE]), _list_names(module)
+    count, newest = max(kept, key=lambda item: item[1].created)
+    found = cache.lookup(newest.key).entry
+    before = _list_names(found.files[_MODULE]) if found is not None else []
+    after = _list_names(step.input(_MODULE).path)
     if not (before and after):
         return ""
     new, gone = find_new_and_gone(before, after)
     changes = "; ".join(f"{what}: {', '.join(names)}" for what, names in (("new", new), ("gone", gone)) if names)
-    count, day = _count(newest), str(newest["created"])[:16].replace("T", " ")
     dispatches = f"{count} dispatch" + ("" if count == 1 else "es")
+    day = newest.created[:16].replace("T", " ")
     return f"against the newest module with {dispatches} (of {day} UTC): {changes or 'the same names'}"
-
-
-def _count(entry: dict[str, Any]) -> int:
-    return int(entry["metadata"]["statistics"]["dispatch_count"])
-
-
-def _list_compiled(cache: ModuleCache, step: Step) -> Iterator[dict[str, Any]]:
-    """Entries of the cache for the module that a step looks at, whatever compiled them."""
-    for path in cache.folder.glob(f"modules/??/*/{ENTRY_FILE}"):
-        try:
-            entry = open_sealed(path.read_bytes(), path.parent.name)
-        except (OSError, DamageError):
-            # Removed meanwhile; or damaged, which `cache.verify` reports.
-            continue
-        statistics = entry["metadata"].get("statistics") or {}
-        if entry["name"] in step.needs and _MODULE in entry["files"] and statistics.get("dispatch_count") is not None:
-            yield entry
 
 
 def _list_names(module: Path | str) -> list[str]:

@@ -6,6 +6,7 @@ Everything that it needs to know comes in through `PlanContext`: no network, no 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import (
@@ -19,20 +20,17 @@ from iree_gauntlet.cases import (
     Metric,
     Module,
     Origin,
-    Parameters,
     Stage,
 )
 from iree_gauntlet.dialects.locations import problem_of_flag
-from iree_gauntlet.engine.commands import Paths, benchmark_argv, counted_flags, threshold_argv
+from iree_gauntlet.engine.commands import Places, benchmark_argv, counted_flags, parameters_role, threshold_argv
 from iree_gauntlet.engine.plan_modules import (
     DEFAULT_TIMEOUTS,
-    Places,
     PlanContext,
     compile_step,
     count_step,
     files_of,
     import_step,
-    parameters_role,
     parameters_step,
     reference_step,
 )
@@ -111,10 +109,6 @@ def _makes_modules(case: Case) -> bool:
     return any(module.origin.file == case.origin.file for module in (*case.modules, *case.extra_modules))
 
 
-def _format_counted_role(module: Module) -> str:
-    return COUNTED if module.role == MAIN else f"{module.role}.{COUNTED}"
-
-
 def _format_uncounted(case: Case) -> str:
     """Why the instructions of a case are not counted; empty where they are."""
     if case.target.family != "cpu":
@@ -131,7 +125,11 @@ class _Planner:
         self._selected = [case for case in cases.cases if stages & _work(case)]
         self._active = [case for case in self._selected if not _is_idle(case)]
         self._used = {module.id for case in self._active for module in case.modules}
-        self._with_made = {case.id for case in self._active if self._reads_parameters(case, stages)}
+        # Synthetic weights of a case are of use where its check is planned, or where they are asked for themselves.
+        asked = Stage.PARAMETERS in stages or self._stages == {Stage.FETCH}
+        timed = bool(self._stages & {Stage.COUNT, Stage.BENCHMARK})
+        checked = {kind: Stage.THRESHOLD in self._stages if kind is Kind.QUALITY else timed for kind in Kind}
+        self._with_made = {case.id for case in self._active if asked or checked[case.kind]}
         self._made = {made.module.id: made.module for case in self._active for _, made in self._list_made_values(case)}
         # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
         others = [case for case in cases.cases if not stages & _work(case) and _makes_modules(case)]
@@ -147,13 +145,12 @@ class _Planner:
         self._problems: set[Problem] = set()
         self._broken: set[Problem] = set()
         self._steps: dict[str, Step] = {}
-        self._places = Places(context.run_dir, self._owners)
-        self._files: dict[str, StepInput] = {}
-        self._flag_problems: dict[tuple[str, str], Problem] = {}
-        self._translations: dict[tuple[str, tuple[str, ...]], Translation] = {}
-        self._paths = Paths(
-            self._places.module_path, self._places.archive_path, lambda url: self._make_artifact(url).path
-        )
+        # Asked once however many steps have the same file, flags or problem.
+        self._find_artifact = cache(lambda url: (str(context.artifact_path(url)), context.artifact_hash(url)))
+        self._translate_flags = cache(context.translate)
+        self._problem_of_flag = cache(problem_of_flag)
+        self._places = Places(context.run_dir, self._owners, lambda url: self._find_artifact(url)[0])
+        self._counted = replace(self._places, counted=True)
         self._chains: dict[str, list[Case]] = {}
         for case in (*self._required, *self._selected):
             self._chains.setdefault(case.chain, []).append(case)
@@ -174,11 +171,6 @@ class _Planner:
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
 
-    def _reads_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
-        """Whether synthetic weights of a case are of use: its check is planned, or they are asked for themselves."""
-        checks = {Stage.THRESHOLD} if case.kind is Kind.QUALITY else {Stage.COUNT, Stage.BENCHMARK}
-        return bool(checks & self._stages) or Stage.PARAMETERS in asked or self._stages == {Stage.FETCH}
-
     def _list_made_values(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
         """(scope, values) of the archives that are generated for a case."""
         if case.id in self._with_made:
@@ -196,7 +188,9 @@ class _Planner:
 
     def _check(self, case: Case) -> None:
         if case.reference and Stage.REFERENCE in self._stages and not _is_idle(case):
-            self._plan_reference(case)
+            # Of a program that compiles: the compiler reports one that does not, once.
+            step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
+            self._add(reference_step(step, case.modules[-1], self._context))
         if case.kind is Kind.QUALITY and Stage.THRESHOLD in self._stages:
             self._plan_threshold(case)
         if (case.kind is Kind.COMPSTAT or case.compile_statistics) and Stage.COMPSTAT in self._stages:
@@ -213,18 +207,10 @@ class _Planner:
     def _compute_timeout(self, case: Case, stage: Stage) -> float:
         return self._context.timeouts.get(stage, dict(case.timeouts).get(stage, DEFAULT_TIMEOUTS[stage]))
 
-    def _make_artifact(self, url: str) -> StepInput:
-        """What is known of a URL's file, asked once however many steps read it."""
-        found = self._files.get(url)
-        if found is None:
-            path, sha256 = str(self._context.artifact_path(url)), self._context.artifact_hash(url)
-            found = self._files[url] = StepInput("input", path, url, sha256)
-        return found
-
     def _make_input(self, role: str, url: str) -> StepInput:
         """A URL's file as an input of a step."""
-        found = self._make_artifact(url)
-        return found if found.role == role else StepInput(role, found.path, url, found.sha256)
+        path, sha256 = self._find_artifact(url)
+        return StepInput(role, path, url, sha256)
 
     def _make_step(self, case: Case, stage: Stage, role: str = MAIN, **more: Any) -> Step:
         """A step with what all steps of a case have in common, and more fields."""
@@ -264,21 +250,12 @@ class _Planner:
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
     ) -> Translation:
-        """Flags as the tool spells them, asked once however many cases have the same."""
-        key = (tool, tuple(flags))
-        result = self._translations.get(key)
-        if result is None:
-            result = self._translations[key] = self._context.translate(flags, tool)
+        """Flags as the tool spells them."""
+        result = self._translate_flags(tuple(flags), tool)
         for unknown in result.unknown:
-            problem = self._make_problem_at_flag(origin.file, unknown.flag, unknown.message, unknown.hint)
+            problem = self._problem_of_flag(origin.file, unknown.flag, unknown.message, unknown.hint)
             (self._problems if problems is None else problems).add(problem)
         return result
-
-    def _make_problem_at_flag(self, file: str, flag: str, message: str, hint: str) -> Problem:
-        """A problem of a flag where it is written, looked for once however many cases have it."""
-        if (file, flag) not in self._flag_problems:
-            self._flag_problems[file, flag] = problem_of_flag(file, flag, message, hint)
-        return self._flag_problems[file, flag]
 
     def _run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
         """The flags of a run as the tool spells them, notes, and which of its own the tool does not know."""
@@ -286,9 +263,7 @@ class _Planner:
         if not case.own_flags:
             return shared.flags, (*case.notes, *shared.notes), ""
         own = self._translate(case.own_flags, tool, case.origin, self._broken)
-        unknown = (
-            self._make_problem_at_flag(case.origin.file, item.flag, item.message, item.hint) for item in own.unknown
-        )
+        unknown = (self._problem_of_flag(case.origin.file, item.flag, item.message, item.hint) for item in own.unknown)
         reasons = "; ".join(problem.in_one_line for problem in unknown)
         return (*shared.flags, *own.flags), (*case.notes, *shared.notes, *own.notes), reasons
 
@@ -340,8 +315,9 @@ class _Planner:
         """Imports and compiles a module, as far as these stages need it."""
         needs = self._fetch_needs([case.chain])
         imported = ""
-        if module.program.onnx is not None and Stage.IMPORT in self._stages:
-            step = import_step(self._make_step(case, Stage.IMPORT, module.role), module, self._context)
+        onnx = module.program.onnx
+        if onnx is not None and Stage.IMPORT in self._stages:
+            step = import_step(self._make_step(case, Stage.IMPORT, module.role), module, onnx, self._context)
             self._add(replace(step, needs=needs))
             needs, imported = (step.id,), step.output("program")
         if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
@@ -394,19 +370,12 @@ class _Planner:
             if owner
         )
 
-    def _plan_reference(self, case: Case) -> None:
-        """Has onnxruntime run a program that compiles: the compiler reports one that does not, once."""
-        step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
-        self._add(reference_step(step, case.modules[-1], self._context))
-
     def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
-        modules = [
-            StepInput("module", self._places.module_path(module)) for module in (*case.modules, *case.extra_modules)
-        ]
+        modules = [StepInput("module", self._places.module(module)) for module in (*case.modules, *case.extra_modules)]
         files = [("input", item.url) for item in case.inputs]
         files += [(EXPECTED_OUTPUT, item.url) for item in case.expected_outputs]
         files += [("parameters", item.url) for item in case.parameters]
-        archives = map(self._places.archive_path, (item for item in case.parameters if not item.url))
+        archives = map(self._places.archive, (item for item in case.parameters if not item.url))
         made = [StepInput("parameters", path) for path in archives if path]
         if case.reference:
             made.append(StepInput("reference", f"{self._places.folder(case.chain, Stage.REFERENCE)}/reference.zip"))
@@ -418,10 +387,10 @@ class _Planner:
         wrong: list[Problem] = []
         for item in wrong_tolerances(case):
             # As of unknown flags: what one case of a suite says itself keeps no other from running.
-            problem = self._make_problem_at_flag(item.file, item.flag, item.message, item.hint)
+            problem = self._problem_of_flag(item.file, item.flag, item.message, item.hint)
             wrong.append(problem) if item.flag in case.own_flags else self._problems.add(problem)
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
-        argv = threshold_argv(self._context.run_module, case, flags, self._paths, folder)
+        argv = threshold_argv(self._context.run_module, case, flags, self._places, folder)
         if not (case.expected_outputs or case.reference):
             notes = (*notes, NOTHING_COMPARED)
         self._add(
@@ -445,14 +414,6 @@ class _Planner:
                 notes=notes,
                 allclose=case.allclose,
             )
-        )
-
-    def _list_benchmark_needs(self, case: Case) -> tuple[str, ...]:
-        chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
-        return (
-            *self._list_module_needs(case.modules),
-            *self._list_made_needs(case),
-            *self._fetch_needs([*chains, case.chain]),
         )
 
     def _plan_compile_statistics(self, case: Case) -> None:
@@ -481,11 +442,8 @@ class _Planner:
         needs = [*self._list_made_needs(case), *self._fetch_needs([case.chain])]
         if not skip:
             needs += [needed for module in case.modules for needed in self._plan_counted_compile(module)]
-        paths = Paths(
-            self._format_counted_module, self._format_counted_archive, lambda url: self._make_artifact(url).path
-        )
-        argv = benchmark_argv(self._context.benchmark_module, case, flags, paths)
-        archives = ((item, self._format_counted_archive(item)) for item in case.parameters if not item.url)
+        argv = benchmark_argv(self._context.benchmark_module, case, flags, self._counted)
+        archives = ((item, self._counted.archive(item)) for item in case.parameters if not item.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
         files += [self._make_input("parameters", item.url) for item in case.parameters if item.url]
         files += [self._make_input("input", item.url) for item in case.inputs if item.url]
@@ -499,14 +457,14 @@ class _Planner:
             notes=notes,
         )
         command = Command(argv, case.working_directory or step.folder)
-        self._add(count_step(step, command, [*map(self._format_counted_module, case.modules)], files, self._context))
+        self._add(count_step(step, command, [*map(self._counted.module, case.modules)], files, self._context))
 
     def _plan_counted_compile(self, module: Module) -> Iterator[str]:
         """Compiles a module for the counter, once for all that use it; ids of what has to come before a count."""
         owner = self._owners.get(module.id)
         if owner is None:
             return
-        role = _format_counted_role(module)
+        role = self._counted.get_role(module)
         if step_id(owner.chain, Stage.COMPILE, role) not in self._steps:
             flags = counted_flags(module.flags, self._context.counter().cpu, self._context.linker)
             imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, module.role))
@@ -517,31 +475,20 @@ class _Planner:
             self._compile(owner, replace(module, role=role, flags=flags), needs, made)
         yield step_id(owner.chain, Stage.COMPILE, role)
 
-    def _format_counted_folder(self, module: Module) -> str:
-        owner = self._owners.get(module.id)
-        chain = owner.chain if owner else f"{module.name}.{module.target.name}"
-        return self._places.folder(chain, Stage.COMPILE, _format_counted_role(module))
-
-    def _format_counted_module(self, module: Module) -> str:
-        return f"{self._format_counted_folder(module)}/module.vmfb"
-
-    def _format_counted_archive(self, parameters: Parameters) -> str:
-        """As `Places.archive_path`; what a compile makes beside its module, the one that is counted makes too."""
-        owner = self._owners.get(parameters.splat_of) if parameters.splat_of else None
-        if owner is None:
-            return self._places.archive_path(parameters)
-        module = next(item for item in owner.modules if item.id == parameters.splat_of)
-        return f"{self._format_counted_folder(module)}/splat.irpa"
-
     def _plan_benchmark(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
-        argv = benchmark_argv(self._context.benchmark_module, case, flags, self._paths)
+        argv = benchmark_argv(self._context.benchmark_module, case, flags, self._places)
         folder = self._places.folder(case.chain, Stage.BENCHMARK)
+        chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
         self._add(
             self._make_step(
                 case,
                 Stage.BENCHMARK,
-                needs=self._list_benchmark_needs(case),
+                needs=(
+                    *self._list_module_needs(case.modules),
+                    *self._list_made_needs(case),
+                    *self._fetch_needs([*chains, case.chain]),
+                ),
                 command=Command(argv, case.working_directory or folder),
                 inputs=self._run_inputs(case),
                 cache=CacheLookup(reason="runs every time"),

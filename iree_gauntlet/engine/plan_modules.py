@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, archive_name
-from iree_gauntlet.cases import MAIN, Case, MadeValues, Module, Parameters, Stage
+from iree_gauntlet.cases import MadeValues, Module, OnnxImport, Stage
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
-    compile_flags,
     counted_argv,
     import_argv,
     makes_dumps,
     parameters_argv,
     shape_text,
+    with_statistics,
 )
 from iree_gauntlet.engine.modules.module_key import join_flags
 from iree_gauntlet.steps import CacheLookup, Command, Step, StepInput
@@ -49,14 +48,11 @@ DEFAULT_TIMEOUTS: dict[Stage, float] = {
 FILE_ROLE = "file "
 # A new number disowns all counts that were made before.
 _COUNT_FORMAT = 3
-# No path has a NUL in it.
-_FOLDER = "\0folder"
 _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
 
 
-def import_step(step: Step, module: Module, context: PlanContext) -> Step:
+def import_step(step: Step, module: Module, options: OnnxImport, context: PlanContext) -> Step:
     """Completes the step that prepares and imports an ONNX program."""
-    assert module.program.onnx is not None, "only ONNX programs are imported"
     source, data = _make_source(module, context), _list_weights_beside(module, context)
     output = f"{step.folder}/program.mlir"
     ingredients = {
@@ -66,8 +62,8 @@ def import_step(step: Step, module: Module, context: PlanContext) -> Step:
         "importer": context.importer,
         **_collect_hashes(data),
     }
-    argv = import_argv(context.python, context.import_script, source.path, output, module.program.onnx)
-    step = replace(step, inputs=(source, *data), outputs=(("program", output),), onnx=module.program.onnx)
+    argv = import_argv(context.python, context.import_script, source.path, output, options)
+    step = replace(step, inputs=(source, *data), outputs=(("program", output),), onnx=options)
     return _plan_making(step, argv, ingredients, context)
 
 
@@ -139,15 +135,19 @@ def compile_step(
     if imported:
         # The compiler keeps the program's path in the module: one that is the same in every run and checkout.
         program, working_directory = os.path.relpath(imported, step.folder), step.folder
-    splat = f"{step.folder}/splat.irpa" if module.splat else ""
-    # In the place of the step's folder, which differs from step to step: so many cases have the same flags.
-    marked = compile_flags(module, f"{_FOLDER}/statistics.json" if counted else "", f"{_FOLDER}/splat.irpa")
-    translation = translate(marked, "iree-compile")
-    flags = tuple(flag.replace(_FOLDER, step.folder) if _FOLDER in flag else flag for flag in translation.flags)
+    # As the spec has them: many cases have the same flags.
+    translation = translate(module.flags, "iree-compile")
+    flags, notes = translation.flags, translation.notes
+    outputs = [("module", f"{step.folder}/module.vmfb")]
+    if counted:
+        outputs.append(("statistics", f"{step.folder}/statistics.json"))
+        flags = with_statistics(flags, outputs[-1][1])
+    if module.splat:
+        outputs.append(("splat", f"{step.folder}/splat.irpa"))
+        splat = translate((f"--iree-parameter-splat={outputs[-1][1]}",), "iree-compile")
+        flags, notes = (*flags, *splat.flags), (*notes, *splat.notes)
     files = [(flag, _make_file(flag, url, context)) for flag, url in module.file_flags]
     data = _list_weights_beside(module, context)
-    outputs = [("module", f"{step.folder}/module.vmfb")]
-    outputs += [("statistics", f"{step.folder}/statistics.json")] if counted else []
     ingredients = {
         "kind": "compile",
         "program": source.sha256,
@@ -168,9 +168,9 @@ def compile_step(
         origin=module.origin,
         command=Command(argv, working_directory),
         inputs=(replace(source, path=imported or source.path), *data, *(item for _, item in files)),
-        outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
+        outputs=tuple(outputs),
         cache=_make_lookup(context, step.id, ingredients, argv),
-        notes=tuple(note.replace(_FOLDER, step.folder) for note in translation.notes),
+        notes=notes,
     )
 
 
@@ -271,8 +271,7 @@ def _collect_hashes(files: Sequence[StepInput]) -> dict[str, str]:
 
 
 def _format_options(module: Module) -> str:
-    options = module.program.onnx
-    assert options is not None, "only ONNX programs are imported"
+    options = module.program.onnx or OnnxImport()
     texts = [options.opset, [[name, shape_text(shape)] for name, shape in options.shapes]]
     return json.dumps(texts if options.least_opset is None else [*texts, options.least_opset])
 
@@ -338,60 +337,3 @@ class PlanContext:
     counter: Callable[[], Counter]
     timeouts: Mapping[Stage, float] = field(default_factory=dict)
     force_recompile: bool = False
-
-
-def parameters_role(scope: str, made: MadeValues) -> str:
-    """What distinguishes the step that makes an archive from others of its chain: kind of values and scope."""
-    return f"{made.label}.{archive_name(scope).removesuffix('.irpa')}"
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where steps keep their files.
-
-    Attributes:
-        run_dir: the run's folder.
-        owners: the case in whose chain a module is made, by module id; a module that no spec defines has none.
-    """
-
-    run_dir: Path
-    owners: Mapping[str, Case]
-
-    def folder(self, chain: str, stage: Stage, role: str = MAIN) -> str:
-        """The folder of a step."""
-        case, _, target = chain.rpartition("@")
-        name = stage.value if role == MAIN else f"{stage}.{role}"
-        return f"{self.run_dir}/steps/{_make_safe(f'{case}.{target}')}/{name}"
-
-    def module_folder(self, module: Module) -> str:
-        """The folder of the step that compiles a module."""
-        owner = self.owners.get(module.id)
-        if owner is None:
-            return f"{self.run_dir}/steps/{module.name}.{module.target.name}/compile"
-        return self.folder(owner.chain, Stage.COMPILE, module.role)
-
-    def module_path(self, module: Module) -> str:
-        """Path of a module's .vmfb."""
-        return f"{self.module_folder(module)}/module.vmfb"
-
-    def archive_path(self, parameters: Parameters) -> str:
-        """Path of an archive that a step of the run makes; empty for one that is fetched, or that nothing makes."""
-        if parameters.made is not None:
-            made = parameters.made
-            owner = self.owners.get(made.module.id)
-            chain = owner.chain if owner else f"{made.module.name}.{made.module.target.name}"
-            folder = self.folder(chain, Stage.PARAMETERS, parameters_role(parameters.scope, made))
-            return f"{folder}/{archive_name(parameters.scope)}"
-        if not parameters.splat_of:
-            return ""
-        owner = self.owners.get(parameters.splat_of)
-        if owner is None:
-            return f"{self.run_dir}/steps/{parameters.splat_of.replace('@', '.')}/splat.irpa"
-        module = next(item for item in owner.modules if item.id == parameters.splat_of)
-        return f"{self.module_folder(module)}/splat.irpa"
-
-
-def _make_safe(path: str) -> str:
-    """A path without '@' and '%': iree-run-module reads `path@entry`, and iree-compile fills in a '%'."""
-    plain = re.sub(r"[@%]", "_", path)
-    return plain if plain == path else f"{plain}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"

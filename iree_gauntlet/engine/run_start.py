@@ -314,11 +314,9 @@ def _needs_network(store: ArtifactStore, url: str) -> bool:
         return next(wheels.glob("*.whl"), None) is None
     from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
-    return not any(_is_on_this_machine(place) for place in places(url, store.configuration))
-
-
-def _is_on_this_machine(place: str) -> bool:
-    """Whether a place, such as a mirror in a folder, is a file that is there."""
-    path = unquote(urlsplit(place).path if place.startswith("file:") else place)
-    # Path.is_file raises for a name that is too long.
-    return path.startswith("/") and os.path.isfile(path)  # noqa: PTH113
+    for place in places(url, store.configuration):
+        # Such as a mirror in a folder. Path.is_file raises for a name that is too long.
+        path = unquote(urlsplit(place).path if place.startswith("file:") else place)
+        if path.startswith("/") and os.path.isfile(path):  # noqa: PTH113
+            return False
+    return True

@@ -23,16 +23,13 @@ from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.steps import Step
 
 
 _TOOL = "iree-run-module"
 _TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
-_SINGLE = ("--device", "--module", "--function")
-_MANY = ("--input", "--expected_output")
+_FLAGS = ("--device", "--module", "--function", "--input", "--expected_output")
 _TOLERANCES = (
     "--expected_f16_threshold",
     "--expected_f32_threshold",
@@ -57,9 +54,15 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
     if answer.verdict == RunVerdict.UNSUPPORTED:
         return None
     outcome = answer.outcome
+    typed = step
+    if step.command is not None and step.allclose is not None:
+        # As a person would type it: no tool compares, so that it keeps the outputs.
+        argv = [flag for flag in step.command.argv if not flag.startswith("--expected_output=")]
+        argv += [f"--output=@{path}" for _, path in step.outputs]
+        typed = replace(step, command=replace(step.command, argv=tuple(argv)))
     result = Result(
         Verdict.PASSED,
-        command=_format_typed(step, processes),
+        command=processes.typed(typed),
         cpu_seconds=outcome.cpu_seconds,
         peak_rss_bytes=outcome.peak_rss_bytes,
         tool_seconds=outcome.seconds,
@@ -99,42 +102,33 @@ def run_job(step: Step) -> RunJob | None:
     # A text that is expected is one of the tool's.
     if command is None or command.env or step.expect_match:
         return None
-    flags = _find_flags(command.argv[1:])
-    if flags is None:
-        return None
-    limits = _find_limits(tuple(flags["tolerances"]))
-    if limits is None:
+    found: dict[str, list[str]] = {name: [] for name in _FLAGS}
+    tolerances = []
+    for word in command.argv[1:]:
+        name, equals, value = word.partition("=")
+        if equals and name in found:
+            found[name].append(value)
+        elif equals and name in _TOLERANCES:
+            tolerances.append(word)
+        else:
+            return None
+    devices, modules, functions, inputs, expected = found.values()
+    limits = _find_limits(tuple(tolerances))
+    if limits is None or len(modules) != 1 or len(devices) != 1 or len(functions) > 1:
         return None
     return RunJob(
-        module=flags["--module"][0],
-        device=flags["--device"][0],
+        module=modules[0],
+        device=devices[0],
         timeout=step.timeout,
         cwd=command.cwd if command.cwd.startswith("/") else str(Path(command.cwd).absolute()),
-        function=flags["--function"][0] if flags["--function"] else "",
-        inputs=tuple(flags["--input"]),
-        expected=tuple(flags["--expected_output"]),
+        function="".join(functions),
+        inputs=tuple(inputs),
+        expected=tuple(expected),
         limits=limits,
         allclose=(allclose.rtol, allclose.atol, allclose.equal_nan) if allclose else None,
         kept=tuple(path for _, path in step.outputs),
         log=f"{step.folder}/stderr.txt",
     )
-
-
-def _find_flags(words: Sequence[str]) -> dict[str, list[str]] | None:
-    """The values of flags by their names, and whole flags of `tolerances`; None where a server cannot follow them."""
-    found: dict[str, list[str]] = {name: [] for name in (*_SINGLE, *_MANY, "tolerances")}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            return None
-        if name in _SINGLE or name in _MANY:
-            found[name].append(value)
-        elif name in _TOLERANCES:
-            found["tolerances"].append(word)
-        else:
-            return None
-    served = len(found["--module"]) == len(found["--device"]) == 1 and len(found["--function"]) <= 1
-    return found if served else None
 
 
 def _ask_again(step: Step, processes: Processes) -> Result:
@@ -159,12 +153,3 @@ def _find_limits(flags: tuple[str, ...]) -> tuple[tuple[str, float, float], ...]
     except GauntletError:
         return None
     return tuple((name, *tolerances.effective(name)) for name in _TOLERANT_TYPES if tolerances.applies_to(name))
-
-
-def _format_typed(step: Step, processes: Processes) -> str:
-    """The command as a person would type it: where no tool compares, it keeps the outputs."""
-    if step.command is None or step.allclose is None:
-        return processes.typed(step)
-    argv = [flag for flag in step.command.argv if not flag.startswith("--expected_output=")]
-    argv += [f"--output=@{path}" for _, path in step.outputs]
-    return processes.typed(replace(step, command=replace(step.command, argv=tuple(argv))))

@@ -21,8 +21,7 @@ import numpy as np
 
 from iree_gauntlet.cases import Allclose, FailureKind, Metric, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
-from iree_gauntlet.engine.given_files import EXPECTED, find_changed_goldens, require_whole_files, values_of
-from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.judging import EXPECTED, after_process, find_changed_goldens, require_whole_files, values_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
 from iree_gauntlet.measuring.numerics.arrays import (
@@ -40,12 +39,12 @@ from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolera
 from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob
+    from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.results import OutputComparison
     from iree_gauntlet.steps import Command, Step
@@ -68,7 +67,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     step = _with_reference(step)
     require_whole_files(step.process)
     if step.allclose is not None:
-        return _check_allclose(step, step.process, step.allclose, processes)
+        return _check_allclose(step, step.allclose, processes)
     outcome = processes.run(step)
     log = processes.log(step, "stdout.txt")
     passed = outcome.exit_code == 0
@@ -81,7 +80,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         reason = shorten(complaints[0].removeprefix("[FAILED] "))
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        result = _with_figures(step, step.process, processes, result, _find_other_types(complaints))
+        result = _with_figures(step, processes, result, _find_other_types(complaints))
     if changed := "" if passed else "; ".join(find_changed_goldens(step.process)):
         result = replace(result, reason=shorten(f"{changed}; {result.reason}"))
     return processes.complete(step, outcome, result)
@@ -109,11 +108,11 @@ def _say_not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
-def _check_allclose(step: Step, command: Command, allclose: Allclose, processes: Processes) -> Result:
+def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Result:
     """Runs with the outputs kept, and compares them by NumPy's rule."""
     try:
-        expected = [item and with_known_type(item) for item in _list_expected(command)]
-        keeping, paths = _keep_outputs(step, command, expected)
+        expected = [item and with_known_type(item) for item in _list_expected(step.process)]
+        keeping, paths = _keep_outputs(step, expected)
         # What is run is what the journal says.
         step = replace(step, command=keeping)
         outcome = processes.run(step)
@@ -141,12 +140,12 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
     result = replace(result, verdict=Verdict.FAILED, failure=FailureKind.WRONG_NUMBERS)
     try:
         expected = read_arguments(job.expected, Path(job.cwd))
-        actual = [_keep_output(record) for record in answer.outputs if record["type"]]
+        actual = [_keep_output(record) for record in answer.outputs if record.type]
         tolerances = parse_tolerances(step.process.argv)
     except (GauntletError, OSError) as error:
         what = error.what if isinstance(error, GauntletError) else str(error)
-        first = next(record for record in answer.outputs if not record["passed"])
-        reason = f"output {first['index']}: not as expected"
+        first = next(record for record in answer.outputs if not record.passed)
+        reason = f"output {first.index}: not as expected"
         return replace(result, reason=reason, notes=(*result.notes, f"no figures: {what}"))
     if step.allclose is None:
         comparisons = compare_outputs(actual, expected, tolerances)
@@ -166,11 +165,11 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
     )
 
 
-def _keep_output(record: Mapping[str, Any]) -> Tensor:
+def _keep_output(record: RunOutput) -> Tensor:
     """An output that a server has written; one that it had no place for has its type alone."""
-    tensor_type = parse_tensor_type(record["type"])
-    path = Path(record["file"])
-    if not record["file"]:
+    tensor_type = parse_tensor_type(record.type)
+    path = Path(record.file)
+    if not record.file:
         empty = np.empty(0, get_storage_dtype(tensor_type.element_type))
         return Tensor(tensor_type.element_type, tensor_type.shape, empty)
     if path.suffix == ".npy":
@@ -183,16 +182,14 @@ def _find_other_types(complaints: Sequence[str]) -> frozenset[int]:
     return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
 
 
-def _with_figures(
-    step: Step, command: Command, processes: Processes, result: Result, other_types: frozenset[int]
-) -> Result:
+def _with_figures(step: Step, processes: Processes, result: Result, other_types: frozenset[int]) -> Result:
     """Runs again with the outputs kept, and compares them here."""
     try:
-        expected = _list_expected(command)
-        tolerances = parse_tolerances(command.argv)
+        expected = _list_expected(step.process)
+        tolerances = parse_tolerances(step.process.argv)
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
-    keeping, paths = _keep_outputs(step, command, expected)
+    keeping, paths = _keep_outputs(step, expected)
     outcome = processes.run(step, keeping, name="outputs.")
     result = replace(
         result,
@@ -221,16 +218,12 @@ def _with_figures(
             "deterministic, or near the tolerance"
         )
         return replace(result, notes=(*result.notes, note))
-    if not complaints and _are_constant(expected):
+    arrays = [tensor.array for tensor in expected if tensor is not None and tensor.array.size]
+    several = sum(array.size for array in arrays) > len(arrays)
+    if not complaints and several and all((array == array.flat[0]).all() for array in arrays):
         note = "every expected value is the same: a model that always gives it would pass; choose other inputs"
         return replace(result, notes=(*result.notes, note))
     return replace(result, reason=shorten(complaints[0])) if complaints else result
-
-
-def _are_constant(expected: Sequence[Tensor | None]) -> bool:
-    """Whether several values are expected, and each output has the same one everywhere."""
-    arrays = [tensor.array for tensor in expected if tensor is not None and tensor.array.size]
-    return sum(array.size for array in arrays) > len(arrays) and all((array == array.flat[0]).all() for array in arrays)
 
 
 def _list_complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
@@ -242,14 +235,14 @@ def _list_expected(command: Command) -> list[Tensor | None]:
     return read_arguments(values_of(command, EXPECTED), Path(command.cwd))
 
 
-def _keep_outputs(step: Step, command: Command, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
+def _keep_outputs(step: Step, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
     """The command with its outputs kept in place of compared, and where: raw bytes for types that no .npy can hold."""
     paths = []
     for tensor, (_, path) in zip(expected, step.outputs, strict=True):
         plain = tensor is None or tensor.array.dtype.kind in "fiub"
         paths.append(Path(path) if plain else Path(path).with_suffix(".bin"))
-    kept = [flag for flag in command.argv if not flag.startswith((EXPECTED, _OUTPUT))]
-    return replace(command, argv=(*kept, *(f"{_OUTPUT}@{path}" for path in paths))), paths
+    kept = [flag for flag in step.process.argv if not flag.startswith((EXPECTED, _OUTPUT))]
+    return replace(step.process, argv=(*kept, *(f"{_OUTPUT}@{path}" for path in paths))), paths
 
 
 def _read(path: Path, expected: Tensor | None, *, complained: bool) -> Tensor:

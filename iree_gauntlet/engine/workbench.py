@@ -25,7 +25,7 @@ from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequ
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.find import chosen, find_toolchain, make_toolchain_place
-from iree_gauntlet.toolchains.flags import KnownFlags, read_known_flags
+from iree_gauntlet.toolchains.flags import NO_FLAGS, KnownFlags, read_known_flags
 from iree_gauntlet.toolchains.host import means_host, read_host_cpu
 from iree_gauntlet.toolchains.translate import Translation, translate
 from iree_gauntlet.workers import iree_side
@@ -45,7 +45,7 @@ class Workbench:
     Attributes:
         toolchain: the IREE; None where there is none.
         missing: why there is none; None where there is one.
-        known: the flags that its tools know; None where there is none.
+        known: the flags that its tools know; none where there is none.
         cache_dir: folder of the caches.
         shared: modules that several machines share; None where there are none.
         leases: what of the cache this process uses, in addition to artifacts and modules: the toolchain.
@@ -53,7 +53,7 @@ class Workbench:
 
     toolchain: Toolchain | None
     missing: ToolchainError | None
-    known: KnownFlags | None
+    known: KnownFlags
     cache_dir: Path
     store: ArtifactStore
     modules: ModuleCache
@@ -67,9 +67,13 @@ class Workbench:
             raise RuntimeError("a workbench without an IREE")
         return self.toolchain
 
+    @property
+    def release(self) -> str:
+        """The compiler's release; empty where there is no IREE."""
+        return self.toolchain.compiler.release if self.toolchain else ""
+
     def flags_of(self, tool: str) -> FlagSet:
         """The flags that a tool of the toolchain knows."""
-        assert self.known is not None, "of every toolchain"
         return self.known.of(tool)
 
 
@@ -122,7 +126,7 @@ def open_workbench(
         if need_toolchain:
             raise
         missing = error
-    known = read_known_flags(toolchain, cache_dir) if toolchain else None
+    known = read_known_flags(toolchain, cache_dir) if toolchain else NO_FLAGS
     shared = shared_modules(store.configuration, offline=network.offline)
     return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
 
@@ -132,12 +136,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
     toolchain = machine.toolchain
 
     def translated(flags: Sequence[str], tool: str) -> Translation:
-        if machine.known is None:
-            return Translation(tuple(flags), (), ())
-        return translate(flags, machine.known.of(tool), tool)
-
-    def host_of(flags: Sequence[str]) -> str:
-        return read_host_cpu().identity if means_host(flags) else ""
+        return translate(flags, machine.known.of(tool), tool) if toolchain else Translation(tuple(flags), (), ())
 
     def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
         if toolchain is None:
@@ -146,9 +145,11 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         found = machine.modules.lookup(key)
         if found.entry is not None:
             return CacheLookup(key, hit=True, reason="in the cache")
-        return CacheLookup(key, reason=found.damage or machine.modules.explain_miss(name, ingredients))
+        return CacheLookup(key, reason=found.note or machine.modules.explain_miss(name, ingredients))
 
     compiler = toolchain.compiler.identity if toolchain else ""
+    # IREE's own, which lies beside its compiler.
+    linker = Path(toolchain.compiler.compile).with_name("iree-lld") if toolchain else None
     return PlanContext(
         run_dir=run_dir,
         compile=toolchain.compiler.compile if toolchain else "iree-compile",
@@ -163,25 +164,19 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         importer=f"{compiler} onnx {toolchain.compiler.onnx_version if toolchain else ''}",
         compiler=compiler,
         runtime=toolchain.runtime.identity if toolchain else "",
-        linker=_find_linker(toolchain),
+        linker=str(linker) if linker is not None and linker.is_file() else "",
         translate=translated,
         artifact_path=machine.store.path,
         artifact_hash=machine.store.known_hash,
         flag_ingredients=lambda flags, folder: flag_ingredients(
             flags, machine.store.verified.sha256, folder=Path(folder)
         ),
-        host_of=host_of,
+        host_of=lambda flags: read_host_cpu().identity if means_host(flags) else "",
         lookup=lookup,
         counter=cache(partial(find_counter, conduct.counter, conduct.count_cpu)),
         timeouts=conduct.timeouts,
         force_recompile=conduct.force_recompile,
     )
-
-
-def _find_linker(toolchain: Toolchain | None) -> str:
-    """IREE's own, which lies beside its compiler."""
-    beside = Path(toolchain.compiler.compile).with_name("iree-lld") if toolchain else None
-    return str(beside) if beside is not None and beside.is_file() else ""
 
 
 def onnxruntime_version() -> str:

@@ -12,6 +12,7 @@ from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
 from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.settings import project_folder, shipped_folder, shown
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 
@@ -69,7 +70,12 @@ class Selection:
         missing = each_once(
             (case.origin.file, case.blocked_reason) for case in self._cases if case.origin.file not in broken
         )
-        return [*self.file_warnings(), *_list_left_out(self.cases.left_out), *missing]
+        left_out = Counter(problem.file for problem in self.cases.left_out)
+        unusable = (
+            f"{file} cannot be used ({counted(count, 'problem')}; `lint` shows them); nothing selected needs it"
+            for file, count in left_out.items()
+        )
+        return [*self.file_warnings(), *unusable, *missing]
 
     def file_warnings(self, *, listed: bool = False) -> list[str]:
         """What is probably not as it was meant, one line each; without those of files where they are listed too."""
@@ -77,7 +83,7 @@ class Selection:
         found = [f"no case has the marker {marker!r}; known: {known}" for marker in self.cases.unknown_markers]
         warned = Counter(problem.file for problem in self.cases.warnings if not listed)
         for file, count in sorted(warned.items()):
-            found.append(f"{file}: {count} warning{'s' if count > 1 else ''}; `lint` lists them")
+            found.append(f"{file}: {counted(count, 'warning')}; `lint` lists them")
         for file, count in sorted(Counter(problem.file for problem in self.cases.unmatched).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"
             found.append(f"{file}: {entries} no case that is here; `lint` of the whole suite lists them")
@@ -106,13 +112,6 @@ class Selection:
     @property
     def _cases(self) -> tuple[Case, ...]:
         return (*self.cases.cases, *self.cases.required)
-
-
-def _list_left_out(problems: Iterable[Problem]) -> Iterator[str]:
-    """Files that cannot be used, and that nothing needs."""
-    for file, count in Counter(problem.file for problem in problems).items():
-        what = "1 problem" if count == 1 else f"{count} problems"
-        yield f"{file} cannot be used ({what}; `lint` shows them); nothing selected needs it"
 
 
 def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -353,9 +352,8 @@ def _choose_includes(request: SelectionRequest, defaults: Defaults, suite: Suite
     )
     if suite is None:
         return [asked]
-    return [_narrow(include, asked) for include in suite.includes]
-
-
-def _narrow(include: Include, asked: Include) -> Include:
-    markers = " and ".join(f"({text})" for text in (include.markers, asked.markers) if text)
-    return replace(asked, markers=markers, within=include)
+    includes = []
+    for include in suite.includes:
+        markers = " and ".join(f"({text})" for text in (include.markers, asked.markers) if text)
+        includes.append(replace(asked, markers=markers, within=include))
+    return includes

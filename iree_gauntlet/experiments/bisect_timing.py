@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Cpus, Pair, PairEvidence
-from iree_gauntlet.engine.rounds.ways import choose_way, take_own
+from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Cpus, Pair, PairEvidence, choose_way, take_own
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.bisect_probe import Judged, candidate_run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way

@@ -90,7 +90,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     Raises:
         GauntletError: what keeps it from starting.
     """
-    run, *patterns = shlex.split(asked.failures) or (LATEST,)
+    run, *patterns = asked.failures or (LATEST,)
     if _CASE_MARKS.search(run) and not Path(run).exists():
         named = shlex.join((LATEST, run, *patterns))
         raise UsageError(f"explain {run}: the first word is a run, and cases follow it", f"gauntlet explain {named}")

@@ -135,7 +135,7 @@ def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presen
     if asked.no_weights:
         hint = "A slower dispatch is measured on the inputs that it had: leave one of the two out."
         raise UsageError("--slower and --no-weights exclude each other", hint)
-    name, *patterns = shlex.split(asked.failures) or (LATEST,)
+    name, *patterns = asked.failures or (LATEST,)
     compared = comparison_named(name).resolve()
     record = read_comparison(compared)
     models = slower_of(record, compared, patterns)

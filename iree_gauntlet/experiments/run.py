@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import shlex
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -14,9 +13,9 @@ from iree_gauntlet import messages
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.batches import Batched
-from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
+from iree_gauntlet.engine.operator_suites import batched, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
-from iree_gauntlet.engine.rounds.confirming import confirm_rules
+from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.engine.run_start import (
     held_against,
     imports_possible,
@@ -300,7 +299,7 @@ def _explain_run(run_dir: Path, code: ExitCode, cache: CacheRequest, presenter: 
     if not failed:
         return
     try:
-        explain(ExplainRequest(shlex.join((str(run_dir), *map(glob.escape, failed)))), cache, presenter)
+        explain(ExplainRequest((str(run_dir), *map(glob.escape, failed))), cache, presenter)
     except NothingSelectedError:
         # A download, an import or a benchmark: nothing that `explain` is about.
         return
@@ -399,12 +398,8 @@ def _perform(
     """A session in a run's folder, and what performs steps in it."""
     conduct, run_dir = request.conduct, parts.run_dir
     made_again = run_dir / "made-again" if conduct.force_recompile else None
-    operators = OperatorRun(_compute_jobs(conduct), made_again, parts.runs)
     with open_session(run_dir, journal, parts.progress) as session, ExitStack() as held:
         session.on_cancel(parts.progress.cancel)
-        performers: Mapping[Stage, Callable[[Step], Result | None]] = {}
-        if parts.elsewhere is None:
-            performers = held.enter_context(operator_performers(session, batches, parts.machine, operators))
         settings = RunOptions(
             jobs=_compute_jobs(conduct),
             fail_fast=conduct.stops_early,
@@ -414,6 +409,9 @@ def _perform(
                 conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
             ),
         )
+        performers: Mapping[Stage, Callable[[Step], Result]] = {}
+        if parts.elsewhere is None:
+            performers = held.enter_context(operator_performers(session, batches, parts.machine, settings, parts.runs))
         yield session, Engine(session, parts.machine, settings, performers, elsewhere=parts.elsewhere)
 
 

@@ -13,8 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Pair, PairEvidence
-from iree_gauntlet.engine.rounds.ways import OWN_BLOCKS, choose_way, spread, take_own
+from iree_gauntlet.engine.rounds.blocks import (
+    AB,
+    CONTROL,
+    OWN_BLOCKS,
+    BlockTaker,
+    Pair,
+    PairEvidence,
+    choose_way,
+    spread,
+    take_own,
+)
 from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_DISCOVERY_RATE,

@@ -7,7 +7,6 @@ import heapq
 import json
 import math
 import re
-import shlex
 import statistics
 import sys
 from dataclasses import replace
@@ -180,18 +179,18 @@ def _collect_spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
     return seconds, served
 
 
-def record_costs(named: str, output: str) -> ExitCode:
+def record_costs(named: Sequence[str], output: str) -> ExitCode:
     """Writes what the chains of some runs have cost.
 
     Args:
-        named: folders or names of the runs, as words of a shell.
+        named: folders or names of the runs.
         output: the file; empty for standard output.
 
     Raises:
         UsageError: there is no such run, nothing ran in it, or there is no place for the file.
         GauntletError: a journal cannot be read.
     """
-    runs = [run_named(name, "shard.costs") for name in shlex.split(named)]
+    runs = [run_named(name, "shard.costs") for name in named]
     costs = cost_of_chains([read_journal(run / JOURNAL) for run in runs])
     if not costs:
         raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that finished.")

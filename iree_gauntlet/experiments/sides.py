@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import COUNTED, MAIN, Stage, Verdict
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
-from iree_gauntlet.engine.rounds.blocks import Pair
+from iree_gauntlet.engine.rounds.blocks import Pair, ways
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings, compile_round, parse_cpus, timed
-from iree_gauntlet.engine.rounds.ways import ways
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal

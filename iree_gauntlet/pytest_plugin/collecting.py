@@ -19,7 +19,7 @@ from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTe
 from iree_gauntlet.targets import FAMILIES, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from iree_gauntlet.errors import Problem
@@ -75,7 +75,8 @@ class ModelTestSuite:
                 continue
             if spec.document is None:
                 content = load_json(spec.path, spec.name, without_comments)[0] or {}
-                if not _is_of_sharktank(content):
+                # A benchmark of sharktank's dialect is none; its regression tests look like module definitions.
+                if "function_run" not in content or "type" in content:
                     found[spec.path] = FoundTest(None, spec.problems, sound_markers(content))
                 continue
             test, problems = build_test(spec, modules, targets)
@@ -95,11 +96,6 @@ class ModelTestSuite:
 
     def _is_inside(self, path: Path) -> bool:
         return path == self.folder or path.is_relative_to(self.folder)
-
-
-def _is_of_sharktank(content: Mapping[str, Any]) -> bool:
-    """Whether a file is a benchmark of that dialect; its regression tests look like module definitions."""
-    return "function_run" in content and "type" not in content
 
 
 class SpecFolder(pytest.Directory):

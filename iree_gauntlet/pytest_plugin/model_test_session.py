@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.dialects.torch_models import TorchTest
-    from iree_gauntlet.engine.rounds.confirming import ConfirmRules
+    from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules
 
 
 _LOG = logging.getLogger("iree_gauntlet")

@@ -11,7 +11,7 @@ import pytest
 
 from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.dialects.selection import MarkerExpression
-from iree_gauntlet.engine.rounds.confirming import confirm_rules
+from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.pytest_plugin.collecting import ModelTest, ModelTestSuite, SpecFile, SpecFolder, UnreadableTest

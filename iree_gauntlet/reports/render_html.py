@@ -199,8 +199,8 @@ class PageScripts:
     """The scripts of a document, with the data of its charts."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
-        self._list_charts = tuple(_list_charts(blocks))
-        self._numbers = {id(chart): number for number, chart in enumerate(self._list_charts)}
+        self._charts = tuple(_list_charts(blocks))
+        self._numbers = {id(chart): number for number, chart in enumerate(self._charts)}
 
     def number(self, chart: Chart) -> int:
         """Which one it is."""
@@ -214,23 +214,21 @@ class PageScripts:
 
     @property
     def _scripts(self) -> tuple[str, ...]:
-        return (shipped("page.js"), *([_format_chart_script()] if self._list_charts else []))
+        return (shipped("page.js"), *([_format_chart_script()] if self._charts else []))
 
     @property
     def style(self) -> Markup:
         """The style sheet of uPlot."""
-        return Markup(shipped("uplot/uPlot.min.css")) if self._list_charts else Markup()  # noqa: S704
+        return Markup(shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
 
     @property
     def written(self) -> Markup:
         """The data and the scripts, for the end of the page."""
         # In a script, only what could end it has a meaning.
-        data = json.dumps(_make_data(self._list_charts), separators=(",", ":"), ensure_ascii=False).replace(
-            "<", "\\u003c"
-        )
+        data = json.dumps(_make_data(self._charts), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
         charts = Markup('<script type="application/json" id="charts">{}</script>\n').format(Markup(data))  # noqa: S704
         scripts = (Markup("<script>{}</script>").format(Markup(script)) for script in self._scripts)  # noqa: S704
-        return (charts if self._list_charts else Markup()) + Markup("\n").join(scripts)
+        return (charts if self._charts else Markup()) + Markup("\n").join(scripts)
 
 
 def _list_charts(blocks: Iterable[Block]) -> Iterator[Chart]:

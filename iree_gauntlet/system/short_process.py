@@ -132,7 +132,7 @@ def _end_group(process: subprocess.Popen[str], grace: float) -> str:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
-                return "".join(process.communicate(timeout=seconds))
+                return "".join(filter(None, process.communicate(timeout=seconds)))
     return ""
 
 
@@ -192,17 +192,8 @@ def run_logged(
                     follow(line.rstrip("\n"))
             return process.wait()
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends what is left of a program and its group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_SECONDS)
+            if process.poll() is None:
+                _end_group(process, _GRACE_SECONDS)
 
 
 def name_signal(number: int) -> str:

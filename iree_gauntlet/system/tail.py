@@ -53,7 +53,7 @@ def read_tail(path: Path, lines: int = TAIL_LINES) -> Tail:
     return Tail(tuple(clean_line(text) for text in last), start > 0 or len(texts) > len(last), size)
 
 
-def clean_line(text: str, limit: int = _LINE_CHARACTERS) -> str:
+def clean_line(text: str) -> str:
     """A line without escape sequences and control characters, cut to a length with a mark.
 
     Of a line that was written over and over (a progress bar), the last state is kept.
@@ -61,4 +61,5 @@ def clean_line(text: str, limit: int = _LINE_CHARACTERS) -> str:
     text = _ESCAPE.sub("", text).rstrip("\r")
     text = text.rsplit("\r", 1)[-1]
     text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"
+    left_out = len(text) - _LINE_CHARACTERS
+    return f"{text[:_LINE_CHARACTERS]}… ({left_out} more characters)" if left_out > 0 else text

@@ -10,12 +10,11 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-from invoke.collection import Collection
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.requests import (
     ClusterRequest,
     FormatRequest,
@@ -23,10 +22,9 @@ from iree_gauntlet.requests import (
     OfferRequest,
     StatusRequest,
     WorkerRequest,
-    options_of,
-    read,
 )
-from iree_gauntlet.tasks.task_options import FORMAT, gauntlet_task
+from iree_gauntlet.settings import made_cache_folder
+from iree_gauntlet.tasks.task_options import gauntlet_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
     from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
     from iree_gauntlet.requests import ConductRequest
-
-
-CLUSTER = options_of(ClusterRequest)
 
 
 @contextmanager
@@ -62,8 +57,8 @@ def machines_of(request: ClusterRequest, conduct: ConductRequest) -> Iterator[Co
         yield Cluster(client)
 
 
-@gauntlet_task("worker", (*options_of(OfferRequest), *options_of(WorkerRequest)))
-def worker_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("worker", OfferRequest, WorkerRequest)
+def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
     """Lend this machine and its devices to runs of a cluster, until Ctrl-C: worker ADDRESS --device cpu.
 
     What is lent is looked for first: a device that is not there, or is not what --device says, is refused.
@@ -73,7 +68,6 @@ def worker_task(options: dict[str, Any]) -> ExitCode:
               worker --probe --device gpu0=vulkan
     """
     _require_dask("worker")
-    request, offered = read(WorkerRequest, options), read(OfferRequest, options)
     offer = _offer(offered)
     if request.probe:
         from iree_gauntlet.cluster.cluster_state import show_offer  # noqa: PLC0415
@@ -81,7 +75,6 @@ def worker_task(options: dict[str, Any]) -> ExitCode:
         return show_offer(offer)
     from iree_gauntlet.cluster.connection import find_security, require_scheduler  # noqa: PLC0415
     from iree_gauntlet.cluster.start import WorkerPlace, run_worker  # noqa: PLC0415
-    from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "worker")
     _require_ports(request.port, request.nanny_port)
@@ -91,42 +84,30 @@ def worker_task(options: dict[str, Any]) -> ExitCode:
     return run_worker(WorkerPlace(address, cache_dir, security, request.port, request.nanny_port), offer, _say)
 
 
-@gauntlet_task("local", options_of(LocalRequest))
-def cluster_local_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("cluster.local", LocalRequest)
+def cluster_local_task(request: LocalRequest) -> ExitCode:
     """Start a scheduler and workers on this machine, until Ctrl-C: cluster.local 4 --device cpu."""
     _require_dask("cluster.local")
-    request = read(LocalRequest, options)
     from iree_gauntlet.cluster.start import WorkerPlace, run_local  # noqa: PLC0415
-    from iree_gauntlet.settings import made_cache_folder  # noqa: PLC0415
 
     _require_ports(request.port)
     place = WorkerPlace("", made_cache_folder(request.cache_dir))
     return run_local(request.count, _offer(request), place, request.port, _say)
 
 
-@gauntlet_task("status", (*options_of(StatusRequest), *FORMAT))
-def cluster_status_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("cluster.status", StatusRequest, FormatRequest)
+def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCode:
     """Show the workers of a cluster, what each does, and what waits for which device: cluster.status ADDRESS."""
     _require_dask("cluster.status")
     from iree_gauntlet.cluster.cluster_state import show_status  # noqa: PLC0415
 
-    request = read(StatusRequest, options)
     address = _require_address(request.scheduler, "cluster.status")
-    return show_status(address, request, as_json=read(FormatRequest, options).as_json)
-
-
-def cluster_collection() -> Collection:
-    """The tasks below `cluster`."""
-    collection = Collection("cluster")
-    collection.add_task(cluster_local_task)
-    collection.add_task(cluster_status_task)
-    return collection
+    return show_status(address, request, as_json=output.as_json)
 
 
 def _offer(request: OfferRequest) -> WorkerOffer:
     from iree_gauntlet.cluster.offers import measured, parse_device  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench  # noqa: PLC0415
-    from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
     declared = [parse_device(text) for text in request.device]
     # One that is named is installed, or it is said that there is none.

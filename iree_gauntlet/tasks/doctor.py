@@ -11,12 +11,11 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, counted, signed
-from iree_gauntlet.journal_events import Device
 from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, why_no_hardware
 from iree_gauntlet.measuring.machine.machine_state import (
     list_benchmark_warnings,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.journal_events import Device
     from iree_gauntlet.requests import ToolchainRequest
 
 
@@ -117,19 +117,12 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
     if compiler.onnx_version:
         yield DoctorFinding("iree", "ok", f"ONNX importer, with onnx {compiler.onnx_version}")
     elif not compiler.python:
-        yield DoctorFinding(
-            "iree",
-            "warn",
-            "no Python bindings in this build: .onnx programs cannot be imported; MLIR programs work",
-            "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON",
-        )
+        what = "no Python bindings in this build: .onnx programs cannot be imported; MLIR programs work"
+        yield DoctorFinding("iree", "warn", what, "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON")
     else:
-        yield DoctorFinding(
-            "iree",
-            "missing",
-            "the ONNX importer lacks the onnx package: .onnx programs cannot be compiled",
-            f"{compiler.python} -m pip install 'iree-base-compiler[onnx]=={compiler.release}'",
-        )
+        what = "the ONNX importer lacks the onnx package: .onnx programs cannot be compiled"
+        hint = f"{compiler.python} -m pip install 'iree-base-compiler[onnx]=={compiler.release}'"
+        yield DoctorFinding("iree", "missing", what, hint)
     yield _ask("host", partial(_check_host, toolchain))
     yield _ask("drivers", partial(_check_drivers, toolchain))
     for target, backend, driver in _TARGETS:
@@ -194,12 +187,8 @@ def _check_target(toolchain: Toolchain, target: str, backend: str, driver: str) 
             where = f"{device.uri}: {device.text}" if device.text else device.uri
             return DoctorFinding(area, "ok", f"compiles ({backend}) and runs ({where})")
         runs = "runs"
-    return DoctorFinding(
-        area,
-        status,
-        f"does not compile: the compiler has no backend {backend}; {runs}",
-        "use a compiler that was built with it",
-    )
+    what = f"does not compile: the compiler has no backend {backend}; {runs}"
+    return DoctorFinding(area, status, what, "use a compiler that was built with it")
 
 
 def _check_packages() -> Iterator[DoctorFinding]:
@@ -223,12 +212,8 @@ def _check_cache(cache_dir: Path) -> Iterator[DoctorFinding]:
     if os.access(there, os.W_OK | os.X_OK):
         yield DoctorFinding("cache", "ok", f"{cache_dir} can be written")
     else:
-        yield DoctorFinding(
-            "cache",
-            "warn",
-            f"{cache_dir} cannot be written: what is in it is used, nothing is added",
-            "name another cache, or change its owner or mode",
-        )
+        what = f"{cache_dir} cannot be written: what is in it is used, nothing is added"
+        yield DoctorFinding("cache", "warn", what, "name another cache, or change its owner or mode")
     free = shutil.disk_usage(there).free
     text = f"{byte_size(free)} free for {cache_dir}"
     if free < _LOW_DISK_BYTES:
@@ -277,33 +262,23 @@ def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     toolchain = _find_asked_toolchain(request)
     if isinstance(toolchain, ToolchainError):
         raise toolchain
-    found: list[dict[str, Any]] = []
+    rows, document = [("DRIVER", "DEVICE", "WHAT IT IS")], []
     for driver in drivers(toolchain):
+        here: Sequence[Device] = ()
+        problem = hint = ""
         try:
             here = describe_devices(toolchain, driver)
-        except ToolchainError as problem:
-            found.append({"driver": driver, "devices": [], "problem": problem.what, "hint": problem.hint})
-        else:
-            found.append({"driver": driver, "devices": [asdict(device) for device in here], "problem": "", "hint": ""})
+        except ToolchainError as error:
+            problem, hint = error.what, error.hint
+        document.append({"driver": driver, "devices": list(map(asdict, here)), "problem": problem, "hint": hint})
+        rows += [(driver, device.uri, device.text) for device in here]
+        if not here:
+            rows.append((driver, "–", f"{problem}; {hint}" if hint else problem or "no device"))
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-        return ExitCode.OK
-    rows = [("DRIVER", "DEVICE", "WHAT IT IS")]
-    for item in found:
-        rows += [(item["driver"], device["uri"], Device(**device).text) for device in item["devices"]]
-        if not item["devices"]:
-            why = f"{item['problem']}; {item['hint']}" if item["hint"] else item["problem"] or "no device"
-            rows.append((item["driver"], "–", why))
-    print_table(rows)
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        print_table(rows)
     return ExitCode.OK
-
-
-def _answer(findings: Sequence[DoctorFinding]) -> str:
-    """`1 thing is missing: drivers; 2 warnings`."""
-    wanting = list(dict.fromkeys(item.area for item in findings if item.status in ("missing", "broken")))
-    warnings = sum(item.status == "warn" for item in findings)
-    missing = f"missing or broken: {', '.join(wanting)}" if wanting else "nothing is missing"
-    return missing + (f"; {counted(warnings, 'warning')}" if warnings else "")
 
 
 def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
@@ -328,5 +303,9 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
             write_text(sys.stdout, f"{status} {finding.area + ':':<16} {finding.text}\n")
             if finding.hint:
                 write_text(sys.stdout, f"{'':<27} {finding.hint}\n")
-        write_text(sys.stdout, f"\n{_answer(findings)}\n")
+        wanting = dict.fromkeys(item.area for item in findings if item.status in ("missing", "broken"))
+        answer = f"missing or broken: {', '.join(wanting)}" if wanting else "nothing is missing"
+        if count := sum(item.status == "warn" for item in findings):
+            answer += f"; {counted(count, 'warning')}"
+        write_text(sys.stdout, f"\n{answer}\n")
     return ExitCode.ERROR if isinstance(toolchain, ToolchainError) else ExitCode.OK

@@ -1,13 +1,12 @@
-"""The commands that compare IREEs (`compare`, `matrix`, `bisect`), explain what failed, or measure torch's models."""
+"""The commands that run something, show what would run and with what, or explain what came of it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from invoke.collection import Collection
-
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
     BisectRequest,
@@ -16,38 +15,167 @@ from iree_gauntlet.requests import (
     CompareRequest,
     Defaults,
     ExplainRequest,
+    FormatRequest,
     MicroRequest,
     Option,
     RunRequest,
+    SelectionRequest,
+    ShardRequest,
     ToolchainRequest,
     options_of,
-    read,
 )
-from iree_gauntlet.tasks.cluster_commands import CLUSTER, machines_of
+from iree_gauntlet.tasks.cluster_commands import machines_of
 from iree_gauntlet.tasks.task_options import (
+    BATCH,
     CACHE,
     COUNTING,
     RUNNING,
     SELECTION,
+    SHARD,
     TOOLCHAIN,
+    TaskPart,
     console_presenter,
     gauntlet_task,
+    run_part,
+    with_defaults,
 )
-from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOption, read_options
+from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOption, BenchOptions, read_options
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
+# The sharktank programs' own defaults, so that their command lines mean the same here.
+_THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
+_BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
+_ALL = Defaults(suite=DEFAULT_SUITE)
+
 _SIDES = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
-_IREES = Option(
-    "iree",
-    [],
-    "One IREE of the matrix; give it once for each, the base first: 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
-    "venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path, installed.",
-)
 _BUNDLE = Option("bundle", None, "A bundle that `explain` has written: the archive, or its folder.")
+
+
+_RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
+_STAGES = (*options_of(RunRequest, "stages", "instructions"), *COUNTING)
+_EXPLAIN = options_of(RunRequest, "explain")
+
+
+def _run(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
+
+    with machines_of(cluster, request.conduct) as machines:
+        return execute(request, console_presenter(), machines)
+
+
+@gauntlet_task("list", SelectionRequest, ShardRequest, FormatRequest)
+def list_task(selection: SelectionRequest, shard: ShardRequest, output: FormatRequest) -> ExitCode:
+    """Show which models, submodels, targets and markers there are."""
+    from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
+
+    return list_cases(selection, shard, as_json=output.as_json)
+
+
+@gauntlet_task("plan", run_part((*_RUN_OPTIONS, *_STAGES), _ALL), FormatRequest)
+def plan_task(request: RunRequest, output: FormatRequest) -> ExitCode:
+    """Show what `run` would do, and why each step would or would not come from the cache.
+
+    Touches no network and runs nothing. --format json gives every step with its exact argument vector.
+    """
+    from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
+
+    return show_plan(request, as_json=output.as_json)
+
+
+@gauntlet_task(
+    "lint",
+    SelectionRequest,
+    ToolchainRequest,
+    Option("toolchain", False, "Check flags against the IREE of --iree too."),
+)
+def lint_task(selection: SelectionRequest, toolchain: ToolchainRequest, of_flags: bool) -> ExitCode:
+    """Check spec files: reads everything that is selected and reports all problems at once."""
+    from iree_gauntlet.tasks.inspect import lint  # noqa: PLC0415
+
+    return lint(selection, toolchain if of_flags else None)
+
+
+@gauntlet_task("fetch", run_part(_RUN_OPTIONS, _ALL, Stage.FETCH), ClusterRequest)
+def fetch_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Download programs, weights, inputs and expected outputs of the selection into the cache."""
+    return _run(request, cluster)
+
+
+@gauntlet_task("compile", run_part((*_RUN_OPTIONS, *_EXPLAIN), _ALL, Stage.COMPILE), ClusterRequest)
+def compile_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Compile the selected models."""
+    return _run(request, cluster)
+
+
+@gauntlet_task(
+    "threshold",
+    run_part(
+        with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="cpu and rocm"),
+        _THRESHOLD,
+        Stage.THRESHOLD,
+    ),
+    ClusterRequest,
+)
+def threshold_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Compile, run and compare outputs with the expected ones (sharktank's run_thresholds.py).
+
+    Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
+    """
+    return _run(request, cluster)
+
+
+@gauntlet_task(
+    "benchmark",
+    run_part(
+        with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="rocm (gfx942)"),
+        _BENCHMARK,
+        Stage.COMPSTAT,
+        Stage.BENCHMARK,
+    ),
+    ClusterRequest,
+)
+def benchmark_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Compile, measure and check golden times, dispatch counts and sizes (sharktank's run_benchmarks.py).
+
+    Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
+    """
+    return _run(request, cluster)
+
+
+@gauntlet_task("run", run_part((*_RUN_OPTIONS, *_STAGES, *_EXPLAIN), _ALL), ClusterRequest)
+def run_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+    """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
+
+    Examples: run --suite suites/cpu.toml -j 2
+              run --model rapidocr --submodel 'det*' --force-recompile
+              run --model dtln --explain
+              run --suite cpu --cluster tcp://127.0.0.1:8786
+              run --resume
+    """
+    return _run(request, cluster)
+
+
+@gauntlet_task("doctor", ToolchainRequest, FormatRequest)
+def doctor_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
+    """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
+    from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
+
+    return doctor(toolchain, as_json=output.as_json)
+
+
+@gauntlet_task("devices", ToolchainRequest, FormatRequest)
+def devices_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
+    """List the devices that IREE can run on here, by driver, with their names and driver versions.
+
+    What --device takes: a driver (vulkan), an ordinal of it (hip://1), or a device's own name (vulkan://GPU-…).
+    """
+    from iree_gauntlet.tasks.doctor import list_devices  # noqa: PLC0415
+
+    return list_devices(toolchain, as_json=output.as_json)
 
 
 def _list_running_options(*names: str, **helps: str) -> tuple[Option, ...]:
@@ -58,17 +186,20 @@ def _list_running_options(*names: str, **helps: str) -> tuple[Option, ...]:
 
 @gauntlet_task(
     "compare",
-    (
-        *options_of(CompareRequest),
-        *SELECTION,
-        *CACHE,
-        *_SIDES,
-        *_list_running_options("jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", *_TIMEOUTS),
-        *COUNTING,
-        *CLUSTER,
+    CompareRequest,
+    run_part(
+        (
+            *SELECTION,
+            *CACHE,
+            *_SIDES,
+            *_list_running_options("jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", *_TIMEOUTS),
+            *COUNTING,
+        ),
+        Defaults(),
     ),
+    ClusterRequest,
 )
-def compare_task(options: dict[str, Any]) -> ExitCode:
+def compare_task(asked: CompareRequest, request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     """Compare two IREEs, A B, on one machine: which models got slower or faster, by how much, and where.
 
     Both compile the selection and check its numbers; then processes of both take turns until each model has its
@@ -84,31 +215,39 @@ def compare_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
 
-    asked, request = read(CompareRequest, options), RunRequest.of(options, Defaults())
-    with machines_of(read(ClusterRequest, options), request.conduct) as machines:
+    with machines_of(cluster, request.conduct) as machines:
         return compare(asked, request, console_presenter(), machines)
 
 
 @gauntlet_task(
     "matrix",
-    (
-        *SELECTION,
-        *CACHE,
-        _IREES,
-        *(replace(option, help=f"{option.help[:-1]}: the same in all runs.") for option in _SIDES),
-        *_list_running_options(
-            # What failed is known of one run; a matrix has several.
-            *(option.name for option in RUNNING if option.name != "last_failed"),
-            fail_fast="Stop at the first failure, and after the first IREE that fails.",
-            resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed continues.",
-            run_dir="Folder of this matrix (default: runs/<time>-matrix).",
-        ),
-        *CLUSTER,
-        *options_of(RunRequest, "stages", "instructions"),
-        *COUNTING,
+    Option(
+        "iree",
+        [],
+        "One IREE of the matrix; give it once for each, the base first: 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
+        "venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path, installed.",
     ),
+    run_part(
+        (
+            *SELECTION,
+            *CACHE,
+            *(replace(option, help=f"{option.help[:-1]}: the same in all runs.") for option in _SIDES),
+            *_list_running_options(
+                # What failed is known of one run; a matrix has several.
+                *(option.name for option in RUNNING if option.name != "last_failed"),
+                fail_fast="Stop at the first failure, and after the first IREE that fails.",
+                resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed "
+                "continues.",
+                run_dir="Folder of this matrix (default: runs/<time>-matrix).",
+            ),
+            *options_of(RunRequest, "stages", "instructions"),
+            *COUNTING,
+        ),
+        _ALL,
+    ),
+    ClusterRequest,
 )
-def matrix_task(options: dict[str, Any]) -> ExitCode:
+def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     """Run the same selection with several IREEs, one after the other, and report on all of them.
 
     Examples: matrix --iree 3.5.0 --iree 3.9.0 --iree 3.12.0 --iree 3.13.0 --suite releases
@@ -117,32 +256,32 @@ def matrix_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.experiments.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
 
-    # Of several IREEs, which a request has one of.
-    values = {name: value for name, value in options.items() if name != _IREES.name}
-    request = RunRequest.of(values, Defaults(suite=DEFAULT_SUITE))
-    with machines_of(read(ClusterRequest, options), request.conduct) as machines:
-        return matrix(options[_IREES.name], request, console_presenter(), machines)
+    with machines_of(cluster, request.conduct) as machines:
+        return matrix(irees, request, console_presenter(), machines)
 
 
 @gauntlet_task(
     "bisect",
-    (
-        *options_of(BisectRequest),
-        *SELECTION,
-        *CACHE,
-        *_SIDES,
-        *_list_running_options(
-            "jobs",
-            "offline",
-            "disturbed",
-            *_TIMEOUTS,
-            run_dir="Folder of this bisect (default: runs/<time>-bisect).",
-            resume="Continue the newest bisect (or --run-dir), as it was asked for, where it was cut short.",
+    BisectRequest,
+    run_part(
+        (
+            *SELECTION,
+            *CACHE,
+            *_SIDES,
+            *_list_running_options(
+                "jobs",
+                "offline",
+                "disturbed",
+                *_TIMEOUTS,
+                run_dir="Folder of this bisect (default: runs/<time>-bisect).",
+                resume="Continue the newest bisect (or --run-dir), as it was asked for, where it was cut short.",
+            ),
+            *COUNTING,
         ),
-        *COUNTING,
+        Defaults(),
     ),
 )
-def bisect_task(options: dict[str, Any]) -> ExitCode:
+def bisect_task(asked: BisectRequest, request: RunRequest) -> ExitCode:
     """Find the release since which something is as it is: since when slower, larger, wrong?
 
     Examples: bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches
@@ -152,11 +291,11 @@ def bisect_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.experiments.bisect import bisect  # noqa: PLC0415
 
-    return bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()), console_presenter())
+    return bisect(asked, request, console_presenter())
 
 
-@gauntlet_task("explain", (*options_of(ExplainRequest), *CACHE))
-def explain_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("explain", ExplainRequest, CacheRequest)
+def explain_task(asked: ExplainRequest, cache: CacheRequest) -> ExitCode:
     """Find what fails to compile, crashes or gives wrong numbers, and pack it up as a bundle that shows it to others.
 
     RUN [CASE…]: the run (a folder, its name in runs/, or latest) and globs of cases; without, all that failed in the
@@ -172,12 +311,11 @@ def explain_task(options: dict[str, Any]) -> ExitCode:
     from iree_gauntlet.experiments.explain import explain  # noqa: PLC0415
     from iree_gauntlet.experiments.explain_slower import explain_slower  # noqa: PLC0415
 
-    asked = read(ExplainRequest, options)
-    return (explain_slower if asked.slower else explain)(asked, read(CacheRequest, options), console_presenter())
+    return (explain_slower if asked.slower else explain)(asked, cache, console_presenter())
 
 
-@gauntlet_task("check", (_BUNDLE,), positional="bundle", usage="bundle.check BUNDLE")
-def bundle_check_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("bundle.check", _BUNDLE, usage="bundle.check BUNDLE")
+def bundle_check_task(bundle: str) -> ExitCode:
     """Show that a bundle fails elsewhere: in an environment made for it, with the IREE that it names (from PyPI).
 
     Exit codes: 0 it fails there too, 1 it does not, 2 usage, 3 it cannot be judged.
@@ -186,11 +324,11 @@ def bundle_check_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.experiments.explaining.bundle import check  # noqa: PLC0415
 
-    return check(Path(options["bundle"]), console_presenter())
+    return check(Path(bundle), console_presenter())
 
 
-@gauntlet_task("run", (_BUNDLE, *TOOLCHAIN), positional="bundle", usage="bundle.run BUNDLE [--iree IREE]")
-def bundle_run_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("bundle.run", _BUNDLE, ToolchainRequest, usage="bundle.run BUNDLE [--iree IREE]")
+def bundle_run_task(bundle: str, toolchain: ToolchainRequest) -> ExitCode:
     """Run a bundle with an IREE: is the failure still there?
 
     Exit codes: 0 fixed, 1 still there, 2 usage, 3 it cannot be judged.
@@ -199,7 +337,7 @@ def bundle_run_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.experiments.explaining.bundle import run_with  # noqa: PLC0415
 
-    return run_with(Path(options["bundle"]), read(ToolchainRequest, options), console_presenter())
+    return run_with(Path(bundle), toolchain, console_presenter())
 
 
 def _make_option(option: BenchOption) -> Option:
@@ -212,8 +350,8 @@ def _make_option(option: BenchOption) -> Option:
     return Option(option.name, option.default, f"{said}.", option.short if one_letter else "")
 
 
-@gauntlet_task("bench", tuple(map(_make_option, OPTIONS)))
-def bench_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("bench", TaskPart(tuple(map(_make_option, OPTIONS)), read_options))
+def bench_task(asked: BenchOptions) -> ExitCode:
     """Benchmark a model that is a Python function (PyBuda's benchmark.py): built by torch, compiled by IREE, checked.
 
     The outputs are compared with torch eager once, then the same inputs are pushed again and again; no speed is
@@ -224,14 +362,13 @@ def bench_task(options: dict[str, Any]) -> ExitCode:
               bench -m bert -c tiny -df Fp16 -mf HiFi4 -opt 3 --loop-count 50 -o perf.json
               bench -m vit -c tiny --against torch --trace light
     """
-    asked = read_options(options)
     from iree_gauntlet.tasks.model_benchmarks import bench  # noqa: PLC0415
 
     return bench(asked)
 
 
-@gauntlet_task("micro", (*options_of(MicroRequest), *TOOLCHAIN))
-def micro_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("micro", MicroRequest, ToolchainRequest)
+def micro_task(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     """Measure recipes (quantisation, sparsity, compiler options) on small models over many shapes (torchao's dialect).
 
     Each recipe is made by torch, compiled by IREE, compared with torch eager, shown to change what it says it changes,
@@ -245,9 +382,4 @@ def micro_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.model_benchmarks import micro  # noqa: PLC0415
 
-    return micro(read(MicroRequest, options), read(ToolchainRequest, options))
-
-
-def bundle_collection() -> Collection:
-    """The tasks about bundles, under their common name."""
-    return Collection("bundle", bundle_check_task, bundle_run_task)
+    return micro(asked, toolchain)

@@ -7,14 +7,18 @@ import os
 import shlex
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.dialects.locations import file_path
+from iree_gauntlet.dialects.load import urls_of
+from iree_gauntlet.dialects.locations import file_path, problem_of_flag
+from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.engine.workspace import Selection, each_once, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
 from iree_gauntlet.experiments.shards import only_shard, only_shard_of_cases
 from iree_gauntlet.figures import counted
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
 from iree_gauntlet.settings import cache_folder, runs_folder
@@ -42,14 +46,18 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     problems = (*selection.cases.problems, *selection.cases.broken)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
-    if as_json:
-        document = [_describe_listed(*key, cases) for key, cases in rows.items()]
-        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-        return code
+    document = []
     table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
     for (model, submodel, target), cases in rows.items():
-        row = _describe_listed(model, submodel, target, cases)
-        table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
+        checks = [case.kind.value for case in cases]
+        markers = sorted(frozenset().union(*(case.markers for case in cases)))
+        specs = sorted({case.origin.file for case in cases})
+        listed = {"model": model, "submodel": submodel, "target": target}
+        document.append({**listed, "checks": checks, "markers": markers, "specs": specs})
+        table.append((model, submodel, target, " ".join(checks), " ".join(markers)))
+    if as_json:
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        return code
     print_table(table)
     models = len({model for model, _, _ in rows})
     sys.stdout.write(f"{counted(models, 'model')}, {counted(len(rows), 'chain')}\n")
@@ -60,12 +68,9 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
 def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     """Prints what would run, and why each step would or would not come from the cache."""
     # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
-    from pathlib import Path  # noqa: PLC0415
-
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.engine.run_start import missing_files, missing_text, without_missing_files  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
-    from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
     selection = select(request.selection, request.defaults)
     selection.require_sound()
@@ -171,8 +176,6 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
 
 def _list_weights(case: Case) -> Iterator[tuple[str, str]]:
     """(field, URL) of the files that ONNX programs of a case keep weights in."""
-    from pathlib import Path  # noqa: PLC0415
-
     from iree_gauntlet.artifacts.onnx_data import list_data_files  # noqa: PLC0415
 
     for module in case.modules:
@@ -190,11 +193,7 @@ def _pair(file: str) -> tuple[str, ...]:
 
 def _list_missing_files(cases: Iterable[Case]) -> list[Problem]:
     """Files that specs name by their paths, and that are not there."""
-    from pathlib import Path  # noqa: PLC0415
-
     from iree_gauntlet.artifacts.sources import missing  # noqa: PLC0415
-    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415 - it brings pydantic
-    from iree_gauntlet.dialects.spec_file import problem_of_field  # noqa: PLC0415
 
     gone = {
         (case.origin.file, field, path)
@@ -212,11 +211,8 @@ def _warn(warnings: Iterable[str]) -> None:
 
 def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[list[Problem], list[str]]:
     """Flags that the installed tools do not know, and those that would be written otherwise."""
-    from pathlib import Path  # noqa: PLC0415
-
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
-    from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
     machine = open_workbench(toolchain, Progress(), need_toolchain=True)
     context = plan_context(machine, runs_folder() / "lint")
@@ -229,21 +225,8 @@ def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tu
 
 def _list_tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
     """What is found of the tolerances that cases give, each flag of a file once."""
-    from iree_gauntlet.dialects.locations import problem_of_flag  # noqa: PLC0415
-
     findings = dict.fromkeys(finding for case in cases for finding in find(case))
     return [problem_of_flag(item.file, item.flag, item.message, item.hint) for item in findings]
-
-
-def _describe_listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:
-    return {
-        "model": model,
-        "submodel": submodel,
-        "target": target,
-        "checks": [case.kind.value for case in cases],
-        "markers": sorted(frozenset().union(*(case.markers for case in cases))),
-        "specs": sorted({case.origin.file for case in cases}),
-    }
 
 
 def _plan_lines(head: Mapping[str, Any], plan: Plan) -> Iterator[str]:
@@ -288,11 +271,7 @@ def _collect_step_record(step: Step) -> dict[str, Any]:
         "key": step.cache.key,
         "cached": step.cache.hit,
         "why": step.cache.reason,
-        "resources": {
-            "cores": step.resources.cores,
-            "exclusive": step.resources.exclusive,
-            "device": step.resources.device,
-        },
+        "resources": {name: getattr(step.resources, name) for name in ("cores", "exclusive", "device")},
         "timeout_seconds": step.timeout,
         "expectation": {
             "outcome": "fail" if step.expect_failure else "pass",

@@ -99,9 +99,8 @@ def bench(options: BenchOptions) -> ExitCode:
     output = Output(sys.stdout)
     with open_progress(output.stream) as progress:
         machine = open_workbench(asked, progress, need_toolchain=True)
-        toolchain, known = machine.toolchain, machine.known
-        assert toolchain is not None, "asked for"
-        assert known is not None, "asked for"
+        toolchain, known = machine.iree, machine.known
+        assert known is not None, "of every toolchain"
         require_importer(toolchain)
         level = find_opt_level_flags(options.backend_opt_level, known)
         fidelity = find_fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
@@ -122,9 +121,11 @@ def bench(options: BenchOptions) -> ExitCode:
         )
         for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
             raise ToolchainError(unknown.message, unknown.hint)
-        session = BenchSession(
-            chain, devices, fidelity.contraction_type, (*_describe_emulation(options), *level.notes, *fidelity.notes)
-        )
+        notes, form = [*level.notes, *fidelity.notes], options.dataformat
+        if form.emulated:
+            grid = f"{form.label}: weights lie on the format's grid; memory and speed are those of {form.element_type}."
+            notes.insert(0, grid)
+        session = BenchSession(chain, devices, fidelity.contraction_type, tuple(notes))
         code = _run(session, machine, run_dir, progress)
     return _report(session, run_dir, machine, output, code)
 
@@ -197,13 +198,6 @@ def _plan(options: BenchOptions, folders: Sequence[Path]) -> BuildPlan:
         dataformat=options.dataformat.value,
         accumulate=options.training and options.microbatch_count > 1,
     )
-
-
-def _describe_emulation(options: BenchOptions) -> tuple[str, ...]:
-    form = options.dataformat
-    if not form.emulated:
-        return ()
-    return (f"{form.label}: weights lie on the format's grid; memory and speed are those of {form.element_type}.",)
 
 
 def _require_work(options: BenchOptions, chips: int) -> None:

@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from invoke.collection import Collection
 from invoke.exceptions import Exit, ParseError
@@ -17,46 +17,10 @@ from invoke.parser.context import ParserContext
 from invoke.program import Program
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.requests import (
-    DEFAULT_SUITE,
-    ClusterRequest,
-    Defaults,
-    FormatRequest,
-    Option,
-    RunRequest,
-    SelectionRequest,
-    ShardRequest,
-    ToolchainRequest,
-    dashed,
-    options_of,
-    read,
-)
-from iree_gauntlet.tasks.cluster_commands import CLUSTER, cluster_collection, machines_of, worker_task
-from iree_gauntlet.tasks.experiment_commands import (
-    bench_task,
-    bisect_task,
-    bundle_collection,
-    compare_task,
-    explain_task,
-    matrix_task,
-    micro_task,
-)
-from iree_gauntlet.tasks.history_commands import history_collection
-from iree_gauntlet.tasks.task_options import (
-    BATCH,
-    COUNTING,
-    FORMAT,
-    RUNNING,
-    SELECTION,
-    SHARD,
-    TOOLCHAIN,
-    console_presenter,
-    gauntlet_task,
-    with_defaults,
-)
-from iree_gauntlet.tasks.upkeep_commands import init_task, report_task, schema_task, upkeep_collections
+from iree_gauntlet.requests import SEVERAL, dashed
+from iree_gauntlet.tasks import cluster_commands, experiment_commands, history_commands, upkeep_commands
+from iree_gauntlet.tasks.task_options import GauntletTask, option_values
 from iree_gauntlet.torch_models.bench_options import find_nearest_option, spell_out
 
 if TYPE_CHECKING:
@@ -65,31 +29,11 @@ if TYPE_CHECKING:
     from invoke.parser.argument import Argument
     from invoke.vendor.lexicon import Lexicon
 
+    from iree_gauntlet.requests import Option
 
-# The sharktank programs' own defaults, so that their command lines mean the same here.
-_THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
-_BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
-_ALL = Defaults(suite=DEFAULT_SUITE)
 
-# Tasks whose words may be left out: they become an option, since Invoke knows no optional words.
-_AS_OPTION = {
-    "compare": "--sides",
-    "explain": "--failures",
-    "history.add": "--runs",
-    "history.import": "--files",
-    "worker": "--scheduler",
-    "init": "--folder",
-    "schema": "--name",
-    "cluster.local": "--count",
-    "cluster.status": "--scheduler",
-    **dict.fromkeys(("history.show", "history.check", "history.confirm", "history.page"), "--series"),
-}
-# Those of them that take one word, and what it is.
-_TAKE_ONE = {"init": "folder", "schema": "name", "worker": "address", "cluster.status": "address"}
 # Flags that say what the words behind them are.
 _BEFORE_WORDS = ("--slower", "--index")
-# Those that take folders, which may have blanks in their names.
-_FOLDERS = frozenset({"report", "shard.costs", "history.add", "history.import"})
 # How the tasks without --iree, and with two of them, have them named.
 _NAMES_IREES = {"compare": "compare A B", "bisect": "--good A --bad B"}
 # Those of Invoke's options that mean something here; the others are about shell commands that its tasks run.
@@ -98,130 +42,20 @@ _CORE = ("complete", "help", "list", "list-depth", "list-format", "print-complet
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!")
 _LACKS_WORDS = re.compile(r"'(.*)' did not receive required positional arguments")
 _LACKS_VALUE = re.compile(r"Flag <Argument: ([\w-]+).*> needed value")
+_BENCH = "bench"
 # Options that name an IREE.
 _IREES = frozenset({"iree", "iree-compiler", "iree-runtime"})
-# Invoke fills a positional argument with one word: these take several.
-_TAKE_SEVERAL = frozenset({"toolchain.install", "toolchain.build", "toolchain.remove", *_AS_OPTION, *_FOLDERS})
-
-_RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
-_STAGES = (*options_of(RunRequest, "stages", "instructions"), *COUNTING)
-_EXPLAIN = options_of(RunRequest, "explain")
-
-
-def _run(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
-    from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
-
-    with machines_of(cluster, request.conduct) as machines:
-        return execute(request, console_presenter(), machines)
-
-
-@gauntlet_task("list", (*SELECTION, *SHARD, *FORMAT))
-def list_task(options: dict[str, Any]) -> ExitCode:
-    """Show which models, submodels, targets and markers there are."""
-    from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
-
-    shard = read(ShardRequest, options)
-    return list_cases(read(SelectionRequest, options), shard, as_json=read(FormatRequest, options).as_json)
-
-
-@gauntlet_task("plan", (*_RUN_OPTIONS, *_STAGES, *FORMAT))
-def plan_task(options: dict[str, Any]) -> ExitCode:
-    """Show what `run` would do, and why each step would or would not come from the cache.
-
-    Touches no network and runs nothing. --format json gives every step with its exact argument vector.
-    """
-    from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
-
-    return show_plan(RunRequest.of(options, _ALL), as_json=read(FormatRequest, options).as_json)
-
-
-@gauntlet_task(
-    "lint", (*SELECTION, *TOOLCHAIN, Option("toolchain", False, "Check flags against the IREE of --iree too."))
-)
-def lint_task(options: dict[str, Any]) -> ExitCode:
-    """Check spec files: reads everything that is selected and reports all problems at once."""
-    from iree_gauntlet.tasks.inspect import lint  # noqa: PLC0415
-
-    toolchain = read(ToolchainRequest, options) if options["toolchain"] else None
-    return lint(read(SelectionRequest, options), toolchain)
-
-
-@gauntlet_task("fetch", (*_RUN_OPTIONS, *CLUSTER))
-def fetch_task(options: dict[str, Any]) -> ExitCode:
-    """Download programs, weights, inputs and expected outputs of the selection into the cache."""
-    return _run(RunRequest.of(options, _ALL, (Stage.FETCH,)), read(ClusterRequest, options))
-
-
-@gauntlet_task("compile", (*_RUN_OPTIONS, *CLUSTER, *_EXPLAIN))
-def compile_task(options: dict[str, Any]) -> ExitCode:
-    """Compile the selected models."""
-    return _run(RunRequest.of(options, _ALL, (Stage.COMPILE,)), read(ClusterRequest, options))
-
-
-@gauntlet_task(
-    "threshold", with_defaults((*_RUN_OPTIONS, *CLUSTER, *_EXPLAIN), model="sdxl", sku="mi300", target="cpu and rocm")
-)
-def threshold_task(options: dict[str, Any]) -> ExitCode:
-    """Compile, run and compare outputs with the expected ones (sharktank's run_thresholds.py).
-
-    Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
-    """
-    return _run(RunRequest.of(options, _THRESHOLD, (Stage.THRESHOLD,)), read(ClusterRequest, options))
-
-
-@gauntlet_task(
-    "benchmark", with_defaults((*_RUN_OPTIONS, *CLUSTER, *_EXPLAIN), model="sdxl", sku="mi300", target="rocm (gfx942)")
-)
-def benchmark_task(options: dict[str, Any]) -> ExitCode:
-    """Compile, measure and check golden times, dispatch counts and sizes (sharktank's run_benchmarks.py).
-
-    Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
-    """
-    return _run(RunRequest.of(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK)), read(ClusterRequest, options))
-
-
-@gauntlet_task("run", (*_RUN_OPTIONS, *CLUSTER, *_STAGES, *_EXPLAIN))
-def run_task(options: dict[str, Any]) -> ExitCode:
-    """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
-
-    Examples: run --suite suites/cpu.toml -j 2
-              run --model rapidocr --submodel 'det*' --force-recompile
-              run --model dtln --explain
-              run --suite cpu --cluster tcp://127.0.0.1:8786
-              run --resume
-    """
-    return _run(RunRequest.of(options, _ALL), read(ClusterRequest, options))
-
-
-@gauntlet_task("doctor", (*TOOLCHAIN, *FORMAT))
-def doctor_task(options: dict[str, Any]) -> ExitCode:
-    """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
-    from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
-
-    return doctor(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
-
-
-@gauntlet_task("devices", (*TOOLCHAIN, *FORMAT))
-def devices_task(options: dict[str, Any]) -> ExitCode:
-    """List the devices that IREE can run on here, by driver, with their names and driver versions.
-
-    What --device takes: a driver (vulkan), an ordinal of it (hip://1), or a device's own name (vulkan://GPU-…).
-    """
-    from iree_gauntlet.tasks.doctor import list_devices  # noqa: PLC0415
-
-    return list_devices(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
 
 
 def _make_namespace() -> Collection:
-    collection = Collection(
-        list_task, plan_task, lint_task, doctor_task, devices_task, fetch_task, compile_task, threshold_task,
-        benchmark_task, run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, explain_task,
-        report_task, worker_task, init_task, schema_task,
-    )  # fmt: skip
-    for named in (*upkeep_collections(), bundle_collection(), history_collection(), cluster_collection()):
-        collection.add_collection(named)
-    collection.configure({"auto_dash_names": True})
-    return collection
+    made = Collection()
+    for module in (experiment_commands, upkeep_commands, history_commands, cluster_commands):
+        for task in vars(module).values():
+            if isinstance(task, GauntletTask):
+                if task.group and task.group not in made.collections:
+                    made.add_collection(Collection(task.group))
+                (made.collections[task.group] if task.group else made).add_task(task)
+    return made
 
 
 namespace = _make_namespace()
@@ -245,7 +79,10 @@ class _Gauntlet(Program):
         """Parse the options before the first task."""
         words = sys.argv if argv is None else argv
         with _explain_usage_errors(words):
-            super().parse_core(_split_several_in_one(_spell_out(words)))
+            # The short names of `bench`, of more than one letter, as Invoke can read them.
+            if words[1:2] == [_BENCH]:
+                words = [*words[:2], *spell_out(words[2:], dashes=True)]
+            super().parse_core(_join_words(words))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""
@@ -273,20 +110,17 @@ def _refuse_nothing(context: ParserContext) -> None:
             raise UsageError("--cluster is empty: expected an address", "Leave it out to run on this machine.")
 
 
-def _spell_out(argv: list[str]) -> list[str]:
-    """The short names of `bench`, of more than one letter, as Invoke can read them."""
-    return [*argv[:2], *spell_out(argv[2:], dashes=True)] if argv[1:2] == [bench_task.name] else argv
+def _join_words(argv: Sequence[str]) -> list[str]:
+    """A command line on which the words behind a task that takes some are the value of its option, in one word.
 
-
-def _split_several_in_one(argv: Sequence[str]) -> list[str]:
-    """A command line on which the words after a task that takes several are one word, with spaces.
-
-    Invoke fills a positional argument with one word.
+    Invoke knows no words that may be left out, and fills a positional argument with one.
     """
     words = list(argv)
-    start = next((place for place, word in enumerate(words) if word in _TAKE_SEVERAL), None)
-    if start is None:
+    found = next(((place, option) for place, word in enumerate(words) if (option := _find_taking(word))), None)
+    if found is None:
         return words
+    start, option = found
+    task = words[start]
     begin = start + 2 if words[start + 1 : start + 2] in [[flag] for flag in _BEFORE_WORDS] else start + 1
     end = begin
     while end < len(words) and not words[end].startswith("-"):
@@ -294,12 +128,18 @@ def _split_several_in_one(argv: Sequence[str]) -> list[str]:
     if end == begin:
         # The page of all runs is of the project's where no folder is named.
         return [*words[:begin], "", *words[begin:]] if words[start:begin] == ["report", "--index"] else words
-    if words[start] in _TAKE_ONE and end > begin + 1:
-        what = f"{words[start]} takes one {_TAKE_ONE[words[start]]}, not {shlex.join(words[begin:end])}"
+    if option.takes != SEVERAL and end > begin + 1:
+        what = f"{task} takes one {option.takes}, not {shlex.join(words[begin:end])}"
         raise UsageError(what, "Put one with blanks in its name in quotes, and its options behind it.")
-    join = shlex.join if words[start] in _FOLDERS else " ".join
-    option = [_AS_OPTION[words[start]]] if words[start] in _AS_OPTION else []
-    return [*words[:begin], *option, join(words[begin:end]), *words[end:]]
+    # Not by blanks, which names of folders may have.
+    value = "\n".join(map(shlex.quote, words[begin:end])) if option.split else " ".join(words[begin:end])
+    named = [] if option.default is None else [dashed(option.name)]
+    return [*words[:begin], *named, value, *words[end:]]
+
+
+def _find_taking(task: str) -> Option | None:
+    """The option that the words behind a task are the value of; None for a task without, and what is no task."""
+    return namespace[task].taking if task in namespace.task_names else None
 
 
 @contextmanager
@@ -349,7 +189,7 @@ def _say_plainly(error: ParseError) -> str:
     if of_others := _explain_option_of_others(word, task):
         return of_others
     known = [flag for flag in error.context.flags if flag.startswith("--")] if error.context else []
-    near = find_nearest_option(word).replace("_", "-") if task == bench_task.name else _find_nearest(word, known)
+    near = find_nearest_option(word).replace("_", "-") if task == _BENCH else _find_nearest(word, known)
     where = f"{task} has" if task else "there is"
     return f"{where} no option {word}" + (f"; did you mean {near}?" if near else "")
 
@@ -366,7 +206,7 @@ def _explain_not_a_task(word: str, text: str) -> str:
     before = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
     if before.startswith("-") and sys.argv.count(before) > 1:
         return f"{before} can be given once"
-    task = next((item for item in sys.argv if item in _AS_OPTION), "")
+    task = next((item for item in sys.argv if (option := _find_taking(item)) and option.default is not None), "")
     if task and any(item.startswith("-") for item in sys.argv[sys.argv.index(task) : sys.argv.index(word)]):
         return f"{text} What {task} is about comes before its options"
     near = _find_nearest(word, [*namespace.task_names, "--help"])
@@ -385,8 +225,6 @@ def _is_completed(argv: Sequence[str]) -> bool:
     """Whether a shell asked for the values of an option, and they are printed; Invoke knows the rest."""
     if list(argv[1:2]) != ["--complete"]:
         return False
-    from iree_gauntlet.tasks.task_options import option_values  # noqa: PLC0415 - it looks through the specs
-
     # Shells hand the line over as words, or as one.
     words = [part for word in argv[3:] for part in word.split()]
     task = next((word for word in words[1:] if word in namespace.task_names), "")

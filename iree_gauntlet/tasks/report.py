@@ -39,20 +39,19 @@ def write_page_of_runs(named: str) -> ExitCode:
         GauntletError: it cannot be written.
     """
     folder = Path(named).absolute() if named else runs_folder()
-    if not folder.is_dir():
-        raise UsageError(f"report --index: there is no folder {shown(folder)}", "Name the folder that has the runs.")
     if not any(path for record in RECORDS for path in folder.glob(f"*/{record}")):
-        raise UsageError(f"report --index: there is no run in {shown(folder)}", "Name the folder that has the runs.")
+        lacks = "run in" if folder.is_dir() else "folder"
+        raise UsageError(f"report --index: there is no {lacks} {shown(folder)}", "Name the folder that has the runs.")
     page, count = write_index(folder, RECORDS, all_of_them=True)
     sys.stdout.write(f"{counted(count, 'run')} in {shown(page)}\n")
     return ExitCode.OK
 
 
-def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
+def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> ExitCode:
     """Makes the reports of a run, a comparison, a matrix or a bisection again; exits as that did.
 
     Args:
-        runs: folders or names, as words of a shell.
+        runs: folders or names; none for the working folder.
         merge: folder of the run that is made of several; empty for none.
         lenient: runs of different IREEs may be merged.
 
@@ -60,14 +59,13 @@ def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
         UsageError: there is no such run, or several that cannot be merged.
         GauntletError: its record cannot be read.
     """
-    named = _list_names(runs)
     if merge:
         folder = Path(merge)
-        _merge_runs([_locate_folder(name) for name in named], folder, lenient=lenient)
-    elif len(named) > 1:
-        raise UsageError(f"report makes the reports of one run, not of {len(named)}", "--merge DIR makes one of them.")
+        _merge_runs(list(map(_locate_folder, runs)), folder, lenient=lenient)
+    elif len(runs) > 1:
+        raise UsageError(f"report makes the reports of one run, not of {len(runs)}", "--merge DIR makes one of them.")
     else:
-        folder = _locate_folder(named[0])
+        folder = _locate_folder("".join(runs))
     reports = write_reports(folder)
     reports.print(shown(folder), sys.stdout, environ=os.environ)
     if merge:
@@ -80,39 +78,24 @@ def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
     return reports.exit_code
 
 
-def _list_names(text: str) -> list[str]:
-    """The words of what `several_in_one` made one word of; a folder's name, blanks and all, is one."""
-    if Path(text).is_dir() or (runs_folder() / text).is_dir():
-        return [text]
-    try:
-        return shlex.split(text) or [text]
-    except ValueError:
-        return [text]
-
-
 def _locate_folder(named: str) -> Path:
-    folder = _locate_newest() if named == LATEST else Path(named)
+    if named == LATEST:
+        records = [path for record in RECORDS for path in runs_folder().glob(f"*/{record}")]
+        if not records:
+            raise UsageError(f"there is no run in {runs_folder()}", "Start one with `run`, or name its folder.")
+        return max(records, key=lambda path: path.stat().st_mtime_ns).parent
+    folder = Path(named)
     if not folder.is_dir() and (runs_folder() / named).is_dir():
         folder = runs_folder() / named
     if not folder.is_dir():
-        runs = sorted((path for path in runs_folder().glob("*") if path.is_dir()), key=_compute_age, reverse=True)
+        runs = [path for path in runs_folder().glob("*") if path.is_dir()]
+        runs.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         names = ", ".join(path.name for path in runs[:5]) or "none"
         raise UsageError(f"there is no run {folder}", f"Newest runs: {names}.")
     if not any((folder / record).is_file() for record in RECORDS):
         hint = "--index makes the page of a folder of runs." if any(folder.glob(f"*/{JOURNAL}")) else "Name a run."
         raise UsageError(f"{folder} is no run: it has no record such as {JOURNAL}", hint)
     return folder
-
-
-def _compute_age(path: Path) -> int:
-    return path.stat().st_mtime_ns
-
-
-def _locate_newest() -> Path:
-    records = [path for record in RECORDS for path in runs_folder().glob(f"*/{record}")]
-    if not records:
-        raise UsageError(f"there is no run in {runs_folder()}", "Start one with `run`, or name its folder.")
-    return max(records, key=lambda path: path.stat().st_mtime_ns).parent
 
 
 def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit
-from invoke.tasks import Task, task
+from invoke.parser.argument import Argument
+from invoke.tasks import Task
 
 from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError
@@ -25,20 +27,25 @@ from iree_gauntlet.requests import (
     NetworkRequest,
     Option,
     OutputRequest,
+    RunRequest,
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
     dashed,
     options_of,
+    read,
+    value_of,
 )
 from iree_gauntlet.settings import project_folder, shipped_folder
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from iree_gauntlet.cases import Stage
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.requests import Defaults
 
 
 SELECTION = options_of(SelectionRequest)
@@ -82,74 +89,103 @@ def _format_help(option: Option) -> str:
     return f"{option.help.removesuffix('.')} (default: {f'{option.default:g}' if number else option.default})."
 
 
-class GauntletTask(Task):  # type: ignore[type-arg]
-    """A task whose short flags are those that its options name, and no others.
+@dataclass(frozen=True, slots=True)
+class TaskPart:
+    """Some options of a task, and what it is given of their values."""
+
+    options: tuple[Option, ...]
+    read: Callable[[Mapping[str, Any]], object]
+
+
+def part_of(request: type, *names: str) -> TaskPart:
+    """A request of which a task has some options: those that are named, or all."""
+    return TaskPart(options_of(request, *names), partial(read, request))
+
+
+def run_part(options: tuple[Option, ...], defaults: Defaults, *stages: Stage) -> TaskPart:
+    """A run of which a task has some options."""
+    names = [option.name for option in options]
+    return TaskPart(options, lambda values: RunRequest.of({name: values[name] for name in names}, defaults, stages))
+
+
+class GauntletTask(Task[Any]):
+    """A task that is given what its parts read of the command line.
 
     Attributes:
-        options: as they were declared; set for each task when it is made.
+        group: what its name begins with, as typed; empty for none.
+        options: as they were declared.
         usage: how it is typed, where an option is given without `--`; empty for none.
+        taking: the option that the words behind the task come to be the value of; None where it takes none so.
     """
 
-    options: tuple[Option, ...] = ()
-    usage = ""
+    def __init__(
+        self, command: Callable[..., ExitCode], name: str, parts: Sequence[TaskPart | Option | type], usage: str
+    ) -> None:
+        self.command = command
+        self.group, _, name = name.rpartition(".")
+        self.parts = list(map(_as_part, parts))
+        self.options = (*(option for part in self.parts for option in part.options), *OUTPUT)
+        self.usage = usage
+        self.taking = next((option for option in self.options if option.takes), None)
+        super().__init__(command, name, positional=[item.name for item in self.options if item.default is None])
 
-    def arg_opts(self, name: str, default: Any, taken_names: set[str]) -> dict[str, Any]:
-        """An option as Invoke's parser has it."""
-        opts = super().arg_opts(name, default, taken_names)
-        short = next((option.short for option in self.options if option.name == name), "")
-        opts["names"] = tuple(filter(None, (*opts["names"], short)))
-        return opts
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        """The options as Invoke's parser has them."""
+        del ignore_unknown_help
+        return [
+            Argument(
+                names=tuple(filter(None, (item.name.replace("_", "-"), item.short))),
+                kind=str if item.default is None else type(item.default),
+                default=item.default,
+                help=_format_help(item),
+                positional=item.default is None,
+                attr_name=item.name if "_" in item.name else None,
+            )
+            for item in self.options
+        ]
+
+    def __call__(self, *_context: Any, **values: Any) -> None:
+        """Runs the command.
+
+        Raises:
+            Exit: it ended with another code than 0.
+        """
+        if any(values[name] in ("--help", "-h") for name in self.positional):
+            # Invoke takes the wish for help for the value.
+            said = [
+                f"  {dashed(option.name)}\n      {_format_help(option)}"
+                for option in self.options
+                if option.default is not None
+            ]
+            lines = "\n".join([inspect.getdoc(self) or "", "", "Options:", *said])
+            sys.stdout.write(f"Usage: {self.usage}\n\nDocstring:\n  {lines}\n")
+            return
+        # Invoke turns bytecode off for all that is imported from here on: each start would compile it again.
+        sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
+
+        with messages.loudness(quiet=values["quiet"], verbose=values["verbose"]):
+            code = ended(lambda: self.command(*(part.read(values) for part in self.parts)))
+        if code is not ExitCode.OK:
+            raise Exit(code=int(code))
+
+
+def _as_part(part: TaskPart | Option | type) -> TaskPart:
+    if isinstance(part, Option):
+        return TaskPart((part,), lambda values: value_of(part, values[part.name]))
+    return part if isinstance(part, TaskPart) else part_of(part)
 
 
 def gauntlet_task(
-    name: str, options: tuple[Option, ...], *, positional: str = "", usage: str = ""
-) -> Callable[[Callable[[dict[str, Any]], ExitCode]], Task[Any]]:
-    """Makes an Invoke task of a function that takes the values of options by name.
+    name: str, *parts: TaskPart | Option | type, usage: str = ""
+) -> Callable[[Callable[..., ExitCode]], GauntletTask]:
+    """Makes a task of a function that is given a request for each part, or the value of an option.
 
     Args:
         name: the task's name.
-        options: its options.
-        positional: the option that is given without `--`; empty for none.
-        usage: how it is typed, where it has such an option.
+        parts: its options: those of a request, or a single one.
+        usage: how it is typed, where an option is given without `--`.
     """
-    options = (*options, *OUTPUT)
-
-    def decorate(function: Callable[[dict[str, Any]], ExitCode]) -> Task[Any]:
-        def body(_context: Any, **values: Any) -> None:
-            if positional and values[positional] in ("--help", "-h"):
-                # Invoke takes the wish for help for the value.
-                others = (option for option in options if option.name != positional)
-                said = [f"  {dashed(option.name)}\n      {_format_help(option)}" for option in others]
-                lines = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Options:", *said])
-                sys.stdout.write(f"Usage: {usage}\n\nDocstring:\n  {lines}\n")
-                return
-            # Invoke turns bytecode off for all that is imported from here on: each start would compile it again.
-            sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
-            with messages.loudness(quiet=values.pop("quiet"), verbose=values.pop("verbose")):
-                code = ended(lambda: function(values))
-            if code is not ExitCode.OK:
-                raise Exit(code=int(code))
-
-        parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-        parameters += [
-            inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=option.default)
-            for option in options
-        ]
-        body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        body.__doc__ = function.__doc__
-        body.__name__ = name.replace("-", "_")
-        kind = type("_Task", (GauntletTask,), {"options": options, "usage": usage})
-        made: Task[Any] = task(
-            name=name,
-            klass=kind,
-            help={option.name: _format_help(option) for option in options},
-            positional=[positional] if positional else [],
-            iterable=[option.name for option in options if isinstance(option.default, list)],
-            auto_shortflags=False,
-        )(body)
-        return made
-
-    return decorate
+    return lambda command: GauntletTask(command, name, parts, usage)
 
 
 def console_presenter() -> Presenter:

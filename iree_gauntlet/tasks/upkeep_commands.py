@@ -6,12 +6,12 @@ What they do is imported when they run: `--list` must be quick.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from invoke.collection import Collection
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
+    SEVERAL,
+    CacheRequest,
     Defaults,
     FormatRequest,
     NetworkRequest,
@@ -20,9 +20,8 @@ from iree_gauntlet.requests import (
     SelectionRequest,
     ToolchainRequest,
     options_of,
-    read,
 )
-from iree_gauntlet.tasks.task_options import CACHE, FORMAT, RUNNING, SELECTION, TOOLCHAIN, gauntlet_task
+from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, TOOLCHAIN, gauntlet_task, part_of, run_part
 from iree_gauntlet.upkeep.upkeep_requests import (
     BuildRequest,
     CollectRequest,
@@ -40,12 +39,18 @@ if TYPE_CHECKING:
 
 
 _FETCHING = options_of(NetworkRequest)
+_RECORDING = run_part((*SELECTION, *CACHE, *_FETCHING), Defaults())
 # Of those that run something, what a run that is made again wants to know.
 _AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_benchmark")
 
 
-@gauntlet_task("init", options_of(InitRequest))
-def init_task(options: dict[str, Any]) -> ExitCode:
+def _name_several(name: str, text: str) -> Option:
+    """An option whose values are the words behind the task, of which there has to be one."""
+    return Option(name, None, text, takes=SEVERAL, split=True)
+
+
+@gauntlet_task("init", InitRequest)
+def init_task(asked: InitRequest) -> ExitCode:
     """Begin a project: a model with its spec, a suite, settings, and a workflow for GitHub; nothing is overwritten.
 
     Examples: init
@@ -53,11 +58,11 @@ def init_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.upkeep.project_start import init  # noqa: PLC0415
 
-    return init(read(InitRequest, options))
+    return init(asked)
 
 
-@gauntlet_task("schema", options_of(SchemaRequest))
-def schema_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("schema", SchemaRequest)
+def schema_task(asked: SchemaRequest) -> ExitCode:
     """Print the JSON Schema of a format, by which editors complete and check the files that people write.
 
     Examples: schema
@@ -66,22 +71,21 @@ def schema_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.upkeep.format_schemas import schema  # noqa: PLC0415
 
-    return schema(read(SchemaRequest, options))
+    return schema(asked)
 
 
-@gauntlet_task("record", (*SELECTION, *CACHE, *_FETCHING))
-def golden_record_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("golden.record", _RECORDING)
+def golden_record_task(request: RunRequest) -> ExitCode:
     """Record expected outputs of ONNX models with onnxruntime, next to their specs, with provenance."""
     from iree_gauntlet.upkeep.golden_record import record  # noqa: PLC0415
 
-    return record(RunRequest.of(options, Defaults()))
+    return record(request)
 
 
 @gauntlet_task(
-    "sensitivity",
-    (*SELECTION, *CACHE, *_FETCHING, Option("write", False, "Write the share into the provenance of the outputs.")),
+    "golden.sensitivity", _RECORDING, Option("write", False, "Write the share into the provenance of the outputs.")
 )
-def golden_sensitivity_task(options: dict[str, Any]) -> ExitCode:
+def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
     """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.
 
     Scales each weight by 1.01, one at a time, and runs the model with a reference (onnxruntime, else the evaluator of
@@ -91,11 +95,11 @@ def golden_sensitivity_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.upkeep.golden_record import sensitivity  # noqa: PLC0415
 
-    return sensitivity(RunRequest.of(options, Defaults()), write=options["write"])
+    return sensitivity(request, write=write)
 
 
-@gauntlet_task("update", (*SELECTION, *options_of(GoldenUpdateRequest)))
-def golden_update_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("golden.update", SelectionRequest, GoldenUpdateRequest)
+def golden_update_task(selection: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
     """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
 
     Figures of failed, unfinished or disturbed measurements do not count, and are reported.
@@ -105,13 +109,16 @@ def golden_update_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.upkeep.spec_goldens import update  # noqa: PLC0415
 
-    return update(read(SelectionRequest, options), read(GoldenUpdateRequest, options))
+    return update(selection, asked)
 
 
 @gauntlet_task(
-    "update", (*options_of(XfailUpdateRequest), *CACHE, *(option for option in RUNNING if option.name in _AGAIN))
+    "xfail.update",
+    XfailUpdateRequest,
+    # Its suite is the one that changes; what is selected, the run says.
+    run_part((*CACHE, *(option for option in RUNNING if option.name in _AGAIN)), Defaults()),
 )
-def xfail_update_task(options: dict[str, Any]) -> ExitCode:
+def xfail_update_task(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     """Propose expected failures as a run has found them, as a diff of the suite, or of operator suites' configs.
 
     What passes now is removed, what fails newly is added with its stage and first diagnostic. Comments and order stay.
@@ -121,112 +128,109 @@ def xfail_update_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.upkeep.xfail_update import update  # noqa: PLC0415
 
-    # Its suite is the one that changes; what is selected, the run says.
-    return update(read(XfailUpdateRequest, options), RunRequest.of(options, Defaults()))
+    return update(asked, request)
 
 
-@gauntlet_task("show", (*SELECTION, *options_of(GoldenShowRequest)))
-def golden_show_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("golden.show", SelectionRequest, GoldenShowRequest)
+def golden_show_task(selection: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
     """Show every golden of the selection, with the newest figure that was measured for it.
 
     Example: golden.show --model 'dtln*' --target cpu
     """
     from iree_gauntlet.upkeep.spec_goldens import show  # noqa: PLC0415
 
-    return show(read(SelectionRequest, options), read(GoldenShowRequest, options))
+    return show(selection, asked)
 
 
-@gauntlet_task("list", (*CACHE, *FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")))
-def cache_list_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task(
+    "cache.list", CacheRequest, FormatRequest, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")
+)
+def cache_list_task(cache: CacheRequest, output: FormatRequest, match: str) -> ExitCode:
     """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
 
     Example: cache.list --match '*.irpa'
     """
     from iree_gauntlet.upkeep.cache_list import list_cache  # noqa: PLC0415
 
-    return list_cache(options["cache_dir"], options["match"], as_json=read(FormatRequest, options).as_json)
+    return list_cache(cache.cache_dir, match, as_json=output.as_json)
 
 
-@gauntlet_task("verify", options_of(VerifyRequest))
-def cache_verify_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("cache.verify", VerifyRequest)
+def cache_verify_task(asked: VerifyRequest) -> ExitCode:
     """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
     from iree_gauntlet.upkeep.cache_verify import verify  # noqa: PLC0415
 
-    return verify(read(VerifyRequest, options))
+    return verify(asked)
 
 
-@gauntlet_task("gc", options_of(CollectRequest))
-def cache_gc_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("cache.gc", CollectRequest)
+def cache_gc_task(asked: CollectRequest) -> ExitCode:
     """Make room: what was not used for long goes, never what a running process uses.
 
     Example: cache.gc --older-than 30d --max-size 50GB --delete
     """
     from iree_gauntlet.upkeep.cache_gc import collect_garbage  # noqa: PLC0415
 
-    return collect_garbage(read(CollectRequest, options))
+    return collect_garbage(asked)
 
 
-@gauntlet_task("lock", options_of(LockRequest))
-def cache_lock_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("cache.lock", LockRequest)
+def cache_lock_task(asked: LockRequest) -> ExitCode:
     """Write hashes that were learnt here into cache/registry.txt, to be committed, and show what changes."""
     from iree_gauntlet.upkeep.cache_lock import lock_hashes  # noqa: PLC0415
 
-    return lock_hashes(read(LockRequest, options))
+    return lock_hashes(asked)
 
 
 @gauntlet_task(
-    "where",
-    (Option("url", None, "As it stands in a spec."), *CACHE, *FORMAT),
-    positional="url",
-    usage="cache.where URL",
+    "cache.where", Option("url", None, "As it stands in a spec."), CacheRequest, FormatRequest, usage="cache.where URL"
 )
-def cache_where_task(options: dict[str, Any]) -> ExitCode:
+def cache_where_task(url: str, cache: CacheRequest, output: FormatRequest) -> ExitCode:
     """Print the local path of a URL's file; exit code 3 if it is not there yet.
 
     Example: cp "$(gauntlet cache.where https://host/weights.irpa)" .
     """
     from iree_gauntlet.upkeep.cache_list import where  # noqa: PLC0415
 
-    return where(options["url"], options["cache_dir"], as_json=read(FormatRequest, options).as_json)
+    return where(url, cache.cache_dir, as_json=output.as_json)
 
 
 @gauntlet_task(
-    "export", (*SELECTION, *TOOLCHAIN, *options_of(NetworkRequest), Option("output", "", "The archive to write."))
+    "cache.export",
+    run_part((*SELECTION, *TOOLCHAIN, *_FETCHING), Defaults(suite=DEFAULT_SUITE)),
+    Option("output", "", "The archive to write."),
 )
-def cache_export_task(options: dict[str, Any]) -> ExitCode:
+def cache_export_task(request: RunRequest, output: str) -> ExitCode:
     """Pack what the selection needs, modules included, into one archive, for a machine without a network.
 
     Example: cache.export --suite cpu --output cpu.tar
     """
     from iree_gauntlet.upkeep.cache_archive import export_cache  # noqa: PLC0415
 
-    return export_cache(RunRequest.of(options, Defaults(suite=DEFAULT_SUITE)), options["output"])
+    return export_cache(request, output)
 
 
 @gauntlet_task(
-    "import",
-    (Option("archive", None, "What `cache.export` has written."), *CACHE),
-    positional="archive",
+    "cache.import",
+    Option("archive", None, "What `cache.export` has written."),
+    CacheRequest,
     usage="cache.import ARCHIVE",
 )
-def cache_import_task(options: dict[str, Any]) -> ExitCode:
+def cache_import_task(archive: str, cache: CacheRequest) -> ExitCode:
     """Put what an archive holds into the cache; every file is checked, and nothing else is touched."""
     from iree_gauntlet.upkeep.cache_archive import import_cache  # noqa: PLC0415
 
-    return import_cache(Path(options["archive"]), options["cache_dir"])
+    return import_cache(Path(archive), cache.cache_dir)
 
 
 @gauntlet_task(
-    "install",
-    (
-        Option("version", None, "Releases, ranges, nightlies, commit:SHA or wheels:DIR; several in quotes with `inv`."),
-        *CACHE,
-        *options_of(NetworkRequest, "offline"),
-    ),
-    positional="version",
+    "toolchain.install",
+    _name_several("version", "Releases, ranges, nightlies, commit:SHA or wheels:DIR; several in quotes with `inv`."),
+    CacheRequest,
+    part_of(NetworkRequest, "offline"),
     usage="toolchain.install VERSION…",
 )
-def toolchain_install_task(options: dict[str, Any]) -> ExitCode:
+def toolchain_install_task(versions: tuple[str, ...], cache: CacheRequest, network: NetworkRequest) -> ExitCode:
     """Install releases of IREE into the cache, each in an environment of its own.
 
     Examples: toolchain.install 3.9.0 3.12.0
@@ -236,19 +240,16 @@ def toolchain_install_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.upkeep.installed_toolchains import install  # noqa: PLC0415
 
-    return install(options["version"], options["cache_dir"], offline=options["offline"])
+    return install(versions, cache.cache_dir, offline=network.offline)
 
 
 @gauntlet_task(
-    "build",
-    (
-        Option("sources", None, "Checkouts of IREE: DIR for the work tree, DIR@REF for a commit."),
-        *options_of(BuildRequest),
-    ),
-    positional="sources",
+    "toolchain.build",
+    _name_several("sources", "Checkouts of IREE: DIR for the work tree, DIR@REF for a commit."),
+    BuildRequest,
     usage="toolchain.build SOURCE… [--commit REF]",
 )
-def toolchain_build_task(options: dict[str, Any]) -> ExitCode:
+def toolchain_build_task(sources: tuple[str, ...], asked: BuildRequest) -> ExitCode:
     """Build IREE from source into the cache: a work tree as it is, or a commit of a checkout.
 
     Examples: toolchain.build ../iree
@@ -257,58 +258,53 @@ def toolchain_build_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.upkeep.installed_toolchains import build  # noqa: PLC0415
 
-    return build(options["sources"], read(BuildRequest, options))
+    return build(sources, asked)
 
 
-@gauntlet_task("list", (*CACHE, *FORMAT))
-def toolchain_list_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("toolchain.list", CacheRequest, FormatRequest)
+def toolchain_list_task(cache: CacheRequest, output: FormatRequest) -> ExitCode:
     """Show which IREE is installed here, and those in the cache with their size and last use."""
     from iree_gauntlet.upkeep.installed_toolchains import list_toolchains  # noqa: PLC0415
 
-    return list_toolchains(options["cache_dir"], as_json=read(FormatRequest, options).as_json)
+    return list_toolchains(cache.cache_dir, as_json=output.as_json)
 
 
-@gauntlet_task("show", (*TOOLCHAIN, *FORMAT))
-def toolchain_show_task(options: dict[str, Any]) -> ExitCode:
+@gauntlet_task("toolchain.show", ToolchainRequest, FormatRequest)
+def toolchain_show_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode:
     """Show what --iree would use: paths, versions, commits, identities. Installs nothing.
 
     Example: toolchain.show --iree build:../iree-build
     """
     from iree_gauntlet.upkeep.installed_toolchains import show  # noqa: PLC0415
 
-    return show(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
+    return show(toolchain, as_json=output.as_json)
 
 
 @gauntlet_task(
-    "remove",
-    (Option("version", None, "Versions, or names as `toolchain.list` has them."), *CACHE),
-    positional="version",
+    "toolchain.remove",
+    _name_several("version", "Versions, or names as `toolchain.list` has them."),
+    CacheRequest,
     usage="toolchain.remove VERSION…",
 )
-def toolchain_remove_task(options: dict[str, Any]) -> ExitCode:
+def toolchain_remove_task(versions: tuple[str, ...], cache: CacheRequest) -> ExitCode:
     """Delete releases of IREE from the cache; one that a running process uses stays.
 
     Example: toolchain.remove 3.9.0
     """
     from iree_gauntlet.upkeep.installed_toolchains import remove  # noqa: PLC0415
 
-    return remove(options["version"], options["cache_dir"])
+    return remove(versions, cache.cache_dir)
 
 
 @gauntlet_task(
     "report",
-    (
-        Option(
-            "run", None, "Folder of the run, its name in runs/, or `latest`; several, in quotes with `inv`, to merge."
-        ),
-        Option("merge", "", "Make one run's folder of several runs (the shards of a suite), and its reports."),
-        Option("lenient", False, "Merge runs of different IREEs too."),
-        Option("index", False, "Make the page of all runs, index.html, of RUN as a folder of runs (default: runs/)."),
-    ),
-    positional="run",
+    _name_several("run", "Folder of the run, its name in runs/, or `latest`; several, in quotes with `inv`, to merge."),
+    Option("merge", "", "Make one run's folder of several runs (the shards of a suite), and its reports."),
+    Option("lenient", False, "Merge runs of different IREEs too."),
+    Option("index", False, "Make the page of all runs, index.html, of RUN as a folder of runs (default: runs/)."),
     usage="report RUN… [--merge DIR] | report --index",
 )
-def report_task(options: dict[str, Any]) -> ExitCode:
+def report_task(runs: tuple[str, ...], merge: str, lenient: bool, index: bool) -> ExitCode:
     """Make reports again from what was recorded, also of what was killed: of runs, comparisons, matrices, bisections.
 
     Examples: report latest
@@ -318,42 +314,20 @@ def report_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.report import report, write_page_of_runs  # noqa: PLC0415
 
-    if options["index"]:
-        return write_page_of_runs(options["run"])
-    return report(options["run"], options["merge"], lenient=options["lenient"])
+    return write_page_of_runs(" ".join(runs)) if index else report(runs, merge, lenient=lenient)
 
 
 @gauntlet_task(
-    "costs",
-    (
-        Option("runs", None, "Folders of runs, or their names in runs/; several in quotes with `inv`."),
-        Option("output", "", "File to write, for --shard-costs (default: standard output)."),
-    ),
-    positional="runs",
+    "shard.costs",
+    _name_several("runs", "Folders of runs, or their names in runs/; several in quotes with `inv`."),
+    Option("output", "", "File to write, for --shard-costs (default: standard output)."),
     usage="shard.costs RUN… --output FILE",
 )
-def shard_costs_task(options: dict[str, Any]) -> ExitCode:
+def shard_costs_task(runs: tuple[str, ...], output: str) -> ExitCode:
     """Write the seconds that each chain took in some runs (their median), to balance shards by.
 
     Example: shard.costs runs/20261121-051800-ops runs/20261122-051800-ops --output ops-costs.json
     """
     from iree_gauntlet.experiments.shards import record_costs  # noqa: PLC0415
 
-    return record_costs(options["runs"], options["output"])
-
-
-def upkeep_collections() -> tuple[Collection, ...]:
-    """The tasks under their common names; `report` has none."""
-    return (
-        Collection("golden", golden_record_task, golden_sensitivity_task, golden_update_task, golden_show_task),
-        Collection("xfail", xfail_update_task),
-        Collection("shard", shard_costs_task),
-        Collection(
-            "cache", cache_list_task, cache_where_task, cache_verify_task, cache_gc_task, cache_lock_task,
-            cache_export_task, cache_import_task,
-        ),
-        Collection(
-            "toolchain", toolchain_install_task, toolchain_build_task, toolchain_list_task, toolchain_show_task,
-            toolchain_remove_task,
-        ),
-    )  # fmt: skip
+    return record_costs(runs, output)

@@ -58,11 +58,13 @@ class BuildTree:
 
     Attributes:
         source: for people (`build: <root>`).
+        commit: where it is known; empty for what the tools say.
     """
 
     root: Path
     tools: Path
     source: str
+    commit: str = ""
 
     @classmethod
     def of(cls, root: Path, needed: Sequence[str]) -> BuildTree:
@@ -118,7 +120,7 @@ def find_compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environmen
         onnx_version=onnx,
         version=version,
         release=version,
-        commit=commit,
+        commit=tree.commit or commit,
         identity=identity,
         ir_tool=str(opt) if os.access(opt, os.X_OK) else "",
     )
@@ -138,7 +140,7 @@ def find_runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
         benchmark_module=benchmark_module,
         version=version or UNKNOWN_VERSION,
         release=version or UNKNOWN_VERSION,
-        commit=commit,
+        commit=tree.commit or commit,
         identity=_compute_identity(
             [
                 (RUN_MODULE, Path(run_module)),

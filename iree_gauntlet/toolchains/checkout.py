@@ -18,8 +18,6 @@ from iree_gauntlet.figures import listed
 from iree_gauntlet.system.short_process import ask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from iree_gauntlet.system.short_process import Answer
 
 
@@ -82,8 +80,8 @@ class Checkout:
         Raises:
             NoSuchToolchainError: there is none.
         """
-        answer = self._ask(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"])
-        if answer.exit_code != 0:
+        commit = self._find_commit(ref)
+        if not commit:
             names = self._ask(["for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes"])
             known = names.stdout.split()
             # A branch that only the remote has, by its whole name.
@@ -94,7 +92,7 @@ class Checkout:
                 f"source:{self.folder} has no commit {ref}",
                 f"{meant}Get what is new: git -C {self.folder} fetch --tags",
             )
-        return answer.stdout.strip()
+        return commit
 
     def version_commit(self, text: str) -> str:
         """The commit of a release or nightly (`3.6.0`, by its tag), or of anything else that `commit_of` takes.
@@ -102,11 +100,12 @@ class Checkout:
         Raises:
             NoSuchToolchainError: there is none.
         """
-        for ref in (f"refs/tags/iree-{text}", f"refs/tags/v{text}"):
-            answer = self._ask(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"])
-            if answer.exit_code == 0:
-                return answer.stdout.strip()
-        return self.commit_of(text)
+        by_tag = self._find_commit(f"refs/tags/iree-{text}") or self._find_commit(f"refs/tags/v{text}")
+        return by_tag or self.commit_of(text)
+
+    def _find_commit(self, ref: str) -> str:
+        answer = self._ask(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"])
+        return answer.stdout.strip() if answer.exit_code == 0 else ""
 
     def commits_between(self, one: str, other: str) -> tuple[list[str], bool]:
         """The commits of the first-parent history from the older of two to the newer one, both among them.
@@ -140,13 +139,20 @@ class Checkout:
         """Whether files of its work tree, or of its submodules, are not those of its commit."""
         return bool(self._ask_or_fail(["status", "--porcelain", "--untracked-files=no"]))
 
-    def require_submodules(self, commit: str, *, runtime_only: bool) -> None:
-        """Makes sure that the work tree has the submodules that a build of a commit needs.
+    def require_submodules(self, commit: str, *, runtime_only: bool) -> dict[str, str]:
+        """The submodules that a build of a commit needs: path → their commit.
 
         Raises:
-            ToolchainError: some are not there.
+            ToolchainError: the work tree lacks some.
         """
-        self._require_initialised(self._list_submodules(commit, runtime_only=runtime_only))
+        wanted = self._list_submodules(commit, runtime_only=runtime_only)
+        missing = [path for path in wanted if not (self.folder / path / ".git").exists()]
+        if missing:
+            raise ToolchainError(
+                f"source:{self.folder} lacks submodules: {listed(missing, _MOST_NAMED)}",
+                f"Get them: git -C {self.folder} submodule update --init",
+            )
+        return wanted
 
     def lay_out(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
         """Makes a worktree of a commit, with its submodules; of one that is there, only what differs is written.
@@ -159,8 +165,7 @@ class Checkout:
         Raises:
             ToolchainError: a submodule, or its commit, is not there; or git fails.
         """
-        wanted = self._list_submodules(commit, runtime_only=runtime_only)
-        self._require_initialised(wanted)
+        wanted = self.require_submodules(commit, runtime_only=runtime_only)
         for path, revision in wanted.items():
             if self._ask(["-C", path, "cat-file", "-e", f"{revision}^{{commit}}"]).exit_code != 0:
                 raise ToolchainError(
@@ -188,14 +193,6 @@ class Checkout:
         if listing is None or listing.exit_code != 0:
             return found
         return {path: revision for path, revision in found.items() if path in listing.stdout.split()}
-
-    def _require_initialised(self, wanted: Iterable[str]) -> None:
-        missing = [path for path in wanted if not (self.folder / path / ".git").exists()]
-        if missing:
-            raise ToolchainError(
-                f"source:{self.folder} lacks submodules: {listed(missing, _MOST_NAMED)}",
-                f"Get them: git -C {self.folder} submodule update --init",
-            )
 
     def _place(self, path: Path, commit: str, tree: Path) -> None:
         """A worktree of the checkout, or of the submodule at a path in it, at a commit."""

@@ -24,11 +24,12 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_site_packages, find_wheel
@@ -57,20 +58,52 @@ def seal(path: Path, name: str, document: Mapping[str, Any]) -> None:
     write_atomic(path / name, json.dumps({"format": _FORMAT, **document, "files": files}))
 
 
-def read_sealed(path: Path, name: str) -> tuple[dict[str, Any], str]:
-    """What a folder's seal says, its `bytes` and `last_use` (seconds since 1970); or nothing, and what is wrong."""
-    if not path.is_dir():
-        return {}, "does not exist"
-    try:
-        status = (path / name).stat()
-        document = json.loads((path / name).read_bytes())
-        files = {str(file): int(size) for file, size in document["files"].items()}
-        why = _damage(path, files) if document["format"] == _FORMAT else "was made by another version of this toolkit"
-    except FileNotFoundError:
-        return {}, "was not made to its end"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}, f"has a damaged {name}"
-    return ({}, why) if why else ({**document, "bytes": sum(files.values()), "last_use": status.st_mtime}, "")
+@dataclass(frozen=True, slots=True)
+class Sealed(Recorded):
+    """What a folder holds that was made whole, as its seal says.
+
+    Attributes:
+        last_use: seconds since 1970.
+    """
+
+    seal_name: ClassVar[str]
+
+    label: str
+    path: Path
+    bytes: int
+    last_use: float
+
+    @classmethod
+    def inspect(cls, path: Path) -> tuple[Self | None, str]:
+        """What is in a folder, or what is wrong with it."""
+        if not path.is_dir():
+            return None, "does not exist"
+        try:
+            last_use = (path / cls.seal_name).stat().st_mtime
+            document = json.loads((path / cls.seal_name).read_bytes())
+            files = {str(file): int(size) for file, size in document["files"].items()}
+            if document["format"] != _FORMAT:
+                return None, "was made by another version of this toolkit"
+            if why := _damage(path, files):
+                return None, why
+            document |= {"path": path, "bytes": sum(files.values()), "last_use": last_use}
+            return cls.from_dict(document), ""
+        except FileNotFoundError:
+            return None, "was not made to its end"
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None, f"has a damaged {cls.seal_name}"
+
+    @classmethod
+    def list_in(cls, folder: Path) -> list[tuple[Path, Self | None, str]]:
+        """Every folder that may be one: what it is, or what is wrong where it is none."""
+        folders = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [(path, *cls.inspect(path)) for path in folders if path.is_dir() and not path.name.startswith(".")]
+
+    def note_use(self) -> None:
+        """Writes down that it is used, where the last time is a minute ago."""
+        if time.time() - self.last_use > _USE_SECONDS:
+            with suppress(PermissionError):  # another user's, or read-only: it is used all the same
+                os.utime(self.path / self.seal_name)
 
 
 def _damage(path: Path, files: Mapping[str, int]) -> str:
@@ -82,13 +115,6 @@ def _damage(path: Path, files: Mapping[str, int]) -> str:
         except OSError:
             return f"is damaged: {file} is missing"
     return ""
-
-
-def note_use(path: Path, name: str, now: float, last_use: float) -> None:
-    """Writes down that a folder is used, where the last time is a minute ago."""
-    if now - last_use > _USE_SECONDS:
-        with suppress(PermissionError):  # another user's, or read-only: it is used all the same
-            os.utime(path / name)
 
 
 @contextmanager
@@ -160,22 +186,28 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(Sealed):
     """An environment that is whole.
 
     Attributes:
         compiler, runtime: their versions; empty where it has none.
         installer: what made it.
-        last_use: seconds since 1970.
     """
 
-    label: str
-    path: Path
+    seal_name = SEAL
+
     compiler: str
     runtime: str
-    bytes: int
     installer: str
-    last_use: float
+
+    @classmethod
+    def inspect(cls, path: Path) -> tuple[Self | None, str]:
+        """As of any sealed folder; without its Python it is none."""
+        # Dataclasses with slots are made anew: no `super()` of theirs finds them.
+        found, why = super(Environment, cls).inspect(path)
+        if found and not os.access(found.python, os.X_OK):
+            return None, "has lost its Python, which may have been uninstalled"
+        return found, why
 
     @property
     def python(self) -> Path:
@@ -212,9 +244,9 @@ class Environments:
         """The environment of a label; None where there is no whole one. It is in use from now on."""
         path = self.path_of(label)
         self.use(path)
-        found, _ = inspect(path)
+        found, _ = Environment.inspect(path)
         if found is not None:
-            note_use(path, SEAL, time.time(), found.last_use)
+            found.note_use()
         return found
 
     def ready(self, recipe: Recipe) -> Environment:
@@ -227,7 +259,7 @@ class Environments:
         if (found := self.find(recipe.label)) is not None:
             return found
         path = self.path_of(recipe.label)
-        _, why = inspect(path)
+        _, why = Environment.inspect(path)
         if self.offline:
             raise ToolchainError(
                 f"IREE {recipe.asked} is not installed in the cache: {path} {why}",
@@ -242,17 +274,14 @@ class Environments:
                 if path.exists():
                     self.news(f"{path} {why}: it is made again")
                 self._make(recipe, path, held)
-        found, why = inspect(path)
+        found, why = Environment.inspect(path)
         if found is None:
             raise ToolchainError(f"{path} {why}, although it was just installed", "Look at the disk, and run again.")
         return found
 
     def all(self) -> list[tuple[Path, Environment | None, str]]:
         """Every environment of any Python and platform: folder, what it is, and what is wrong where it is none."""
-        if not self.folder.is_dir():
-            return []
-        folders = sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        return [(path, *inspect(path)) for path in folders]
+        return Environment.list_in(self.folder)
 
     def versions(self) -> list[Version]:
         """The releases and nightlies that are here for this Python, rising; no folders of wheels."""
@@ -292,22 +321,6 @@ class Environments:
             _require(new, recipe)
             seal(new, SEAL, {**asdict(recipe), "installer": "uv"})
         news(f"installed in {time.monotonic() - started:.0f} s")
-
-
-def inspect(path: Path) -> tuple[Environment | None, str]:
-    """What is in a folder, and what is wrong with it where it is no whole environment."""
-    document, why = read_sealed(path, SEAL)
-    if why:
-        return None, why
-    try:
-        names = ("label", "compiler", "runtime", "installer")
-        said = {name: str(document[name]) for name in names}
-    except KeyError:
-        return None, f"has a damaged {SEAL}"
-    found = Environment(path=path, bytes=document["bytes"], last_use=document["last_use"], **said)
-    if not os.access(found.python, os.X_OK):
-        return None, "has lost its Python, which may have been uninstalled"
-    return found, ""
 
 
 def _require(path: Path, recipe: Recipe) -> None:

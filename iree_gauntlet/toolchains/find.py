@@ -46,12 +46,13 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from packaging.version import Version
 
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.settings import Configuration
-    from iree_gauntlet.toolchains.source_builds import Build, Uses
+    from iree_gauntlet.toolchains.source_builds import Uses
 
 
 # In the order of looking.
@@ -291,19 +292,15 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: ToolchainPlace) -> 
     """
     if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
         return find_installed()
-    if compiler == runtime and compiler.kind is ChoiceKind.SOURCE:
-        # Once for both halves.
-        of_both = frozenset((COMPILER, RUNTIME, *([IMPORTER] if place.importer else [])))
-        build = place.builds.ready(compiler, of_both)
-        return Toolchain(_describe_built_compiler(build, place), _describe_built_runtime(build, place))
-    return Toolchain(_find_compiler(compiler, place), _find_runtime(runtime, place))
+    parts = frozenset((COMPILER, *([IMPORTER] if place.importer else [])))
+    # What is built is built once for both halves.
+    built = compiler == runtime and compiler.kind is ChoiceKind.SOURCE
+    found = _locate(compiler, place, parts | {RUNTIME} if built else parts)
+    half = _find_compiler(found, compiler, place)
+    return Toolchain(half, _find_runtime(found if built else _locate(runtime, place, {RUNTIME}), runtime, place))
 
 
-def _find_compiler(choice: Choice, place: ToolchainPlace) -> Compiler:
-    if choice.kind is ChoiceKind.SOURCE:
-        parts = frozenset((COMPILER, *([IMPORTER] if place.importer else [])))
-        return _describe_built_compiler(place.builds.ready(choice, parts), place)
-    found = _locate(choice, place, (COMPILE,))
+def _find_compiler(found: Path | BuildTree | None, choice: Choice, place: ToolchainPlace) -> Compiler:
     if found is None:
         return find_installed().compiler
     if isinstance(found, BuildTree):
@@ -311,21 +308,7 @@ def _find_compiler(choice: Choice, place: ToolchainPlace) -> Compiler:
     return find_compiler_on([str(path) for path in find_site_packages(found)], str(found), _name(choice))
 
 
-def _describe_built_compiler(build: Build, place: ToolchainPlace) -> Compiler:
-    tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
-    found = find_compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
-    return replace(found, commit=build.commit)
-
-
-def _describe_built_runtime(build: Build, place: ToolchainPlace) -> Runtime:
-    tree = BuildTree(build.path, build.path / "tools", f"source: {build.title}")
-    return replace(find_runtime_of(tree, place.hash_of), commit=build.commit)
-
-
-def _find_runtime(choice: Choice, place: ToolchainPlace) -> Runtime:
-    if choice.kind is ChoiceKind.SOURCE:
-        return _describe_built_runtime(place.builds.ready(choice, frozenset((RUNTIME,))), place)
-    found = _locate(choice, place, (RUN_MODULE, BENCHMARK_MODULE))
+def _find_runtime(found: Path | BuildTree | None, choice: Choice, place: ToolchainPlace) -> Runtime:
     if found is None:
         return find_installed().runtime
     if isinstance(found, BuildTree):
@@ -337,10 +320,14 @@ def _name(choice: Choice) -> str:
     return str(choice.kind) if choice.folder or choice.kind is ChoiceKind.PATH else choice.text
 
 
-def _locate(choice: Choice, place: ToolchainPlace, tools: tuple[str, ...]) -> Path | BuildTree | None:
+def _locate(choice: Choice, place: ToolchainPlace, parts: AbstractSet[str]) -> Path | BuildTree | None:
     """The interpreter of an environment, or a build; None for what is installed."""
+    tools = (COMPILE,) if COMPILER in parts else (RUN_MODULE, BENCHMARK_MODULE)
     if choice.kind is ChoiceKind.INSTALLED:
         return None
+    if choice.kind is ChoiceKind.SOURCE:
+        build = place.builds.ready(choice, frozenset(parts))
+        return BuildTree(build.path, build.path / "tools", f"source: {build.title}", build.commit)
     if choice.kind is ChoiceKind.BUILD and choice.folder:
         return BuildTree.of(choice.folder, tools)
     if choice.kind is ChoiceKind.VENV and choice.folder:

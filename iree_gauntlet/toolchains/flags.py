@@ -142,6 +142,9 @@ class KnownFlags:
         return {COMPILE: self.compile, RUN_MODULE: self.run_module, BENCHMARK_MODULE: self.benchmark_module}[tool]
 
 
+NO_FLAGS = KnownFlags(FlagSet(frozenset()), FlagSet(frozenset()), FlagSet(frozenset()))
+
+
 def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
     """The flags that a toolchain's tools know.
 
@@ -173,9 +176,12 @@ def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:
 def _find_kept(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tuple[str, ...]) -> dict[str, FlagSet]:
     """What the file of an identity holds, or what the tools say where it holds nothing that can be used."""
     path = cache_dir / "toolchains" / f"{identity}.json"
-    kept = _read(path, tools)
-    if kept is not None:
-        return kept
+    # None, or one that is damaged or of another format: it is made again.
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        document = json.loads(path.read_bytes())
+        kept = document["tools"]
+        if document["format"] == _FORMAT and document["sha256"] == _digest(kept) and kept.keys() == set(tools):
+            return {tool: FlagSet(*(frozenset(kept[tool][field]) for field in ("names", "valued"))) for tool in tools}
     made = {tool: _ask_tool(toolchain, tool) for tool in tools}
     body = {tool: {"names": sorted(f.names), "valued": sorted(f.valued)} for tool, f in made.items()}
     document = {"format": _FORMAT, "sha256": _digest(body), "tools": body}
@@ -183,20 +189,6 @@ def _find_kept(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tupl
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(document))
     return made
-
-
-def _read(path: Path, tools: tuple[str, ...]) -> dict[str, FlagSet] | None:
-    """The kept flags; None where there are none, or they are damaged or of another format."""
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        return None
-    body = document.get("tools")
-    if not isinstance(body, dict) or sorted(body) != sorted(tools) or document.get("sha256") != _digest(body):
-        return None
-    return {tool: FlagSet(frozenset(body[tool]["names"]), frozenset(body[tool]["valued"])) for tool in tools}
 
 
 def _digest(body: object) -> str:

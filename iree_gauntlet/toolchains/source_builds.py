@@ -37,7 +37,7 @@ from iree_gauntlet.toolchains.cmake_build import (
     find_build_tools,
     make_settings_key,
 )
-from iree_gauntlet.toolchains.environments import discard, making, name_refusals, note_use, read_sealed, seal
+from iree_gauntlet.toolchains.environments import Sealed, discard, making, name_refusals, seal
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from iree_gauntlet.toolchains.toolchain import compute_identity
 
@@ -74,15 +74,11 @@ class Uses(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
-    """A finished build.
+class Build(Sealed):
+    """A finished build."""
 
-    Attributes:
-        last_use: seconds since 1970.
-    """
+    seal_name = _SEAL
 
-    label: str
-    path: Path
     source: str
     commit: str
     modified: bool
@@ -90,8 +86,6 @@ class Build:
     compiler: str
     parts: tuple[str, ...]
     seconds: float
-    bytes: int
-    last_use: float
 
     @property
     def of_tree(self) -> bool:
@@ -164,16 +158,18 @@ class SourceBuilds:
                 f"Build it: gauntlet toolchain.build {choice.text}",
             )
         work = alone if parts == {RUNTIME} else whole
-        with name_refusals(self.folder), self._hold_lock(work) as held:
-            # Somebody else may have built it meanwhile.
-            if choice.ref and (found := self._find_finished(work, choice, commit, parts)):
-                return found
-            return self._make(work, choice, commit, parts, held)
+        lock = work.folder.with_name(f".{work.folder.name}.lock")
+        with name_refusals(self.folder):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with file_lock(lock, self._tell_waiting(work.folder.name)) as held:
+                # Somebody else may have built it meanwhile.
+                if choice.ref and (found := self._find_finished(work, choice, commit, parts)):
+                    return found
+                return self._make(work, choice, commit, parts, held)
 
     def all(self) -> list[tuple[Path, Build | None, str]]:
         """Every finished build: folder, what it is, and what is wrong where it is none."""
-        folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
-        return [(path, *_inspect(path)) for path in folders if path.is_dir() and not path.name.startswith(".")]
+        return Build.list_in(self.folder)
 
     def work_folders(self) -> list[Path]:
         """Folders that are built in."""
@@ -220,16 +216,16 @@ class SourceBuilds:
         for path, found, _ in self.all():
             if found and found.commit == commit and found.options == self.options and parts <= set(found.parts):
                 self.uses.use(path)
-                return _inspect(path)[0]
+                return Build.inspect(path)[0]
         return None
 
     def _find_finished(self, work: _BuildFolder, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
         """The finished build of a commit, or the last one of a work tree; None where it has not all that is needed."""
         for path in self._list_paths(work, choice, commit):
             self.uses.use(path)
-            found, _ = _inspect(path)
+            found, _ = Build.inspect(path)
             if found and parts <= set(found.parts):
-                note_use(path, _SEAL, time.time(), found.last_use)
+                found.note_use()
                 return found
         return None
 
@@ -266,13 +262,17 @@ class SourceBuilds:
             build = replace(build, source=tree)
         options = [*work.options, "-DIREE_BUILD_PYTHON_BINDINGS=OFF"]
         # What was built before is not left out now. It is looked at, and not in use yet: if it is replaced, it may go.
-        before = [found for path in self._list_paths(work, choice, commit) if (found := _inspect(path)[0])]
+        before = [found for path in self._list_paths(work, choice, commit) if (found := Build.inspect(path)[0])]
         wanted = parts.union(*(found.parts for found in before))
         if IMPORTER in wanted:
             python = self._provide_python(work.folder / "python", tree, held, news)
             options[-1:] = ["-DIREE_BUILD_PYTHON_BINDINGS=ON", f"-DPython3_EXECUTABLE={python}"]
         build.configure(options)
-        worked = build.build(_choose_targets(build, wanted), self._find_seconds_before(work))
+        # The longest of the builds with these options.
+        before_took = max(
+            (found.seconds for _, found, _ in self.all() if found and work.key in found.label), default=0.0
+        )
+        worked = build.build(_choose_targets(build, wanted), before_took)
         modified = not choice.ref and work.checkout.is_modified()
         if not worked and (found := self._find_finished(work, choice, commit, wanted)):
             return replace(found, commit=commit, modified=modified)
@@ -289,12 +289,12 @@ class SourceBuilds:
         label = work.label(commit, wanted) if choice.ref else f"{like}{_hash_content(build.folder)}"
         with file_lock(self.folder / f".{label}.lock", self._tell_waiting(label)):
             # A commit may be built from two checkouts; and what was built again may be what it was.
-            if fresh := _inspect(self.folder / label)[0] is None:
+            if fresh := Build.inspect(self.folder / label)[0] is None:
                 self._ship(build.folder, self.folder / label, said)
         if not choice.ref:
             write_atomic(work.folder / _LATEST, json.dumps(label))
         self._prune(like, label)
-        found, why = _inspect(self.folder / label)
+        found, why = Build.inspect(self.folder / label)
         if found is None:
             raise ToolchainError(f"{self.folder / label} {why}, although it was just built", "Look at the disk.")
         news(f"built in {found.seconds:.0f} s" if fresh else "up to date: nothing of what is run has changed")
@@ -339,16 +339,6 @@ class SourceBuilds:
             (folder / "complete").touch()
         return python
 
-    def _find_seconds_before(self, work: _BuildFolder) -> float:
-        """The longest of the builds with these options; 0 where there was none."""
-        return max((found.seconds for _, found, _ in self.all() if found and work.key in found.label), default=0.0)
-
-    def _hold_lock(self, work: _BuildFolder) -> AbstractContextManager[int]:
-        """Hold the lock of a folder that is built in; its descriptor."""
-        path = work.folder.with_name(f".{work.folder.name}.lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return file_lock(path, self._tell_waiting(work.folder.name))
-
     def _tell_waiting(self, name: str) -> Callable[[float], None]:
         return lambda seconds: self.news(f"waiting for another process that builds in {name} ({seconds:.0f} s so far)")
 
@@ -361,30 +351,6 @@ def _choose_targets(build: BuildFolder, wanted: frozenset[str]) -> list[str]:
             # Of another commit, which was built here before.
             (build.folder / "tools" / name).unlink(missing_ok=True)
     return [target for part in _TARGETS if part in wanted for target in _TARGETS[part]] + known
-
-
-def _inspect(path: Path) -> tuple[Build | None, str]:
-    """What is in a folder, and what is wrong with it where it is no finished build."""
-    document, why = read_sealed(path, _SEAL)
-    if why:
-        return None, why
-    try:
-        found = Build(
-            label=str(document["label"]),
-            path=path,
-            source=str(document["source"]),
-            commit=str(document["commit"]),
-            modified=bool(document["modified"]),
-            options=tuple(map(str, document["options"])),
-            compiler=str(document["compiler"]),
-            parts=tuple(map(str, document["parts"])),
-            seconds=float(document["seconds"]),
-            bytes=document["bytes"],
-            last_use=document["last_use"],
-        )
-    except (KeyError, TypeError, ValueError):
-        return None, f"has a damaged {_SEAL}"
-    return found, ""
 
 
 def _hash_content(build: Path) -> str:

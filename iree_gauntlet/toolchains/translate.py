@@ -168,7 +168,9 @@ def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
     notes: list[str] = []
     unknown: list[UnknownFlag] = []
     for flag in written:
-        if not flag.name or (flag.name in known.names and _is_readable(flag, tool)):
+        # The runtime's tools read a flag with `=` alone.
+        readable = tool == COMPILE or flag.words == (flag.text,)
+        if not flag.name or (flag.name in known.names and readable):
             words.extend(flag.words)
             continue
         if _is_implied(flag, tool):
@@ -204,11 +206,6 @@ def _list_other_names(names: frozenset[str]) -> frozenset[str]:
         [rename.old for rename in same_values if rename.new in names]
         + [rename.new for rename in same_values if rename.old in names]
     )
-
-
-def _is_readable(flag: Flag, tool: str) -> bool:
-    """Whether a tool reads a flag in the form that it was written in."""
-    return tool == COMPILE or flag.words == (flag.text,)
 
 
 def _find_successors(flag: Flag, written: Sequence[Flag], known: FlagSet, tool: str) -> tuple[list[Flag], str]:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program, Stage, Verdict
+from iree_gauntlet.engine.commands import Places
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError
 from iree_gauntlet.engine.modules.module_key import make_key
-from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, Places, PlanContext, compile_step
+from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, PlanContext, compile_step
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, shorten
@@ -211,7 +212,7 @@ class TorchChain(ABC):
 
     def folder(self, stage: Stage, role: str = MAIN) -> Path:
         """The folder of a step."""
-        return Path(Places(self.context.run_dir, {}).folder(self.id, stage, role))
+        return Path(Places(self.context.run_dir, {}, str).folder(self.id, stage, role))
 
     def exported(self, role: str = MAIN) -> Path:
         """The folder of what torch made."""

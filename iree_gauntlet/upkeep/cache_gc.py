@@ -7,6 +7,7 @@ rename, and is deleted then: a reader sees it whole or not at all, and makes it 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import shutil
 import sys
@@ -27,7 +28,7 @@ from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.upkeep.cache_list import CachePlace, age_text, open_cache, refusals_explained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from iree_gauntlet.upkeep.upkeep_requests import CollectRequest
 
@@ -204,7 +205,15 @@ def collect(root: Path, planned: Iterable[Item], leases: Leases) -> list[Item]:
 def leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
     """What dead processes have left: files and folders that will never be read again."""
     found = [*leases.dead(), *VerifiedHashes(root / "verified").gone()]
-    for path in _find_candidates(root):
+    candidates = (
+        (root / "modules" / "making").glob("*"),
+        (root / "refreshing").glob("*"),
+        (root / "wheels").glob("*/*/.pip-*"),
+        (path for path in (root / "artifacts").rglob(".*") if path.is_file()),
+        root.glob(".*.tmp"),
+        root.glob(".*.part"),
+    )
+    for path in itertools.chain(*candidates):
         age = now - _find_change(path)
         if path.suffix == ".lock":
             if age > _LOCK_SECONDS and not _is_held(path):
@@ -239,8 +248,10 @@ def _take(root: Path, item: Item, aside: Path) -> bool:
         if item.kind is ItemKind.MODULE:
             path.rename(aside / path.name)
         elif item.kind is ItemKind.UNFINISHED:
-            with _lock_unfetched(root, item) as free:
-                if free:
+            lock = _lock(root, item)
+            # No process fetches it, and none begins to meanwhile.
+            with try_lock(lock) as locked:
+                if free := locked or not lock.exists():
                     shutil.rmtree(path)
                 return free
         else:
@@ -248,14 +259,6 @@ def _take(root: Path, item: Item, aside: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-@contextlib.contextmanager
-def _lock_unfetched(root: Path, item: Item) -> Iterator[bool]:
-    """Whether no process fetches it; none begins to meanwhile."""
-    lock = _lock(root, item)
-    with try_lock(lock) as locked:
-        yield locked or not lock.exists()
 
 
 def _lock(root: Path, item: Item) -> Path:
@@ -270,15 +273,6 @@ def _find_last_use(root: Path, item: Item, verified: VerifiedHashes) -> float:
     if item.kind is ItemKind.MODULE:
         return _find_change(root / item.path / "entry.json")
     return 0.0
-
-
-def _find_candidates(root: Path) -> Iterator[Path]:
-    yield from (root / "modules" / "making").glob("*")
-    yield from (root / "refreshing").glob("*")
-    yield from (root / "wheels").glob("*/*/.pip-*")
-    yield from (path for path in (root / "artifacts").rglob(".*") if path.is_file())
-    for pattern in (".*.tmp", ".*.part"):
-        yield from root.glob(pattern)
 
 
 def _find_change(path: Path) -> float:

@@ -83,50 +83,46 @@ def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
         raise UsageError(error.what, error.hint) from error
     place = open_cache(cache_dir)
     with refusals_explained(place.root):
-        return _tell_where(place, url, name, source, as_json=as_json)
-
-
-def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_json: bool) -> ExitCode:
-    store = place.store(Progress(), offline=True)
-    path, present = store.path(url), store.present(url)
-    pin = place.pins.of(name)
-    verified = present and bool(store.verified.known(path))
-    places = _list_places(source, place.configuration)
-    if as_json:
-        document = {
-            "schema": _SCHEMA,
-            "url": url,
-            "path": str(path),
-            "present": present,
-            "verified": verified,
-            "sha256": store.known_hash(url),
-            "pinned_in": str(pin.path) if pin else "",
-            "places": places,
-        }
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        store = place.store(Progress(), offline=True)
+        path, present = store.path(url), store.present(url)
+        pin = place.pins.of(name)
+        verified = present and bool(store.verified.known(path))
+        places = _list_places(source, place.configuration)
+        if as_json:
+            document = {
+                "schema": _SCHEMA,
+                "url": url,
+                "path": str(path),
+                "present": present,
+                "verified": verified,
+                "sha256": store.known_hash(url),
+                "pinned_in": str(pin.path) if pin else "",
+                "places": places,
+            }
+            sys.stdout.write(json.dumps(document, indent=1) + "\n")
+            return ExitCode.OK if present else ExitCode.ERROR
+        sys.stdout.write(f"{path}\n")
+        sys.stdout.flush()
+        if not present:
+            wrong = path.is_file()
+            state = "there, but not what it should be: it will be fetched again" if wrong else "not there"
+        else:
+            state = "present, verified" if verified else "present, not verified yet: its next use will"
+        lines = [state]
+        if pin:
+            lines.append(f"pinned: sha256 {pin.sha256} in {pin.path}")
+        elif isinstance(source, FileSource | RandomSource):
+            lines.append("needs no pin")
+        else:
+            lines.append("not pinned yet")
+        if not present or place.configuration.mirrors:
+            lines += ["comes from, in this order:", *(f"  {item}" for item in places)]
+        if not present and not isinstance(source, FileSource):
+            folder = f"incoming/{lock_of(place.root, url).stem}"
+            begun = [item for item in take_inventory(place.root, place.pins) if item.path == folder and item.present]
+            lines[1:1] = [f"{byte_size(item.present)} of it have arrived: the next fetch continues" for item in begun]
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
         return ExitCode.OK if present else ExitCode.ERROR
-    sys.stdout.write(f"{path}\n")
-    sys.stdout.flush()
-    if not present:
-        wrong = path.is_file()
-        state = "there, but not what it should be: it will be fetched again" if wrong else "not there"
-    else:
-        state = "present, verified" if verified else "present, not verified yet: its next use will"
-    lines = [state]
-    if pin:
-        lines.append(f"pinned: sha256 {pin.sha256} in {pin.path}")
-    elif isinstance(source, FileSource | RandomSource):
-        lines.append("needs no pin")
-    else:
-        lines.append("not pinned yet")
-    if not present or place.configuration.mirrors:
-        lines += ["comes from, in this order:", *(f"  {item}" for item in places)]
-    if not present and not isinstance(source, FileSource):
-        folder = f"incoming/{lock_of(place.root, url).stem}"
-        begun = [item for item in take_inventory(place.root, place.pins) if item.path == folder and item.present]
-        lines[1:1] = [f"{byte_size(item.present)} of it have arrived: the next fetch continues" for item in begun]
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
-    return ExitCode.OK if present else ExitCode.ERROR
 
 
 def _list_places(source: Source, configuration: Configuration) -> list[str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import sys
 import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import lock_of
@@ -60,21 +59,17 @@ def lock_hashes(asked: LockRequest) -> ExitCode:
     with refusals_explained(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
         fresh = stack.enter_context(_fetch_anew(place, urls, progress)) if urls else []
         refreshed = [RegistryEntry(local_name(item.url), item.sha256, item.url) for item in fresh]
-        if asked.dry_run:
-            relock = plan_relock(*_read(place), refreshed, named=named, prune=asked.prune)
-        else:
-            with _lock_both(place, progress):
-                registry, learnt = _read(place)
-                relock = plan_relock(registry, learnt, refreshed, named=named, prune=asked.prune)
-                # In this order: a kill between the two leaves a hash in both, which the next time repairs.
-                if relock.changes:
-                    write_registry(registry.path, relock.entries)
-                if relock.leaving:
-                    write_registry(
-                        learnt.path, [item for name, item in learnt.entries.items() if name not in relock.leaving]
-                    )
-            for item in fresh:
-                _take_over(place, item, progress)
+        with nullcontext() if asked.dry_run else _lock_both(place, progress):
+            registry, learnt = Registry.read(place.pins.registry.path), Registry.read(place.pins.learnt.path)
+            relock = plan_relock(registry, learnt, refreshed, named=named, prune=asked.prune)
+            # In this order: a kill between the two leaves a hash in both, which the next time repairs.
+            if relock.changes and not asked.dry_run:
+                write_registry(registry.path, relock.entries)
+            if relock.leaving and not asked.dry_run:
+                staying = [item for name, item in learnt.entries.items() if name not in relock.leaving]
+                write_registry(learnt.path, staying)
+        for item in () if asked.dry_run else fresh:
+            _take_over(place, item, progress)
     _show(place, relock, refreshed, dry=asked.dry_run)
     return ExitCode.OK
 
@@ -88,19 +83,14 @@ def _require_pinnable(url: str) -> None:
         raise UsageError(f"--refresh {url}: such a file has no pin", "Refresh what is fetched.")
 
 
-def _read(place: CachePlace) -> tuple[Registry, Registry]:
-    return Registry.read(place.pins.registry.path), Registry.read(place.pins.learnt.path)
-
-
 @contextmanager
 def _lock_both(place: CachePlace, progress: Progress) -> Iterator[None]:
     """Alone with the registry, also among users of other caches, and with what was learnt here."""
     registry, learnt = place.pins.registry.path, place.root / "locks" / "registry.lock"
-    with ExitStack() as stack:
-        stack.enter_context(locked(registry.parent / "locks" / "registry.txt.lock", str(registry), progress))
-        if place.pins.learnt.path.exists():
-            stack.enter_context(locked(learnt, str(place.pins.learnt.path), progress))
-        yield
+    with locked(registry.parent / "locks" / "registry.txt.lock", str(registry), progress):
+        there = place.pins.learnt.path.exists()
+        with locked(learnt, str(place.pins.learnt.path), progress) if there else nullcontext():
+            yield
 
 
 @contextmanager
@@ -168,13 +158,7 @@ def _find_named_artifacts(project: Path) -> set[str]:
     folders = {project / "specs"}
     for suite in sorted((project / "suites").glob("*.toml")):
         folders.update(read_suite(suite).spec_dirs)
-    names: set[str] = set()
-    for folder in sorted(folders):
-        for current, _, files in os.walk(folder):
-            for file in sorted(files):
-                if file.endswith(".json"):
-                    names |= _read_names(Path(current, file))
-    return names
+    return {name for folder in sorted(folders) for path in sorted(folder.rglob("*.json")) for name in _read_names(path)}
 
 
 def _read_names(path: Path) -> set[str]:
@@ -193,16 +177,12 @@ def _read_names(path: Path) -> set[str]:
     return names
 
 
-def _walk_strings(document: Any) -> Iterator[str]:
+def _walk_strings(document: object) -> Iterator[str]:
     if isinstance(document, str):
         yield document
-    elif isinstance(document, dict):
-        for key, value in document.items():
-            yield str(key)
-            yield from _walk_strings(value)
-    elif isinstance(document, list):
-        for value in document:
-            yield from _walk_strings(value)
+    elif isinstance(document, dict | list):
+        for item in (*document, *document.values()) if isinstance(document, dict) else document:
+            yield from _walk_strings(item)
 
 
 @dataclass(frozen=True, slots=True)

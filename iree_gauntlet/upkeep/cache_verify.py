@@ -75,11 +75,14 @@ def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Itera
 
     def checked(item: Item) -> CacheFinding:
         path = place.root / item.path
-        if item.kind is ItemKind.MODULE:
-            return _check_module(place.root, item, progress.advance)
-        if item.kind is ItemKind.WHEEL:
-            return _check_wheel(path, item, progress.advance)
-        return _check_artifact(path, item, place.pins, verified, progress.advance)
+        try:
+            if item.kind is ItemKind.MODULE:
+                return _check_module(path, item, verified, progress.advance)
+            if item.kind is ItemKind.WHEEL:
+                return _check_wheel(path, item, progress.advance)
+            return _check_artifact(path, item, place.pins, verified, progress.advance)
+        except FileNotFoundError:
+            return CacheFinding(item, Condition.GONE)
 
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
         try:
@@ -130,19 +133,18 @@ def _write_summary(findings: Sequence[CacheFinding], repaired: int, seconds: flo
     sys.stdout.write(f"{text}\n")
 
 
-def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> CacheFinding:
+def _check_module(folder: Path, item: Item, verified: VerifiedHashes, read: Callable[[int], None]) -> CacheFinding:
     """Check a module's files against its `entry.json`, and that against its own checksum."""
-    folder = root / item.path
     try:
         document = open_sealed((folder / ENTRY_FILE).read_bytes(), item.key)
         for role, recorded in document["files"].items():
             if hash_watched(folder / role, read)["sha256"] != recorded["sha256"]:
                 # Of a large file it may stand on the disk that it was checked before.
-                VerifiedHashes(root / "verified").doubt(folder / role)
+                verified.doubt(folder / role)
                 return CacheFinding(item, Condition.DAMAGED, f"the checksum of {role} does not match")
     except FileNotFoundError as error:
         if not folder.exists():
-            return CacheFinding(item, Condition.GONE)
+            raise
         return CacheFinding(item, Condition.DAMAGED, f"{Path(str(error.filename)).name} is missing")
     except OSError as error:
         return CacheFinding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}")
@@ -187,7 +189,7 @@ def _check_artifact(
             sha256 = hash_watched(path, read)["sha256"]
             after = path.stat()
         except FileNotFoundError:
-            return CacheFinding(item, Condition.GONE)
+            raise
         except OSError as error:
             return CacheFinding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}", url)
         unchanged = _identify(before) == _identify(after)
@@ -218,8 +220,6 @@ def _check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> CacheFi
         with contextlib.suppress(PermissionError):  # another owner's
             # To be checked is not to be used.
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    except FileNotFoundError:
-        return CacheFinding(item, Condition.GONE)
     finally:
         read(item.bytes)
     return CacheFinding(item, Condition.DAMAGED if what else Condition.GOOD, what)

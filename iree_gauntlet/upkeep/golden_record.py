@@ -8,7 +8,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Kind
@@ -25,11 +25,12 @@ from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.document import Cell
+    from iree_gauntlet.engine.reference_workers import ReferenceAnswer
     from iree_gauntlet.requests import RunRequest, SelectionRequest
 
 
@@ -41,7 +42,7 @@ _MOST_SHOWN = 10
 _COLUMNS = (Column("MODEL"), Column("RECORDED"), Column("BY", rank=1), Column("OUTPUTS", rank=2))
 
 
-def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitCode:
+def record(request: RunRequest, known: ReferenceAnswer | None = None) -> ExitCode:
     """Records expected outputs of the selected ONNX models; says which of the selected cases are of none.
 
     Each is tried, whatever becomes of the others.
@@ -50,34 +51,26 @@ def record(request: RunRequest, known: Mapping[str, Any] | None = None) -> ExitC
         UsageError: no model was named, or a spec is none of one's own.
     """
     _require_named(request.selection, "golden.record rewrites expected outputs")
+    rows: list[tuple[Cell, ...]] = []
+    codes = [ExitCode.OK]
     with _choose_cases(request) as (cases, store, workers):
         for _, spec in cases:
             require_ones_own(spec.path)
-        return _record_cases(cases, store, workers, known)
-
-
-def _record_cases(
-    cases: Sequence[tuple[Case, Spec]], store: ArtifactStore, workers: ReferenceWorkers, known: Mapping[str, Any] | None
-) -> ExitCode:
-    """Records the expected outputs of cases, and says what became of each; the exit code of the worst."""
-    rows: list[tuple[Cell, ...]] = []
-    codes = [ExitCode.OK]
-    for case, spec in cases:
-        if known is None and not messages.is_quiet():
-            sys.stdout.write(f"{case.origin.file}: running a reference\n")
-        sys.stdout.flush()
-        try:
-            recording = record_outputs(case, spec, store, workers, known)
-        except GauntletError as error:
-            sys.stderr.write(f"error: {error.what}\n{f'  {error.hint}' if error.hint else ''}\n")
-            codes.append(error.exit_code)
-            rows.append(
-                (case.chain, ColouredCell("refused" if isinstance(error, UsageError) else "error", "failed"), "", None)
-            )
-            continue
-        if not messages.is_quiet():
-            _say_what_was_recorded(recording)
-        rows.append((case.chain, ColouredCell("recorded", "passed"), recording.reference, len(recording.outputs)))
+        for case, spec in cases:
+            if known is None and not messages.is_quiet():
+                sys.stdout.write(f"{case.origin.file}: running a reference\n")
+            sys.stdout.flush()
+            try:
+                recording = record_outputs(case, spec, store, workers, known)
+            except GauntletError as error:
+                sys.stderr.write(f"error: {error.what}\n{f'  {error.hint}' if error.hint else ''}\n")
+                codes.append(error.exit_code)
+                what = "refused" if isinstance(error, UsageError) else "error"
+                rows.append((case.chain, ColouredCell(what, "failed"), "", None))
+                continue
+            if not messages.is_quiet():
+                _say_what_was_recorded(recording)
+            rows.append((case.chain, ColouredCell("recorded", "passed"), recording.reference, len(recording.outputs)))
     if len(rows) > 1:
         print_document(Document("", "", (), (Table(_COLUMNS, tuple(rows)),)), sys.stdout, environ=os.environ)
     return ExitCode.worst(codes)

@@ -95,7 +95,7 @@ def _open_index(asked: HistoryRequest) -> HistoryIndex:
 
 def add(asked: AddRequest) -> ExitCode:
     """Add runs, whatever came of them."""
-    folders = [run_named(word, "history.add") for word in shlex.split(asked.runs) or (LATEST,)]
+    folders = [run_named(word, "history.add") for word in asked.runs or (LATEST,)]
     return _keep_runs(
         _store_of(asked), [part for folder in folders for part in extract(outcome_of(read_journal(folder / JOURNAL)))]
     )
@@ -103,11 +103,10 @@ def add(asked: AddRequest) -> ExitCode:
 
 def add_imported(asked: ImportRequest) -> ExitCode:
     """Add what other tools have kept."""
-    files = shlex.split(asked.files)
-    if not files:
+    if not asked.files:
         raise UsageError("history.import: no file is named", "Name files: gauntlet history.import data.js.")
     given = ImportFacts(asked.date, asked.commit, asked.machine, asked.sku)
-    return _keep_runs(_store_of(asked), [run for file in files for run in imported(Path(file), given)])
+    return _keep_runs(_store_of(asked), [run for file in asked.files for run in imported(Path(file), given)])
 
 
 def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:

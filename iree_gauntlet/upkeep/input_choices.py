@@ -391,20 +391,16 @@ def _choose_unsqueezed(use: _Use) -> Sequence[float]:
     return range(use.count)
 
 
-def _choose_block(use: _Use) -> Sequence[float]:
-    """The sizes of a block of Col2Im, all in its last dimension."""
-    return [*([1] * (use.count - 1)), use.data[1] // use.out[1]]
-
-
 _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("AffineGrid", 1): lambda use: [use.out[0], 1, *use.out[1:-1]],
     ("CenterCropPad", 1): lambda use: [use.out[axis] for axis in use.axes()],
     ("Col2Im", 1): lambda use: use.out[2:],
-    ("Col2Im", 2): _choose_block,
-    ("ConstantOfShape", 0): lambda use: use.out or [2] * use.count,
-    ("Expand", 1): lambda use: use.out or [2] * use.count,
-    ("GRU", 4): lambda use: [use.data[0]] * use.count,
-    ("LSTM", 4): lambda use: [use.data[0]] * use.count,
+    # The sizes of a block, all in its last dimension.
+    ("Col2Im", 2): lambda use: [*([1] * (use.count - 1)), use.data[1] // use.out[1]],
+    **dict.fromkeys((("ConstantOfShape", 0), ("Expand", 1)), lambda use: use.out or [2] * use.count),
+    **dict.fromkeys(
+        (("GRU", 4), ("LSTM", 4), ("RNN", 4), ("ReverseSequence", 1)), lambda use: [use.data[0]] * use.count
+    ),
     ("Loop", 0): lambda use: [use.outputs[-1][0] if use.outputs[-1] else 3],
     ("MelWeightMatrix", 0): lambda use: [use.out[1]],
     ("MelWeightMatrix", 1): lambda use: [2 * (use.out[0] - 1)],
@@ -414,14 +410,12 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
     ("OneHot", 1): lambda use: [use.out[use.attribute("axis", -1)]] if use.out else [3] * use.count,
     ("Pad", 1): _choose_pads,
     ("Pad", 3): lambda use: _find_padded(use, use.count),
-    ("RNN", 4): lambda use: [use.data[0]] * use.count,
     ("Range", 0): lambda _: [0],
     ("Range", 1): lambda use: [use.out[0] if use.out else 4],
     ("Range", 2): lambda _: [1],
     ("Reshape", 1): lambda use: use.out or [*([1] * (use.count - 1)), -1],
     ("Resize", 2): _choose_ratios,
     ("Resize", 3): lambda use: use.out[-use.count :],
-    ("ReverseSequence", 1): lambda use: [use.data[0]] * use.count,
     ("Slice", 1): lambda use: [0] * use.count,
     ("Slice", 2): lambda use: use.out[: use.count] or [1] * use.count,
     ("Slice", 3): lambda use: range(use.count),
@@ -523,12 +517,11 @@ def _read_input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, 
         place in item.open_sizes or size == one
         for place, (size, one) in enumerate(zip(array.shape, item.shape, strict=True))
     )
-    kind = "x".join((*map(str, array.shape), item.element_type))
     if element != item.element_type or not fits:
         wanted = "x".join(("?" if place in item.open_sizes else str(size)) for place, size in enumerate(item.shape))
         what = f"--data {folder}: input {item.name} is {array.dtype} {list(array.shape)}"
         raise UsageError(what, f"The model takes {wanted or 'a scalar'} of {item.element_type}.")
-    return InputChoice(item.name, kind, content=file_content(array), zero=False)
+    return InputChoice(item.name, _write_type(item, array.shape), content=file_content(array), zero=False)
 
 
 def _check_output(folder: Path, declared: Any, array: Array) -> Array:

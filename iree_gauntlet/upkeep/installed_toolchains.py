@@ -28,11 +28,13 @@ from iree_gauntlet.toolchains.find import (
     provide_environment,
 )
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME
+from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, Build
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
 from iree_gauntlet.upkeep.cache_list import age_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.environments import Environment
     from iree_gauntlet.upkeep.upkeep_requests import BuildRequest
@@ -42,14 +44,14 @@ _LEAST_OF_COMMIT = 7
 _INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, ChoiceKind.COMMIT, ChoiceKind.WHEELS)
 
 
-def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
+def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCode:
     """Installs releases into the cache, each into an environment of its own.
 
     Raises:
         UsageError: a name means nothing that can be installed.
         ToolchainError: one is not available; those before it stay.
     """
-    choices = [_parse_installable(text) for text in _parse_names(versions, "install")]
+    choices = [_parse_installable(text) for text in _require_some(versions, "install")]
     place = open_place(cache_dir, _read_configuration_here(), offline=offline)
     for choice in choices:
         found = provide_environment(choice, place)
@@ -58,14 +60,14 @@ def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def build(sources: str, asked: BuildRequest) -> ExitCode:
+def build(sources: Sequence[str], asked: BuildRequest) -> ExitCode:
     """Builds checkouts of IREE, or commits of them, into the cache.
 
     Raises:
         UsageError: a name means no checkout, or an option is none of CMake's.
         ToolchainError: one does not build; those before it stay.
     """
-    choices = [_parse_buildable(text, asked.commit) for text in _parse_names(sources, "build")]
+    choices = [_parse_buildable(text, asked.commit) for text in _require_some(sources, "build")]
     options = [text if text.startswith("-D") else f"-D{text}" for text in asked.option]
     if asked.runtime_only and asked.bindings:
         raise UsageError("--runtime-only and --bindings exclude each other", "The bindings are the compiler's.")
@@ -95,20 +97,13 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
         here = find_installed()
     except ToolchainError as error:
         here = error
-    rows = place.environments.all()
-    built = place.builds.all()
+    environments, builds = place.environments.all(), place.builds.all()
     work = [(path, _measure_folder(path)) for path in place.builds.work_folders()]
     if as_json:
         document = {
             "installed": _flatten(here) if isinstance(here, Toolchain) else None,
-            "environments": [
-                {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
-                for path, found, why in rows
-            ],
-            "builds": [
-                {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
-                for path, found, why in built
-            ],
+            "environments": list(map(_describe_folder, environments)),
+            "builds": list(map(_describe_folder, builds)),
             "work": [{"path": str(path), "bytes": size} for path, size in work],
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
@@ -119,24 +114,24 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
         sys.stdout.write(f"installed here: none: {here}\n")
     now = time.time()
     table = [("VERSION", "SIZE", "LAST USE", "PATH")]
-    table += [
-        (_make_title(found), byte_size(found.bytes), age_text(now - found.last_use), str(path))
-        if found is not None
-        else (path.name, "", "", f"{path} {why}: it is made again when it is needed")
-        for path, found, why in rows
-    ]
-    table += [
-        (found.title, byte_size(found.bytes), age_text(now - found.last_use), str(path))
-        if found is not None
-        else (path.name, "", "", f"{path} {why}: it is built again when it is needed")
-        for path, found, why in built
-    ]
+    for path, found, why in (*environments, *builds):
+        if found is not None:
+            title = found.title if isinstance(found, Build) else _make_title(found)
+            table.append((title, byte_size(found.bytes), age_text(now - found.last_use), str(path)))
+        else:
+            how = "made" if path.parent == place.environments.folder else "built"
+            table.append((path.name, "", "", f"{path} {why}: it is {how} again when it is needed"))
     table += [("build folder", byte_size(size), "", str(path)) for path, size in work]
     if table[1:]:
         print_table(table)
     else:
         sys.stdout.write(f"none in {place.environments.folder}; toolchain.install VERSION installs one\n")
     return ExitCode.OK
+
+
+def _describe_folder(row: tuple[Path, Environment | Build | None, str]) -> dict[str, object]:
+    path, found, why = row
+    return {"path": str(path), "problem": why} | ({**asdict(found), "path": str(path)} if found else {})
 
 
 def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
@@ -171,18 +166,17 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def remove(versions: str, cache_dir: str) -> ExitCode:
+def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
     """Deletes environments and builds of the cache, but none that a running process uses.
 
     Raises:
         UsageError: there is none of that name.
         ToolchainError: one is in use, or cannot be deleted.
     """
-    names = _parse_names(versions, "remove")
     place = open_place(cache_dir, _read_configuration_here(), offline=True)
     root = cache_folder(cache_dir)
     leases = Leases(root)
-    chosen_paths = [_find_removable(name, place) for name in names]
+    chosen_paths = [_find_removable(name, place) for name in _require_some(versions, "remove")]
     for path, label, size in chosen_paths:
         if path in place.builds.work_folders():
             # Nobody runs what is in it: only who builds there is in the way.
@@ -215,11 +209,8 @@ def _read_configuration_here() -> Configuration:
     return read_configuration(project_folder(), os.environ)
 
 
-def _parse_names(text: str, task: str) -> list[str]:
-    text = text.strip()
-    # A folder's name may have spaces.
-    names = [text] if text.startswith("wheels:") or (text and Path(text).is_dir()) else text.split()
-    if not names:
+def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
+    if not any(map(str.strip, names)):
         raise UsageError(f"toolchain.{task} needs to know which", f"Such as toolchain.{task} 3.12.0.")
     return names
 

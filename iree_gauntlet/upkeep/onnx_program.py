@@ -133,7 +133,9 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
         names = ", ".join(item.name for item in inputs)
         raise UsageError(f"--shape {min(unknown)}=…: {path.name} has no such input", f"Its inputs: {names}.")
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-    name = _make_model_name(name or path.stem)
+    # One that a folder and a chain can have, as near to the file's as possible.
+    plain = unicodedata.normalize("NFKD", name or path.stem).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-") or "model"
     return OnnxProgram(path, name, graph.name, inputs, len(graph.output), opset, data, _has_f64(model), model)
 
 
@@ -160,7 +162,12 @@ def _read_input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | 
         what = f"--program {path}: input {value.name} is of {kind}, which no spec has inputs of"
         raise UsageError(what, f"Expected tensors of {', '.join(sorted(set(_TYPES.values())))}.")
     sizes = [dim.dim_value for dim in tensor.shape.dim]
-    names = {place: dim.dim_param or f"?{place}" for place, dim in enumerate(tensor.shape.dim) if _is_open(dim)}
+    # Open is a size that is named, missing or -1; 0 is one.
+    names = {
+        place: dim.dim_param or f"?{place}"
+        for place, dim in enumerate(tensor.shape.dim)
+        if not dim.HasField("dim_value") or dim.dim_value < 0
+    }
     shape = wanted or tuple(_OPEN if place in names else size for place, size in enumerate(sizes))
     if len(shape) != len(sizes) or any(
         place not in names and size != one for place, (size, one) in enumerate(zip(sizes, shape, strict=True))
@@ -169,11 +176,6 @@ def _read_input(path: Path, value: Any, name_of: Any, wanted: tuple[int, ...] | 
         what = f"--shape {value.name}={'x'.join(map(str, shape))}: the file has {has}"
         raise UsageError(what, "Give as many sizes; only those with a ? are open.")
     return OnnxInput(value.name, shape, element_type, {} if wanted else names, bool(names))
-
-
-def _is_open(dim: Any) -> bool:
-    """A size that is named, missing or -1; 0 is one."""
-    return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
 def _has_f64(model: Any) -> bool:
@@ -186,9 +188,3 @@ def _has_f64(model: Any) -> bool:
     for node in walk_nodes(model):
         types |= {item.i if item.name == "to" else item.t.data_type for item in node.attribute}
     return TensorProto.DOUBLE in types
-
-
-def _make_model_name(text: str) -> str:
-    """A name that a folder and a chain can have, as near to the text as possible."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-") or "model"

@@ -9,7 +9,7 @@ import math
 import shlex
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from iree_gauntlet.artifacts.publishing import publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.recording import tolerance_flags
+from iree_gauntlet.engine.reference_workers import ReferenceAnswer, ReferencePlan
 from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
@@ -34,11 +35,11 @@ from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_b
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.engine.reference_workers import ReferenceWorkers
+    from iree_gauntlet.engine.reference_workers import ModelOutput, ReferenceWorkers
     from iree_gauntlet.upkeep.input_choices import InputChoice
     from iree_gauntlet.upkeep.onnx_program import OnnxProgram
     from iree_gauntlet.upkeep.upkeep_requests import InitRequest
@@ -70,122 +71,107 @@ def init(asked: InitRequest) -> ExitCode:
     folder = Path(asked.folder) if asked.folder else shown(project_folder())
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "Name a folder, which may be new.")
-    if (asked.shape or asked.name or asked.data) and not asked.program:
-        raise UsageError("--shape, --name and --data are of a program", "Give --program FILE too.")
-    program = read_onnx(Path(asked.program), asked.name, parse_shapes(asked.shape)) if asked.program else None
     is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
-    if is_project and program is None:
+    if asked.program:
+        return _add_program(asked, folder, is_project=is_project)
+    if asked.shape or asked.name or asked.data:
+        raise UsageError("--shape, --name and --data are of a program", "Give --program FILE too.")
+    if is_project:
         what = f"{folder.resolve()} is a project already: it has specs/ and suites/"
         raise UsageError(what, "`init --program FILE` adds a model; or name another folder.")
-    if program is not None:
-        _require_new(folder, program)
-    data = read_data(Path(asked.data), program) if program and asked.data else GivenData((), (), ())
-    runs_here = not asked.no_record and bool(onnxruntime_version())
-    with reference_workers() as workers:
-        chosen = ChosenInputs(data.inputs)
-        notes = _take_notes(program, asked.name, data, workers if runs_here else None)
-        if program is not None and not asked.data:
-            chosen = _choose(program, workers if runs_here else None)
-        files = _list_files(program, chosen, data)
-        try:
-            made, kept = _write(folder, files if is_project else _list_project_files(program) | files)
-        except OSError as error:
-            raise UsageError(f"{error.filename}: {error.strerror}", "Name a folder that can be written to.") from error
-        _say_what_was_made(made, kept)
-        if not messages.is_quiet():
-            where = _explain_workflow_place(folder) if folder / _WORKFLOW in made else ""
-            sys.stdout.writelines(f"  note: {note}\n" for note in notes)
-            sys.stdout.write(f"{_explain_inputs(program, chosen)}{where}\n")
-        code = ExitCode.OK
-        if program is not None and runs_here and not data.outputs:
-            with contextlib.chdir(folder):
-                selected = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=program.name)
-                code = record(RunRequest(selection=selected), chosen.said)
+    example = {REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy": _compute_example()}
+    where = _write_files(folder, _list_project_files(without=()) | example)
     if not messages.is_quiet():
-        refused = runs_here and code is not ExitCode.OK
-        recorded = bool(data.outputs) or (runs_here and not refused)
-        sys.stdout.write(_say_next_steps(folder, program, recorded=recorded, refused=refused))
-    return code
+        sys.stdout.write(f"{where}\n")
+        _say_next_steps(folder, [])
+    return ExitCode.OK
 
 
-def _take_notes(program: OnnxProgram | None, name: str, data: GivenData, workers: ReferenceWorkers | None) -> list[str]:
-    """What a person should know of what was given for a program."""
-    if program is None:
-        return []
-    renamed = f"{name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
-    checked = _check_outputs(program, data.inputs, data.outputs, workers) if workers and data.outputs else []
-    return [*([renamed] if name and program.name != name else []), *data.notes, *checked]
-
-
-def _list_files(program: OnnxProgram | None, chosen: ChosenInputs, data: GivenData) -> dict[Path, bytes | Path]:
-    """What a program comes to, by place in the project; nothing for none."""
-    if program is None:
-        return {}
-    return _list_model_files(program, chosen.choices, data.outputs, _GIVEN if data.inputs else _NOISE, _TEMPLATE)
-
-
-def _require_new(folder: Path, program: OnnxProgram) -> None:
-    """Raises UsageError where a folder has a model of this name."""
+def _add_program(asked: InitRequest, folder: Path, *, is_project: bool) -> ExitCode:
+    """Makes a program a model of a project, with inputs that it runs on, and has its outputs recorded."""
+    program = read_onnx(Path(asked.program), asked.name, parse_shapes(asked.shape))
     places = [folder / kind / program.name for kind in (REGRESSIONS, BENCHMARKS)]
     if there := [str(place) for place in places if place.exists()]:
         hint = "--name gives the model another name; to begin it again, remove what is there."
         raise UsageError(f"there already: {' and '.join(there)}", hint)
+    data = read_data(Path(asked.data), program) if asked.data else GivenData((), (), ())
+    runs_here = not asked.no_record and bool(onnxruntime_version())
+    notes = list(data.notes)
+    if asked.name and program.name != asked.name:
+        named = f"{asked.name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
+        notes.insert(0, named)
+    code = ExitCode.OK
+    with reference_workers() as workers:
+        if runs_here and data.outputs:
+            notes += _check_outputs(program, data.inputs, data.outputs, workers)
+        chosen = ChosenInputs(data.inputs) if asked.data else _choose_inputs(program, workers if runs_here else None)
+        files = _list_model_files(program, chosen.choices, data.outputs, _GIVEN if data.inputs else _NOISE, _TEMPLATE)
+        where = _write_files(folder, files if is_project else _list_project_files(without=(_EXAMPLE,)) | files)
+        if not messages.is_quiet():
+            sys.stdout.writelines(f"  note: {note}\n" for note in notes)
+            sys.stdout.write(f"{_explain_inputs(program, chosen)}{where}\n")
+        if runs_here and not data.outputs:
+            with contextlib.chdir(folder):
+                selected = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=program.name)
+                code = record(RunRequest(selection=selected), chosen.said)
+    recording = f"gauntlet golden.record --model {program.name}"
+    if messages.is_quiet():
+        return code
+    if code is not ExitCode.OK:
+        spec = shown((folder / REGRESSIONS / program.name / f"{SPEC}.json").absolute())
+        sys.stdout.write(
+            f"no outputs are expected yet, so there is nothing to check: change the inputs in {spec},\n"
+            f"then `{recording}`; or the model, and begin again.\n"
+        )
+    elif runs_here or data.outputs:
+        _say_next_steps(folder, [])
+    else:
+        missing = "" if onnxruntime_version() else " (pip install 'iree-gauntlet[record]')"
+        _say_next_steps(folder, [(recording, f"expected outputs, by onnxruntime{missing}")])
+    return code
 
 
-def _say_what_was_made(made: list[Path], kept: list[Path]) -> None:
+def _list_project_files(without: Collection[str]) -> dict[Path, bytes | Path]:
+    """What goes into a new project, by place in it, but for folders of some names."""
+    files: dict[Path, bytes | Path] = {}
+    for path in sorted(_TEMPLATE.rglob("*")):
+        place = path.relative_to(_TEMPLATE)
+        if path.is_file() and not any(name in place.parts for name in without):
+            files[place.with_name(_RENAMED.get(place.name, place.name))] = path.read_bytes()
+    # For editors: completion, and what is wrong as it is typed.
+    return files | {Path(_SCHEMAS, f"{name}.json"): schema_text(name).encode() for name in FORMATS}
+
+
+def _write_files(folder: Path, files: Mapping[Path, bytes | Path]) -> str:
+    """Writes or copies what is not there, and says so; what is to be said of the workflow's place."""
+    made: list[Path] = []
+    kept: list[Path] = []
+    try:
+        for place, content in files.items():
+            path = folder / place
+            if path.exists():
+                kept.append(path)
+                continue
+            if isinstance(content, Path):
+                with publishing(path, str(content)) as temporary:
+                    shutil.copyfile(content, temporary)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, content)
+            made.append(path)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}", "Name a folder that can be written to.") from error
     if not messages.is_quiet():
         # A line for what editors read.
         listed = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in made)
         sys.stdout.write("".join(f"  {shown(path.absolute())}{'/' if path.is_dir() else ''}\n" for path in listed))
         sys.stdout.write("".join(f"  {shown(path.absolute())} is there already, and stays\n" for path in kept))
     sys.stdout.write(f"made {counted(len(made), 'file')}\n")
+    return _explain_workflow_place(folder) if folder / _WORKFLOW in made else ""
 
 
-def _choose(program: OnnxProgram, workers: ReferenceWorkers | None) -> ChosenInputs:
-    """Inputs of a program: where a reference may be asked, such that it runs on them."""
-    if workers is not None and not messages.is_quiet():
-        sys.stdout.write(f"{program.path.name}: running a reference on inputs for it\n")
-        sys.stdout.flush()
-    return _choose_inputs(program, workers)
-
-
-def _list_project_files(program: OnnxProgram | None) -> dict[Path, bytes | Path]:
-    """What goes into a new project, by place in it; without the example where there is a program."""
-    files: dict[Path, bytes | Path] = {}
-    for path in sorted(_TEMPLATE.rglob("*")):
-        place = path.relative_to(_TEMPLATE)
-        if path.is_file() and not (program and _EXAMPLE in place.parts):
-            files[place.with_name(_RENAMED.get(place.name, place.name))] = path.read_bytes()
-    # For editors: completion, and what is wrong as it is typed.
-    files |= {Path(_SCHEMAS, f"{name}.json"): schema_text(name).encode() for name in FORMATS}
-    if program is None:
-        files[REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy"] = _compute_example()
-    return files
-
-
-def _write(folder: Path, files: dict[Path, bytes | Path]) -> tuple[list[Path], list[Path]]:
-    """Writes or copies what is not there; what was made, and what was there."""
-    made: list[Path] = []
-    kept: list[Path] = []
-    for place, content in files.items():
-        path = folder / place
-        if path.exists():
-            kept.append(path)
-            continue
-        if isinstance(content, Path):
-            with publishing(path, str(content)) as temporary:
-                shutil.copyfile(content, temporary)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, content)
-        made.append(path)
-    return made, kept
-
-
-def _explain_inputs(program: OnnxProgram | None, chosen: ChosenInputs) -> str:
+def _explain_inputs(program: OnnxProgram, chosen: ChosenInputs) -> str:
     """What a program is given, and why."""
-    if program is None:
-        return ""
     open_sizes = {
         item.name: ", ".join(name.lstrip("?") for name in item.open_sizes.values())
         for item in program.inputs
@@ -229,22 +215,13 @@ def _compute_example() -> bytes:
     return stream.getvalue()
 
 
-def _say_next_steps(folder: Path, program: OnnxProgram | None, *, recorded: bool, refused: bool) -> str:
-    if refused and program is not None:
-        spec = shown((folder / REGRESSIONS / program.name / f"{SPEC}.json").absolute())
-        return (
-            f"no outputs are expected yet, so there is nothing to check: change the inputs in {spec},\n"
-            f"then `gauntlet golden.record --model {program.name}`; or the model, and begin again.\n"
-        )
+def _say_next_steps(folder: Path, before: Sequence[tuple[str, str]]) -> None:
+    """Says what to type: what comes before a run as well, each with why."""
     steps = [(shlex.join(("cd", str(folder))), "")] if folder.resolve() != Path.cwd() else []
-    if program is not None and not recorded:
-        record = f"gauntlet golden.record --model {program.name}"
-        missing = "" if onnxruntime_version() else " (pip install 'iree-gauntlet[record]')"
-        steps.append((record, f"expected outputs, by onnxruntime{missing}"))
-    steps.append(("gauntlet run", "compile, check the numbers, measure"))
+    steps += [*before, ("gauntlet run", "compile, check the numbers, measure")]
     width = max(len(command) for command, _ in steps)
     lines = [f"  {command:{width}}  {f'# {why}' if why else ''}".rstrip() for command, why in steps]
-    return "\n".join(("next:", *lines, ""))
+    sys.stdout.write("\n".join(("next:", *lines, "")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +236,7 @@ class ChosenInputs:
     choices: tuple[InputChoice, ...]
     tried: tuple[str, ...] = ()
     runs: bool | None = None
-    said: Mapping[str, Any] | None = None
+    said: ReferenceAnswer | None = None
 
 
 def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> ChosenInputs:
@@ -267,6 +244,9 @@ def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Ch
     sets = list(input_sets(program.inputs, program.model))
     if workers is None:
         return ChosenInputs(sets[0])
+    if not messages.is_quiet():
+        sys.stdout.write(f"{program.path.name}: running a reference on inputs for it\n")
+        sys.stdout.flush()
     tried: list[str] = []
     idle: ChosenInputs | None = None
     # Mostly the first one will do.
@@ -275,29 +255,23 @@ def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Ch
             break
         plan = _plan(program, wanted, workers.folder / name, last=wanted[-1] is sets[-1])
         try:
-            said = workers.answer("run_onnx", program.path.name, plan)
+            said = workers.answer("run_onnx", program.path.name, plan, ReferenceAnswer)
         except GauntletError as error:
             tried.append(error.what.removeprefix(f"{program.path.name}: "))
             continue
-        tried += said["refused"]
-        found = ChosenInputs(wanted[said["taken"]], tuple(dict.fromkeys(tried)), runs=True, said=said)
-        if said["tells"]:
+        tried += said.refused
+        found = ChosenInputs(wanted[said.taken], tuple(dict.fromkeys(tried)), runs=True, said=said)
+        if said.tells:
             return found
         idle = idle or found
     return idle or ChosenInputs(sets[0], tuple(dict.fromkeys(tried)), runs=False)
 
 
-def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> dict[str, Any]:
+def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> ReferencePlan:
     """What `run_onnx` is told: to run a program on the first of several sets of inputs that will do."""
     folder.mkdir()
-    return {
-        "model": str(program.path.resolve()),
-        "inputs": [[_write_given(choice, folder) for choice in choices] for choices in sets],
-        "cwd": str(folder),
-        "folder": str(folder),
-        "tolerances": None,
-        "last": last,
-    }
+    inputs = tuple(tuple(_write_given(choice, folder) for choice in choices) for choices in sets)
+    return ReferencePlan(str(program.path.resolve()), inputs, str(folder), str(folder), None, last)
 
 
 def _check_outputs(
@@ -306,29 +280,29 @@ def _check_outputs(
     """What a reference says of outputs that somebody gave, a line for each that it computes otherwise."""
     plan = _plan(program, [choices], workers.folder / "given", last=True)
     try:
-        said = workers.answer("run_onnx", program.path.name, plan)
+        said = workers.answer("run_onnx", program.path.name, plan, ReferenceAnswer)
     except GauntletError as error:
         return [f"no reference has checked the outputs: {error.what}"]
-    by = "{name} {version}".format_map(said["reference"])
+    by = said.reference
     found = []
-    for item, array in zip(said["outputs"], outputs, strict=True):
-        name = f"output {item['name']}"
-        if list(array.shape) != item["shape"]:
-            what = f"--data: {name} is {list(array.shape)}, and {by} gives {item['shape']} for these inputs"
+    for item, array in zip(said.outputs, outputs, strict=True):
+        name = f"output {item.name}"
+        if array.shape != item.shape:
+            what = f"--data: {name} is {list(array.shape)}, and {by} gives {list(item.shape)} for these inputs"
             raise UsageError(what, "Give outputs of these inputs, or none to have them recorded.")
         element = ELEMENT_TYPES[array.dtype.name]
         computed = _read_back(item, array)
         limit = allow_of_others(element, [array]).atol if element in FLOAT_TYPES else 0.0
         apart = difference(array, computed)
-        if not item["differs"] and apart > limit:
+        if not item.differs and apart > limit:
             how_far = f", by up to {apart:.3g}" if math.isfinite(apart) else ""
             found.append(f"{name}: {by} gives other numbers{how_far}")
     return found
 
 
-def _read_back(item: Mapping[str, Any], like: NDArray[Any]) -> NDArray[Any]:
+def _read_back(item: ModelOutput, like: NDArray[Any]) -> NDArray[Any]:
     """An output of a worker, as an array of another's type."""
-    content = Path(item["file"]).read_bytes()
+    content = item.file.read_bytes()
     if pack_bytes(like) == content:
         return like
     if len(content) != like.nbytes:
@@ -407,7 +381,7 @@ def _choose_tolerance(outputs: Sequence[NDArray[Any]]) -> tuple[str, ...]:
     by_type: dict[str, list[NDArray[Any]]] = {}
     for array in outputs:
         by_type.setdefault(ELEMENT_TYPES[array.dtype.name], []).append(array)
-    floats = {name: asdict(allow_of_others(name, arrays)) for name, arrays in by_type.items() if name in FLOAT_TYPES}
+    floats = {name: allow_of_others(name, arrays) for name, arrays in by_type.items() if name in FLOAT_TYPES}
     return tolerance_flags(floats)
 
 

@@ -196,7 +196,9 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
         NothingSelectedError: the runs hold nothing against goldens.
         GauntletError: a journal or a spec cannot be read, or a spec has changed since.
     """
-    headroom = _check_headroom(asked.size_headroom)
+    headroom = asked.size_headroom
+    if headroom != 0 and not 1 <= headroom < math.inf:
+        raise UsageError(f"--size-headroom {headroom:g}: expected a factor of 1 or more", "1.25 leaves a quarter.")
     records = [read_journal(run / JOURNAL) for run in _choose_runs(asked)]
     evidence = collect_evidence([record for record in records if record.runs])
     names = ", ".join(record.path.parent.name for record in records)
@@ -213,7 +215,7 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
         )
     proposals: list[Proposal] = []
     for golden in sorted(wanted, key=lambda golden: (golden.origin.file, golden.origin.field)):
-        outcome = propose(golden, wanted[golden], size_headroom=headroom, to_release=asked.to_release)
+        outcome = propose(golden, wanted[golden], size_headroom=headroom or None, to_release=asked.to_release)
         where = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
             sys.stderr.write(f"stays    {where} {_write_number(golden.value)}: {outcome}\n")
@@ -259,14 +261,6 @@ def _choose_runs(asked: GoldenUpdateRequest) -> list[Path]:
         return [run_named(text, "--run") for text in asked.run]
     newest_run(runs_folder())
     return [*itertools.islice(runs_of_specs(runs_folder()), asked.last)][::-1]
-
-
-def _check_headroom(text: float) -> float | None:
-    if text == 0:
-        return None
-    if not math.isfinite(text) or text < 1:
-        raise UsageError(f"--size-headroom {text:g}: expected a factor of 1 or more", "1.25 leaves a quarter.")
-    return text
 
 
 def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:

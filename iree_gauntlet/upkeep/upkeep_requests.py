@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iree_gauntlet.requests import CacheRequest, FormatRequest, option
+from iree_gauntlet.requests import SEVERAL, CacheRequest, FormatRequest, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class XfailUpdateRequest:
 class InitRequest:
     """A project that is begun, or gets another model."""
 
-    folder: str = option("", "Where, where no word follows the task (default: here).")
+    folder: str = option("", "Where, where no word follows the task (default: here).", takes="folder")
     program: str = option("", "An ONNX file: its spec is written in place of that of an example.")
     name: str = option("", "What the program's model is called (default: as its file).")
     shape: tuple[str, ...] = option(
@@ -102,7 +102,7 @@ class InitRequest:
 class SchemaRequest:
     """A JSON Schema of files that people write."""
 
-    name: str = option("", "Which, where no word follows the task (default: list them).")
+    name: str = option("", "Which, where no word follows the task (default: list them).", takes="name")
     output_dir: str = option("", "Write all of them into this folder.")
 
 
@@ -121,14 +121,16 @@ class HistoryRequest(CacheRequest):
 class AddRequest(HistoryRequest):
     """Which runs are added."""
 
-    runs: str = option("", "Folders of runs, or their names in runs/ (default: the latest).")
+    runs: tuple[str, ...] = option((), "Folders of runs, or their names in runs/ (default: the latest).", takes=SEVERAL)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest(HistoryRequest):
     """Which files of other tools are added, and what they do not say."""
 
-    files: str = option("", "Files: job_summary.json, Google Benchmark's JSON, data.js, asv's results.")
+    files: tuple[str, ...] = option(
+        (), "Files: job_summary.json, Google Benchmark's JSON, data.js, asv's results.", takes=SEVERAL
+    )
     date: str = option("", "When the run was, where the file does not say: 2026-04-24T10:00:00Z.")
     commit: str = option("", "Commit of IREE, where the file does not say.")
     machine: str = option("", "CPU of the machine, where the file does not say.")
@@ -139,7 +141,7 @@ class ImportRequest(HistoryRequest):
 class AskRequest(HistoryRequest):
     """Which series of a history are looked at."""
 
-    series: str = option("", "Only series that fit this glob, such as 'dtln/*' or '* time_ms'.")
+    series: str = option("", "Only series that fit this glob, such as 'dtln/*' or '* time_ms'.", takes=SEVERAL)
     sku: str = option("", "Only those of this device.")
     marks: str = option("", "File of marks (default: history_marks.toml of the project).")
 

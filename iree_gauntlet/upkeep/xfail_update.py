@@ -7,6 +7,7 @@ import itertools
 import re
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.load import ExpectedFailure
     from iree_gauntlet.dialects.op_suites import SuiteConfig
-    from iree_gauntlet.journal_events import Asked, ToolchainFacts
-    from iree_gauntlet.records.outcome import StepOutcome
+    from iree_gauntlet.journal_events import Asked
+    from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
     from iree_gauntlet.results import Result
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 
@@ -85,7 +86,11 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     if state_of(run.record) != "complete":
         raise UsageError(f"{shown(run.folder)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
-    suite = _find_suite(run, asked.suite)
+    begun = asked_for(run.folder)
+    named = asked.suite or begun.selection.get("suite")
+    if not named and not (run.is_of_operators and run.outcome.suite == _NO_SUITE):
+        named = begun.defaults.get("suite")
+    suite = suite_path(str(named)) if named else None
     if run.is_of_operators:
         changes += _change_configs(run, suite, asked.rerun, request)
     elif suite is None:
@@ -107,13 +112,12 @@ class _ReadRun:
     folder: Path
     record: JournalRecord
     steps: tuple[StepOutcome, ...]
-    suite: str
-    toolchain: ToolchainFacts
+    outcome: RunOutcome
 
     @property
     def release(self) -> str:
         """Of the IREE that it was run with."""
-        return release_of(self.toolchain.compiler)
+        return release_of(self.outcome.toolchain.compiler)
 
     @property
     def is_of_operators(self) -> bool:
@@ -126,13 +130,13 @@ def _read_run(folder: Path) -> _ReadRun:
     outcome = outcome_of(record)
     order = {step.id: place for place, step in enumerate(record.planned)}
     steps = sorted(outcome.steps, key=lambda step: order[step.id])
-    return _ReadRun(folder, record, tuple(steps), outcome.suite, outcome.toolchain)
+    return _ReadRun(folder, record, tuple(steps), outcome)
 
 
 def _change_suite(run: _ReadRun, path: Path) -> FileChange:
     suite = read_suite(path)
-    if suite.name != run.suite:
-        what = f"{shown(run.folder)} is a run of the suite {run.suite!r}, {path} is {suite.name!r}"
+    if suite.name != run.outcome.suite:
+        what = f"{shown(run.folder)} is a run of the suite {run.outcome.suite!r}, {path} is {suite.name!r}"
         raise UsageError(what, "Name the suite of the run with --suite, or another run.")
     removed = {index for index, entry in enumerate(suite.expected_failures) if _is_over(entry, run)}
     added = _find_new_failures(run, suite.expected_failures)
@@ -140,14 +144,6 @@ def _change_suite(run: _ReadRun, path: Path) -> FileChange:
     removed |= {index for index, old in enumerate(suite.expected_failures) if (old.case, old.stage) in new}
     text, _ = read_toml(path)
     return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
-
-
-def _find_suite(run: _ReadRun, suite: str) -> Path | None:
-    asked = asked_for(run.folder)
-    named = suite or asked.selection.get("suite")
-    if not named and not (run.is_of_operators and run.suite == _NO_SUITE):
-        named = asked.defaults.get("suite")
-    return suite_path(str(named)) if named else None
 
 
 def _is_over(entry: ExpectedFailure, run: _ReadRun) -> bool:
@@ -237,21 +233,15 @@ def _without(text: str, index: int) -> str:
         # One of the two blank lines that then meet.
         blank = first > 0 and not lines[first - 1].strip() and not "".join(lines[last + 1 : last + 2]).strip()
         shorter = "".join(lines[: first - 1 if blank else first] + lines[last + 1 :])
-        if _is_read_as(shorter, expected):
-            return shorter
+        with suppress(tomllib.TOMLDecodeError):
+            if tomllib.loads(shorter) == expected:
+                return shorter
     document = tomlkit.parse(text)
     tables = cast("AoT", document[_NAME])
     del tables[index]
     if not len(tables):
         del document[_NAME]
     return tomlkit.dumps(document)
-
-
-def _is_read_as(text: str, expected: dict[str, object]) -> bool:
-    try:
-        return tomllib.loads(text) == expected
-    except tomllib.TOMLDecodeError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +349,7 @@ def _run_again(run: _ReadRun, chains: Collection[str], request: RunRequest, *, f
     again = _read_run(folder)
     if code is ExitCode.INTERRUPTED or state_of(again.record) != "complete":
         raise KeyboardInterrupt
-    if run.toolchain.identity != again.toolchain.identity:
+    if run.outcome.toolchain.identity != again.outcome.toolchain.identity:
         raise UsageError(
             f"{shown(run.folder)} was run with another IREE than the one that is here now",
             "Give that IREE with --iree, or --rerun 0 to trust the run.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import resource
 import shutil
@@ -12,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,24 +20,21 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from iree_gauntlet.artifacts.partial import Partial
-from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import RemoteFile
-from iree_gauntlet.artifacts.remotes import _retry_after
-from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.artifacts.remotes import _read_wait
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
-from tests.support.artifact_server import Request, Server, serving, whole
+from tests.support.artifact_server import Request, Server, send, whole
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.download_checks import ENDLESS, QUICK, SHORT, OnNote, Waits, store
+from tests.support.download_checks import ENDLESS, QUICK, SHORT, OnNote, Waits, published, refused, sha256, store
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _CONTENT = b"0123456789" * 100_000
-_SHA256 = hashlib.sha256(_CONTENT).hexdigest()
+_SHA256 = sha256(_CONTENT)
 
 # A run of its own: caches and URLs, each fetched into its cache.
 _RUN = """
@@ -55,12 +52,6 @@ for root, url in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
 """
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
-
-
 def _run(*words: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", _RUN, *map(str, words)],
@@ -75,17 +66,14 @@ def _half(server: Server, *, stall: bool, length: bool = True) -> Callable[[Requ
     """Half of the content, and then silence or the end of the connection."""
 
     def answer(request: Request) -> None:
-        request.send_response(200)
         if length:
-            request.send_header("Content-Length", str(len(_CONTENT)))
-            half = _CONTENT[: len(_CONTENT) // 2]
+            send(request, _CONTENT[: len(_CONTENT) // 2], Content_Length=str(len(_CONTENT)))
         else:
             request.protocol_version = "HTTP/1.1"
+            request.send_response(200)
             request.send_header("Transfer-Encoding", "chunked")
-            half = b"1000\r\n" + _CONTENT[:100]
-        request.end_headers()
-        request.wfile.write(half)
-        request.wfile.flush()
+            request.end_headers()
+            request.wfile.write(b"1000\r\n" + _CONTENT[:100])
         if stall:
             server.over.wait()
 
@@ -102,30 +90,11 @@ def _first(fault: Callable[[Request], None], *, times: int = 1) -> Callable[[Req
     return answer
 
 
-def _status(code: int, retry_after: str = "") -> Callable[[Request], None]:
-    def answer(request: Request) -> None:
-        request.send_response(code)
-        if retry_after:
-            request.send_header("Retry-After", retry_after)
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-
-    return answer
-
-
-def _nothing_there(root: Path) -> bool:
-    return not [path for path in (root / "artifacts").rglob("*") if path.is_file()]
-
-
 @pytest.mark.parametrize(("code", "hint"), [(404, "no such file"), (410, "no such"), (403, "netrc"), (418, "browser")])
 def test_a_refusal_is_final(server: Server, tmp_path: Path, code: int, hint: str) -> None:
-    url = server.url("/m.mlir", _status(code))
-    with pytest.raises(ArtifactError, match=f"HTTP {code}") as caught:
-        store(tmp_path).fetch(url)
-    assert url in str(caught.value)
-    assert hint in caught.value.hint
+    url = server.url("/m.mlir", whole(status=code))
+    assert hint in refused(tmp_path, url, f"HTTP {code}").hint
     assert server.hits["/m.mlir"] == 1
-    assert _nothing_there(tmp_path)
 
 
 def test_a_stream_that_falls_silent_begins_anew(server: Server, tmp_path: Path) -> None:
@@ -146,21 +115,19 @@ def test_a_server_that_never_answers(server: Server, tmp_path: Path) -> None:
         server.over.wait()
 
     url = server.url("/m.mlir", silent)
-    with pytest.raises(ArtifactError, match=r"no byte for 0\.2 s, after 0 B"):
-        store(tmp_path, policy=replace(QUICK, stall_timeout=SHORT, retries=0)).fetch(url)
+    policy = replace(QUICK, stall_timeout=SHORT, retries=0)
+    refused(tmp_path, url, r"no byte for 0\.2 s, after 0 B", policy=policy)
 
 
 @pytest.mark.parametrize("length", [True, False])
 def test_a_file_that_is_cut_off(server: Server, tmp_path: Path, *, length: bool) -> None:
     url = server.url("/m.mlir", _half(server, stall=False, length=length))
-    with pytest.raises(ArtifactError, match=r"(cut off|connection lost) after .*\(3 attempts\)"):
-        store(tmp_path).fetch(url)
+    refused(tmp_path, url, r"(cut off|connection lost) after .*\(3 attempts\)")
     assert server.hits["/m.mlir"] == 3
-    assert _nothing_there(tmp_path)
 
 
 def test_transient_faults_are_retried_and_told(server: Server, tmp_path: Path) -> None:
-    faults = [_status(503), _status(429), _half(server, stall=False)]
+    faults = [whole(status=503), whole(status=429), _half(server, stall=False)]
     for number, fault in enumerate(faults):
         fetched = store(tmp_path).fetch(server.url(f"/m{number}.mlir", _first(fault)))
         assert fetched.path.read_bytes() == _CONTENT
@@ -169,9 +136,9 @@ def test_transient_faults_are_retried_and_told(server: Server, tmp_path: Path) -
 
 
 def test_retries_are_bounded_and_wait_ever_longer(server: Server, tmp_path: Path) -> None:
-    url, waits = server.url("/m.mlir", _status(500)), Waits()
-    with pytest.raises(ArtifactError, match=r"HTTP 500 .*\(7 attempts\)"):
-        store(tmp_path, policy=waits.of(Policy(retries=6, longest_backoff=7))).fetch(url)
+    url, waits = server.url("/m.mlir", whole(status=500)), Waits()
+    policy = waits.of(Policy(retries=6, longest_backoff=7))
+    refused(tmp_path, url, r"HTTP 500 .*\(7 attempts\)", policy=policy)
     assert server.hits["/m.mlir"] == 7
     # Half as long or half as long again, at random: parallel runs do not come back in step.
     for wait, middle in zip(waits.seconds, (0.5, 1, 2, 4, 7, 7), strict=True):
@@ -187,12 +154,12 @@ def test_retry_after_is_honoured(server: Server, tmp_path: Path) -> None:
         store(tmp_path, policy=found.of(QUICK)).fetch(server.url(f"/{len(server.hits)}.mlir", answer))
         return found.seconds
 
-    assert waits(_first(_status(503, "1"))) == [1.0]
-    assert waits(_first(_status(503, "Wed, 21 Oct 2015 07:28:00 GMT"))) == []
-    (backoff,) = waits(_first(_status(429, "soon")))
+    assert waits(_first(whole(status=503, Retry_After="1"))) == [1.0]
+    assert waits(_first(whole(status=503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"))) == []
+    (backoff,) = waits(_first(whole(status=429, Retry_After="soon")))
     assert backoff == pytest.approx(QUICK.backoff, rel=0.5)
     with pytest.raises(ArtifactError, match="asks to wait 3600 s"):
-        waits(_status(503, "3600"))
+        waits(whole(status=503, Retry_After="3600"))
 
 
 @pytest.mark.parametrize(
@@ -207,38 +174,26 @@ def test_retry_after_is_honoured(server: Server, tmp_path: Path) -> None:
         ("soon", None),
     ],
 )
-def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | None) -> None:
-    assert _retry_after(value, datetime(2015, 10, 21, 7, 28, tzinfo=UTC)) == seconds
+def test_retry_after_is_a_number_or_a_date(
+    value: str | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", datetime(2015, 10, 21, 7, 28, tzinfo=UTC).timestamp)
+    assert _read_wait(value) == seconds
 
 
 def test_no_tls(server: Server, tmp_path: Path) -> None:
     url = server.base.replace("http:", "https:") + "/m.mlir"
-    with pytest.raises(ArtifactError, match="TLS") as caught:
-        store(tmp_path).fetch(url)
-    assert "REQUESTS_CA_BUNDLE" in caught.value.hint
+    assert "REQUESTS_CA_BUNDLE" in refused(tmp_path, url, "TLS").hint
 
 
 def test_redirects_without_end(server: Server, tmp_path: Path) -> None:
-    def again(request: Request) -> None:
-        request.send_response(302)
-        request.send_header("Location", "/m.mlir")
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-
-    with pytest.raises(ArtifactError, match="redirects"):
-        store(tmp_path).fetch(server.url("/m.mlir", again))
+    refused(tmp_path, server.url("/m.mlir", whole(status=302, Location="/m.mlir")), "redirects")
 
 
 def test_a_file_larger_than_the_disk(server: Server, tmp_path: Path) -> None:
-    def huge(request: Request) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(10**18))
-        request.end_headers()
-
-    with pytest.raises(ArtifactError, match=r"no room for 1000000\.0 TB") as caught:
-        store(tmp_path).fetch(server.url("/m.mlir", huge))
-    assert "Free disk space" in caught.value.hint
-    assert _nothing_there(tmp_path)
+    huge = whole(Content_Length=str(10**18))
+    error = refused(tmp_path, server.url("/m.mlir", huge), r"no room for 1000000\.0 TB")
+    assert "Free disk space" in error.hint
 
 
 def test_a_disk_that_fills_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +203,7 @@ def test_a_disk_that_fills_up(server: Server, tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ArtifactError, match=r"disk full in .*No space left on device"):
-        store(tmp_path).fetch(url)
-    assert _nothing_there(tmp_path)
+    refused(tmp_path, url, r"disk full in .*No space left on device")
     monkeypatch.undo()
     assert store(tmp_path).fetch(url).sha256 == _SHA256
 
@@ -260,11 +213,9 @@ def test_a_limit_on_file_sizes(server: Server, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
     try:
-        with pytest.raises(ArtifactError, match=r"disk full in .*file size limit"):
-            store(tmp_path).fetch(url)
+        refused(tmp_path, url, r"disk full in .*file size limit")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert _nothing_there(tmp_path)
 
 
 def test_a_killed_run_leaves_nothing_that_reads_as_whole(server: Server, tmp_path: Path) -> None:
@@ -291,7 +242,7 @@ def test_an_interrupted_run_leaves_only_what_can_be_gone_on_with(server: Server,
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=LIMIT_SECONDS)
     assert {path.name for path in incoming.glob("*/*")} <= {"data", "state.jsonl"}, "only what can be resumed"
-    assert _nothing_there(tmp_path)
+    assert published(tmp_path) == {}
 
 
 @pytest.fixture
@@ -343,9 +294,8 @@ def test_a_file_where_the_cache_should_be(server: Server, tmp_path: Path) -> Non
 
 
 def test_a_wrong_file_in_a_pinned_place_stays_until_the_right_one_is_there(server: Server, tmp_path: Path) -> None:
-    url = server.url("/m.mlir", _status(404))
-    registry = Registry().with_entries([RegistryEntry(local_name(url), _SHA256, url)])
-    pinned = ArtifactStore(tmp_path, registry)
+    url = server.url("/m.mlir", whole(status=404))
+    pinned = store(tmp_path, pins={url: _SHA256})
     pinned.path(url).parent.mkdir(parents=True)
     pinned.path(url).write_bytes(b"half")
     with pytest.raises(ArtifactError, match="404"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import threading
@@ -11,99 +10,78 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.artifacts.publishing import locked
-from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
+from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.system import file_lock
-from tests.support.artifact_server import Request, Server, serving, whole
+from tests.support.artifact_server import Server, whole
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.download_checks import OnNote
+from tests.support.download_checks import OnNote, published, sha256, store
 from tests.support.permissions import permissions_respected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _CONTENT = b"weights" * 100_000
-_SHA256 = hashlib.sha256(_CONTENT).hexdigest()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
-
-
-def _store(root: Path, pins: dict[str, str] | None = None, *, offline: bool = False) -> ArtifactStore:
-    entries = [RegistryEntry(local_name(url), sha256, url) for url, sha256 in (pins or {}).items()]
-    registry = Registry(root / "registry.txt").with_entries(entries)
-    return ArtifactStore(
-        root, registry, offline=offline, policy=Policy(stall_timeout=LIMIT_SECONDS, retries=2, backoff=0.01)
-    )
-
-
-def _files(root: Path) -> list[str]:
-    folder = root / "artifacts"
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+_SHA256 = sha256(_CONTENT)
 
 
 def test_fetched_once_pinned_and_remembered(server: Server, tmp_path: Path) -> None:
     url = server.url("/dir/model.mlir", whole(_CONTENT))
-    store = _store(tmp_path)
-    assert store.path(url) == tmp_path / "artifacts" / local_name(url)
-    assert (store.known_hash(url), store.present(url)) == ("", False)
+    files = store(tmp_path)
+    assert files.path(url) == tmp_path / "artifacts" / local_name(url)
+    assert (files.known_hash(url), files.present(url)) == ("", False)
     assert not list(tmp_path.iterdir()), "planning writes nothing"
 
-    fetched = store.fetch(url)
-    assert (fetched.url, fetched.path) == (url, store.path(url))
+    fetched = files.fetch(url)
+    assert (fetched.url, fetched.path) == (url, files.path(url))
     assert (fetched.sha256, fetched.bytes, fetched.cached) == (_SHA256, len(_CONTENT), False)
     assert fetched.path.read_bytes() == _CONTENT
     assert "registry.lock.txt" in fetched.notes[-1]
-    assert (store.known_hash(url), store.present(url)) == (_SHA256, True)
+    assert (files.known_hash(url), files.present(url)) == (_SHA256, True)
     assert (tmp_path / "registry.lock.txt").read_text() == f"{local_name(url)} sha256:{_SHA256} {url}\n"
 
-    again = _store(tmp_path).fetch(url)
+    again = store(tmp_path).fetch(url)
     assert (again.sha256, again.cached, again.notes) == (_SHA256, True, ())
     assert server.hits["/dir/model.mlir"] == 1
-    assert _files(tmp_path) == [local_name(url)]
+    assert list(published(tmp_path)) == [local_name(url)]
 
 
 def test_a_registered_hash_needs_no_lock_file(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", whole(_CONTENT))
-    store = _store(tmp_path, {url: _SHA256})
-    assert store.known_hash(url) == _SHA256
-    assert store.fetch(url).notes == ()
+    files = store(tmp_path, pins={url: _SHA256})
+    assert files.known_hash(url) == _SHA256
+    assert files.fetch(url).notes == ()
     assert not (tmp_path / "registry.lock.txt").exists()
 
 
 @pytest.mark.parametrize("by_lock", [False, True])
 def test_a_wrong_hash_replaces_nothing(server: Server, tmp_path: Path, *, by_lock: bool) -> None:
     url = server.url("/m.mlir", whole(b"tampered"))
-    store = _store(tmp_path, {} if by_lock else {url: _SHA256})
+    files = store(tmp_path, pins={} if by_lock else {url: _SHA256})
     if by_lock:
         (tmp_path / "registry.lock.txt").write_text(f"{local_name(url)} sha256:{_SHA256} {url}\n")
-    store.path(url).parent.mkdir(parents=True)
-    store.path(url).write_bytes(b"what was there")
+    files.path(url).parent.mkdir(parents=True)
+    files.path(url).write_bytes(b"what was there")
     with pytest.raises(ArtifactError) as caught:
-        store.fetch(url)
+        files.fetch(url)
     message = str(caught.value)
-    for part in (url, _SHA256, hashlib.sha256(b"tampered").hexdigest(), "8 B", "registry", "nothing was replaced"):
+    for part in (url, _SHA256, sha256(b"tampered"), "8 B", "registry", "nothing was replaced"):
         assert part in message
-    assert store.path(url).read_bytes() == b"what was there"
-    assert _files(tmp_path) == [local_name(url)]
+    assert files.path(url).read_bytes() == b"what was there"
+    assert list(published(tmp_path)) == [local_name(url)]
 
 
 def test_a_damaged_file_is_noticed_and_fetched_again(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", whole(_CONTENT))
-    path = _store(tmp_path).fetch(url).path
+    path = store(tmp_path).fetch(url).path
     path.write_bytes(_CONTENT[:-1])
     with pytest.raises(ArtifactError, match="offline") as caught:
-        _store(tmp_path, offline=True).fetch(url)
+        store(tmp_path, offline=True).fetch(url)
     assert caught.value.hint
-    fetched = _store(tmp_path).fetch(url)
+    fetched = store(tmp_path).fetch(url)
     assert not fetched.cached
     assert "not what it should be" in fetched.notes[0]
     assert path.read_bytes() == _CONTENT
@@ -112,70 +90,70 @@ def test_a_damaged_file_is_noticed_and_fetched_again(server: Server, tmp_path: P
 
 def test_a_touched_file_is_hashed_not_fetched(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", whole(_CONTENT))
-    path = _store(tmp_path).fetch(url).path
+    path = store(tmp_path).fetch(url).path
     os.utime(path, (1, 1))
-    assert _store(tmp_path).fetch(url).cached
+    assert store(tmp_path).fetch(url).cached
     assert server.hits["/m.mlir"] == 1
 
 
 def test_a_lost_lock_file_is_written_again(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", whole(_CONTENT))
-    _store(tmp_path).fetch(url)
+    store(tmp_path).fetch(url)
     (tmp_path / "registry.lock.txt").unlink()
-    assert _store(tmp_path).fetch(url).cached
+    assert store(tmp_path).fetch(url).cached
     assert _SHA256 in (tmp_path / "registry.lock.txt").read_text()
     # Without a pin, what it was when it was verified is what it must be.
     (tmp_path / "registry.lock.txt").unlink()
-    _store(tmp_path).path(url).write_bytes(b"damaged")
-    assert not _store(tmp_path).fetch(url).cached
-    assert _store(tmp_path).path(url).read_bytes() == _CONTENT
+    store(tmp_path).path(url).write_bytes(b"damaged")
+    assert not store(tmp_path).fetch(url).cached
+    assert store(tmp_path).path(url).read_bytes() == _CONTENT
 
 
 def test_a_changed_pin_makes_a_present_file_wrong(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", whole(_CONTENT))
-    _store(tmp_path).fetch(url)
+    store(tmp_path).fetch(url)
     new = b"a new release"
     server.url("/m.mlir", whole(new))
-    store = _store(tmp_path, {url: hashlib.sha256(new).hexdigest()})
-    assert not store.present(url)
-    assert store.fetch(url).path.read_bytes() == new
+    files = store(tmp_path, pins={url: sha256(new)})
+    assert not files.present(url)
+    assert files.fetch(url).path.read_bytes() == new
 
 
 def test_a_broken_lock_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "registry.lock.txt").write_text("<<<<<<< ours\n")
     with pytest.raises(ArtifactError, match=r"registry\.lock\.txt:1"):
-        _store(tmp_path).known_hash("https://h/m.mlir")
+        store(tmp_path).known_hash("https://h/m.mlir")
 
 
 def test_offline(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="offline"):
-        _store(tmp_path, offline=True).fetch("https://h.invalid/m.mlir")
+        store(tmp_path, offline=True).fetch("https://h.invalid/m.mlir")
 
 
 def test_local_files_are_used_in_place(tmp_path: Path) -> None:
     file = tmp_path / "a b.npy"
     file.write_bytes(b"mine")
     os.utime(file, (1, 1))
-    store = _store(tmp_path / "cache")
-    fetched = store.fetch(file.as_uri())
+    files = store(tmp_path / "cache")
+    fetched = files.fetch(file.as_uri())
     assert (fetched.path, fetched.cached, fetched.bytes) == (file, True, 4)
-    assert fetched.sha256 == hashlib.sha256(b"mine").hexdigest() == store.known_hash(file.as_uri())
+    assert fetched.sha256 == sha256(b"mine") == files.known_hash(file.as_uri())
     assert not (tmp_path / "cache" / "artifacts").exists()
     with pytest.raises(ArtifactError, match=r"none\.npy is missing"):
-        store.fetch((tmp_path / "none.npy").as_uri())
+        files.fetch((tmp_path / "none.npy").as_uri())
     with pytest.raises(ArtifactError, match="directory"):
-        store.fetch(tmp_path.as_uri())
+        files.fetch(tmp_path.as_uri())
 
 
 def test_seeded_data_is_made_and_needs_no_pin(tmp_path: Path) -> None:
     url = "random://uniform/4x8xf32?seed=3"
-    store = _store(tmp_path, offline=True)
-    first = store.fetch(url)
-    assert (first.cached, store.fetch(url).cached, first.notes) == (False, True, ())
+    files = store(tmp_path, offline=True)
+    first = files.fetch(url)
+    assert (first.cached, files.fetch(url).cached, first.notes) == (False, True, ())
     assert first.path.suffix == ".npy"
     content = first.path.read_bytes()
     first.path.write_bytes(b"damaged")
-    assert not _store(tmp_path).fetch(url).cached
+    assert not store(tmp_path).fetch(url).cached
     assert first.path.read_bytes() == content
     assert not (tmp_path / "registry.lock.txt").exists()
 
@@ -183,35 +161,35 @@ def test_seeded_data_is_made_and_needs_no_pin(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["random://normal/4xf32?seed=3", "random://uniform/5xbf16"])
 def test_seeded_data_without_a_record_is_what_its_url_makes(tmp_path: Path, url: str) -> None:
     """As a run leaves it that was killed between the file and its record, or in a cache that was moved."""
-    fetched = _store(tmp_path / "here").fetch(url)
+    fetched = store(tmp_path / "here").fetch(url)
     (tmp_path / "here").rename(tmp_path / "there")
     path = tmp_path / "there" / fetched.path.relative_to(tmp_path / "here")
     os.utime(path, (1, 1))  # long ago, so that its hash is kept
-    again = _store(tmp_path / "there").fetch(url)
+    again = store(tmp_path / "there").fetch(url)
     assert (again.cached, again.path, again.sha256) == (True, path, fetched.sha256)
-    assert _store(tmp_path / "there").known_hash(url) == fetched.sha256
+    assert store(tmp_path / "there").known_hash(url) == fetched.sha256
 
     shutil.rmtree(tmp_path / "there" / "verified")
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    mended = _store(tmp_path / "there").fetch(url)
+    mended = store(tmp_path / "there").fetch(url)
     assert (mended.cached, mended.sha256, path.read_bytes()) == (False, fetched.sha256, content)
     assert "is not what it should be" in mended.notes[0]
 
 
 def test_seeded_data_of_a_cache_that_is_read_only(tmp_path: Path) -> None:
     url = "random://uniform/4x8xf32?seed=3"
-    path = _store(tmp_path).fetch(url).path
+    path = store(tmp_path).fetch(url).path
     shutil.rmtree(tmp_path / "verified")
     with permissions_respected():
         folders = [folder for folder in (tmp_path, *tmp_path.rglob("*")) if folder.is_dir()]
         for folder in folders:
             folder.chmod(0o555)
         try:
-            assert _store(tmp_path).fetch(url).cached
+            assert store(tmp_path).fetch(url).cached
             path.write_bytes(b"damaged")
             with pytest.raises(ArtifactError, match="cannot write to"):
-                _store(tmp_path).fetch(url)
+                store(tmp_path).fetch(url)
         finally:
             for folder in folders:
                 folder.chmod(0o755)
@@ -221,19 +199,14 @@ def test_seeded_data_is_taken_from_nowhere(tmp_path: Path) -> None:
     temporary = tmp_path / "x"
     temporary.write_bytes(b"anything")
     with pytest.raises(ArtifactError, match="seeded data, which no archive has"):
-        _store(tmp_path).adopt("random://zeros/4xf32", temporary, "0" * 64, Progress())
-    assert _files(tmp_path) == []
+        store(tmp_path).adopt("random://zeros/4xf32", temporary, "0" * 64, Progress())
+    assert published(tmp_path) == {}
 
 
 def test_redirects_are_followed(server: Server, tmp_path: Path) -> None:
-    def moved(request: Request) -> None:
-        request.send_response(302)
-        request.send_header("Location", "/there.npy")
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-
+    moved = whole(status=302, Location="/there.npy")
     server.url("/there.npy", whole(b"x"))
-    assert _store(tmp_path).fetch(server.url("/here.npy", moved)).path.read_bytes() == b"x"
+    assert store(tmp_path).fetch(server.url("/here.npy", moved)).path.read_bytes() == b"x"
 
 
 def test_progress_tells_every_byte(server: Server, tmp_path: Path) -> None:
@@ -254,9 +227,9 @@ def test_progress_tells_every_byte(server: Server, tmp_path: Path) -> None:
 
 def test_threads_fetch_once(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", whole(_CONTENT))
-    store = _store(tmp_path)
+    files = store(tmp_path)
     results: list[bool] = []
-    threads = [threading.Thread(target=lambda: results.append(store.fetch(url).cached)) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: results.append(files.fetch(url).cached)) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -8,17 +8,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from iree_gauntlet.errors import ArtifactError
-from tests.support.download_checks import (
-    PART,
-    SIZE,
-    configured,
-    content,
-    files_below,
-    partials,
-    published,
-    sha256,
-    store,
-)
+from tests.support.download_checks import PART, SIZE, configured, content, files_below, partials, refused, sha256, store
 from tests.support.emulators import ACCOUNT, Azurite
 from tests.support.fault_proxy import Fault, proxying
 from tests.support.toy_project import Project
@@ -29,6 +19,8 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.results import Fetched
     from iree_gauntlet.settings import Configuration
+
+    _Fails = Callable[[Configuration], str]
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +88,8 @@ def test_an_empty_blob(azurite: Azurite, public: str, tmp_path: Path) -> None:
     assert store(tmp_path).fetch(url).bytes == 0
 
 
-def _connection_string(azurite: Azurite, _signature: str) -> Configuration:
+def _connection_string(azurite: Azurite, _signature: str = "") -> Configuration:
     return configured({"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string()})
-
-
-def _connection_string_with_signature(azurite: Azurite, signature: str) -> Configuration:
-    text = f"BlobEndpoint={azurite.endpoint};AccountName={ACCOUNT};SharedAccessSignature={signature}"
-    return configured({"AZURE_STORAGE_CONNECTION_STRING": text})
-
-
-def _account_and_key(azurite: Azurite, _signature: str) -> Configuration:
-    environ = {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": azurite.key}
-    return configured(environ, _endpoint_option(azurite))
 
 
 def _account_and_signature(azurite: Azurite, signature: str) -> Configuration:
@@ -115,38 +97,38 @@ def _account_and_signature(azurite: Azurite, signature: str) -> Configuration:
     return configured(environ, _endpoint_option(azurite))
 
 
-def _option_with_key(azurite: Azurite, _signature: str) -> Configuration:
-    return configured({"OUR_KEY": azurite.key}, _endpoint_option(azurite, account_key="$OUR_KEY"))
+_CREDENTIALS: dict[str, Callable[[Azurite, str], Configuration]] = {
+    "connection string": _connection_string,
+    "connection string with signature": lambda azurite, signature: configured(
+        {
+            "AZURE_STORAGE_CONNECTION_STRING": f"BlobEndpoint={azurite.endpoint};AccountName={ACCOUNT};"
+            f"SharedAccessSignature={signature}"
+        }
+    ),
+    "account and key": lambda azurite, _: configured(
+        {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": azurite.key}, _endpoint_option(azurite)
+    ),
+    "account and signature": _account_and_signature,
+    "option with key": lambda azurite, _: configured(
+        {"OUR_KEY": azurite.key}, _endpoint_option(azurite, account_key="$OUR_KEY")
+    ),
+    "option with signature": lambda azurite, signature: configured(
+        {"OUR_SAS": signature}, _endpoint_option(azurite, sas_token="$OUR_SAS")
+    ),
+}
 
 
-def _option_with_signature(azurite: Azurite, signature: str) -> Configuration:
-    return configured({"OUR_SAS": signature}, _endpoint_option(azurite, sas_token="$OUR_SAS"))
-
-
-@pytest.mark.parametrize(
-    "credentials",
-    [
-        _connection_string,
-        _connection_string_with_signature,
-        _account_and_key,
-        _account_and_signature,
-        _option_with_key,
-        _option_with_signature,
-    ],
-)
-def test_a_private_blob(
-    azurite: Azurite, private: str, tmp_path: Path, credentials: Callable[[Azurite, str], Configuration]
-) -> None:
+@pytest.mark.parametrize("credentials", _CREDENTIALS)
+def test_a_private_blob(azurite: Azurite, private: str, tmp_path: Path, credentials: str) -> None:
     signature = azurite.sas(private, "llama/weights.irpa")
-    fetched = store(tmp_path, configuration=credentials(azurite, signature)).fetch(_az(private))
+    fetched = store(tmp_path, configuration=_CREDENTIALS[credentials](azurite, signature)).fetch(_az(private))
     assert _is_whole(fetched)
     _require_no_secrets(azurite, signature, "\n".join(fetched.notes), tmp_path)
 
 
 def test_a_private_blob_by_its_url(azurite: Azurite, private: str, tmp_path: Path) -> None:
-    configuration = configured({"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string()})
     url = f"{azurite.endpoint}/{private}/llama/weights.irpa"
-    assert _is_whole(store(tmp_path, configuration=configuration).fetch(url))
+    assert _is_whole(store(tmp_path, configuration=_connection_string(azurite)).fetch(url))
 
 
 def _require_no_secrets(azurite: Azurite, signature: str, text: str, root: Path) -> None:
@@ -160,22 +142,18 @@ def _require_no_secrets(azurite: Azurite, signature: str, text: str, root: Path)
 
 
 @pytest.fixture
-def fails(azurite: Azurite, private: str, tmp_path: Path) -> Callable[[Configuration], str]:
+def fails(azurite: Azurite, private: str, tmp_path: Path) -> _Fails:
     """What is said where a private blob is not given."""
 
     def fails(configuration: Configuration) -> str:
-        with pytest.raises(ArtifactError) as caught:
-            store(tmp_path, configuration=configuration).fetch(_az(private))
-        text = str(caught.value)
-        assert _az(private) in text
+        text = str(refused(tmp_path, _az(private), configuration=configuration))
         _require_no_secrets(azurite, azurite.sas(private, "llama/weights.irpa"), text, tmp_path)
-        assert published(tmp_path) == {}
         return text
 
     return fails
 
 
-def test_a_private_blob_without_credentials(azurite: Azurite, fails: Callable[[Configuration], str]) -> None:
+def test_a_private_blob_without_credentials(azurite: Azurite, fails: _Fails) -> None:
     text = fails(configured(stores=_endpoint_option(azurite)))
     assert "HTTP 403" in text
     for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "[stores."):
@@ -188,53 +166,45 @@ def test_azure_itself_calls_a_private_blob_missing(azurite: Azurite, private: st
     with proxying(azurite.endpoint) as proxy:
         proxy.faults.append(Fault(times=None, status=status))
         configuration = configured(stores={f"az://{ACCOUNT}": {"endpoint": proxy.url(azurite.endpoint)}})
-        with pytest.raises(ArtifactError, match=f"HTTP {status}") as caught:
-            store(tmp_path, configuration=configuration).fetch(_az(private))
-        assert "AZURE_STORAGE_CONNECTION_STRING" in caught.value.hint
+        error = refused(tmp_path, _az(private), f"HTTP {status}", configuration=configuration)
+        assert "AZURE_STORAGE_CONNECTION_STRING" in error.hint
         assert len(proxy.requests) == 1
 
 
-def test_a_wrong_key(azurite: Azurite, fails: Callable[[Configuration], str]) -> None:
+def test_a_wrong_key(azurite: Azurite, fails: _Fails) -> None:
     wrong = azurite.connection_string(key="A" * 86 + "==")
     assert "HTTP 403" in fails(configured({"AZURE_STORAGE_CONNECTION_STRING": wrong}))
 
 
-def test_a_key_that_is_none(azurite: Azurite, fails: Callable[[Configuration], str]) -> None:
+def test_a_key_that_is_none(azurite: Azurite, fails: _Fails) -> None:
     text = fails(configured({"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string(key="not base64, secret")}))
     assert "secret" not in text
 
 
-def test_an_expired_signature(azurite: Azurite, private: str, fails: Callable[[Configuration], str]) -> None:
-    expired = azurite.sas(private, "llama/weights.irpa", hours=-1)
-    assert "HTTP 403" in fails(_account_and_signature(azurite, expired))
-
-
-def test_a_signature_for_another_blob(azurite: Azurite, private: str, fails: Callable[[Configuration], str]) -> None:
-    assert "HTTP 403" in fails(_account_and_signature(azurite, azurite.sas(private, "another.bin")))
+@pytest.mark.parametrize(("blob", "hours"), [("llama/weights.irpa", -1), ("another.bin", 1)])
+def test_a_signature_that_is_expired_or_for_another_blob(
+    azurite: Azurite, private: str, fails: _Fails, blob: str, hours: int
+) -> None:
+    assert "HTTP 403" in fails(_account_and_signature(azurite, azurite.sas(private, blob, hours=hours)))
 
 
 def test_a_blob_that_is_not_there(azurite: Azurite, private: str, tmp_path: Path) -> None:
-    configuration = _connection_string(azurite, "")
-    with pytest.raises(ArtifactError, match="HTTP 404") as caught:
-        store(tmp_path, configuration=configuration).fetch(_az(private, "absent.bin"))
-    assert _az(private, "absent.bin") in str(caught.value)
-    assert "spelling" in caught.value.hint
+    url = _az(private, "absent.bin")
+    assert "spelling" in refused(tmp_path, url, "HTTP 404", configuration=_connection_string(azurite)).hint
 
 
 @pytest.mark.parametrize("text", ["hunter2", "AccountKey=hunter2", "DefaultEndpointsProtocol=https;AccountKey=hunter2"])
 def test_a_connection_string_that_is_none(private: str, tmp_path: Path, text: str) -> None:
+    configuration = configured({"AZURE_STORAGE_CONNECTION_STRING": text})
     with pytest.raises(ArtifactError, match="AZURE_STORAGE_CONNECTION_STRING") as caught:
-        store(tmp_path, configuration=configured({"AZURE_STORAGE_CONNECTION_STRING": text})).fetch(_az(private))
+        store(tmp_path, configuration=configuration).fetch(_az(private))
     assert "hunter2" not in str(caught.value)
 
 
 def test_the_servers_md5_is_checked(azurite: Azurite, public: str, tmp_path: Path) -> None:
     """Also of a file that comes in parts, and whose hash nobody knows yet."""
     wrong = azurite.upload(public, "wrong/weights.irpa", content(), md5=b"0" * 16)
-    with pytest.raises(ArtifactError, match=r"(?i)md5") as caught:
-        store(tmp_path).fetch(wrong)
-    assert wrong in str(caught.value)
-    assert published(tmp_path) == {}
+    refused(tmp_path, wrong, "(?i)md5")
     assert not (tmp_path / "registry.lock.txt").exists()
     azurite.upload(public, "wrong/weights.irpa", content())
     assert _is_whole(store(tmp_path).fetch(wrong))

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from obstore.store import AzureStore
 
 from iree_gauntlet.artifacts.object_stores import find_azure_access, parse_azure_blob
-from iree_gauntlet.artifacts.remotes import list_remotes
+from iree_gauntlet.artifacts.remotes import ObjectRemote, list_remotes
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.settings import Configuration, StoreOptions
+from tests.support.download_checks import configured
 
 _KEY = "a2V5"
 _CONNECTION = f"AccountName=mine;AccountKey={_KEY};EndpointSuffix=core.windows.net"
-
-
-def _configured(environ: dict[str, str], stores: dict[str, dict[str, str]] | None = None) -> Configuration:
-    options = tuple(StoreOptions(prefix, values) for prefix, values in (stores or {}).items())
-    return Configuration(stores=options, environ=environ)
 
 
 def test_the_first_that_has_credentials_counts() -> None:
@@ -25,17 +21,17 @@ def test_the_first_that_has_credentials_counts() -> None:
         "AZURE_STORAGE_SAS_TOKEN": "?sig=environment\n",
         "AZURE_STORAGE_KEY": "a2V5Mg==",
     }
-    found = find_azure_access("mine", _configured(everything, {"az://mine": {"sas_token": "sig=file"}}))
+    found = find_azure_access("mine", configured(everything, {"az://mine": {"sas_token": "sig=file"}}))
     assert (found.sas, found.said_by) == ("sig=file", "[stores] of gauntlet.toml")
-    found = find_azure_access("mine", _configured(everything))
+    found = find_azure_access("mine", configured(everything))
     assert (found.sas, found.options["account_key"]) == ("", _KEY)
     assert found.said_by == "AZURE_STORAGE_CONNECTION_STRING"
     del everything["AZURE_STORAGE_CONNECTION_STRING"]
-    found = find_azure_access("mine", _configured(everything))
+    found = find_azure_access("mine", configured(everything))
     assert (found.sas, found.said_by) == ("sig=environment", "AZURE_STORAGE_SAS_TOKEN")
     assert "account_key" not in found.options
     del everything["AZURE_STORAGE_SAS_TOKEN"]
-    assert find_azure_access("mine", _configured(everything)).options["account_key"] == "a2V5Mg=="
+    assert find_azure_access("mine", configured(everything)).options["account_key"] == "a2V5Mg=="
 
 
 @pytest.mark.parametrize(
@@ -55,7 +51,7 @@ def test_the_first_that_has_credentials_counts() -> None:
     ],
 )
 def test_a_refusal_says_what_was_sent(environ: dict[str, str], said: str) -> None:
-    [remote] = list_remotes("az://mine/container/x.irpa", _configured(environ), 1)
+    [remote] = list_remotes("az://mine/container/x.irpa", configured(environ), 1)
     hint = getattr(remote, "access_hint", "")
     assert said in hint
     assert "SECRET" not in hint
@@ -63,19 +59,19 @@ def test_a_refusal_says_what_was_sent(environ: dict[str, str], said: str) -> Non
 
 
 def test_secrets_are_not_shown() -> None:
-    found = find_azure_access("mine", _configured({}, {"az://mine": {"sas_token": "sig=SECRET"}}))
+    found = find_azure_access("mine", configured({}, {"az://mine": {"sas_token": "sig=SECRET"}}))
     assert "SECRET" not in repr(found)
 
 
 def test_a_key_that_is_none_is_named_by_where_it_came_from() -> None:
     with pytest.raises(ArtifactError, match=r"not base64 \(AZURE_STORAGE_KEY\)") as caught:
-        find_azure_access("mine", _configured({"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": "SECRET!!"}))
+        find_azure_access("mine", configured({"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": "SECRET!!"}))
     assert "SECRET" not in str(caught.value)
 
 
 def test_urls_that_are_an_accounts() -> None:
     connection = "AccountName=mine;AccountKey=a2V5;BlobEndpoint=https://blobs.example/mine"
-    configuration = _configured(
+    configuration = configured(
         {"AZURE_STORAGE_CONNECTION_STRING": connection},
         {"az://emulated": {"endpoint": "http://127.0.0.1:10000/emulated"}},
     )
@@ -89,3 +85,11 @@ def test_urls_that_are_an_accounts() -> None:
         assert (found[0].account, found[1], found[2]) == expected
     for url in ("https://abc.blob.core.windows.net/c", "https://host/c/e.irpa", "https://blobs.example/mine2/c/e"):
         assert parse_azure_blob(url, configuration) is None
+
+
+def test_an_identity_waits_as_long_as_is_asked_for() -> None:
+    identity = {"AZURE_CLIENT_ID": "id", "AZURE_CLIENT_SECRET": "secret", "AZURE_TENANT_ID": "tenant"}
+    [remote] = list_remotes("az://mine/container/x.irpa", configured(identity), 7)
+    assert isinstance(remote, ObjectRemote)
+    assert isinstance(remote.store, AzureStore)
+    assert remote.store.client_options == {"connect_timeout": "7s", "read_timeout": "7s", "timeout": "7days"}

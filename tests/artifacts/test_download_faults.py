@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Fetched
     from tests.support.emulators import Azurite
 
+    _Listed = Callable[[str], None]
+
 _KEPT = ["data", "state.jsonl"]
 
 # Eight runs at once: cache, URL. Each says that it waits for another one, and what it has fetched.
@@ -118,7 +120,7 @@ def changing(azurite: Azurite, container: str, proxy: FaultProxy) -> Changing:
 
 
 @pytest.fixture
-def listed(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def listed(request: pytest.FixtureRequest) -> _Listed:
     """Requires that something was said which the test's row of docs/reference/failures.md says."""
     name = (request.path.name, request.function.__name__)
     patterns = [pattern for row in fault_rows() if name in row.tests for pattern in row.said]
@@ -160,9 +162,7 @@ def _require_nothing(root: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_connection_that_is_cut(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], *, reset: bool
-) -> None:
+def test_a_connection_that_is_cut(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, *, reset: bool) -> None:
     """In the first part, and in a later one: each continues where it broke off."""
     proxy.faults += [Fault(cut_after=300_000, reset=reset), Fault(cut_after=400_000, reset=reset, from_byte=2 * PART)]
     fetched = _heals(tmp_path, url)
@@ -174,9 +174,7 @@ def test_a_connection_that_is_cut(
     assert proxy.sent <= SIZE + 2 * (PART if reset else BLOCK_BYTES)
 
 
-def test_connections_that_bring_little(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
-) -> None:
+def test_connections_that_bring_little(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     """Each is cut after a few bytes: that is progress, so there is no end of trying."""
     proxy.faults.append(Fault(times=None, cut_after=100_000))
     fetched = _heals(tmp_path, url)
@@ -184,7 +182,7 @@ def test_connections_that_bring_little(
     assert proxy.sent == SIZE
 
 
-def test_a_network_that_goes_away(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
+def test_a_network_that_goes_away(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     error = broken_off(tmp_path, url, proxy, 3 * PART, Fault(cut_after=0))
     listed(error)
     assert url in error
@@ -196,7 +194,7 @@ def test_a_network_that_goes_away(proxy: FaultProxy, url: str, tmp_path: Path, l
 
 
 @pytest.mark.parametrize("first", [0, 3 * PART])
-def test_a_stall(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], first: int) -> None:
+def test_a_stall(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, first: int) -> None:
     """It continues where the silence began."""
     stalls = Fault(from_byte=first, to_byte=first + PART, times=50, stall_after=400_000, until_back=True)
     proxy.faults.append(stalls)
@@ -205,7 +203,7 @@ def test_a_stall(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[
     assert set(proxy.stalled) & set(proxy.requests)
 
 
-def test_a_server_that_falls_silent(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
+def test_a_server_that_falls_silent(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     broken_off(tmp_path, url, proxy, 2 * PART, Fault(status=500))
     proxy.faults += [
         Fault(from_byte=2 * PART, times=3, stall_after=100_000),
@@ -219,7 +217,7 @@ def test_a_server_that_falls_silent(proxy: FaultProxy, url: str, tmp_path: Path,
     assert proxy.sent <= SIZE - 2 * PART
 
 
-def test_a_server_that_is_busy(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
+def test_a_server_that_is_busy(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     proxy.faults.append(Fault(status=503, retry_after="1", times=2))
     waits = Waits()
     fetched = _heals(tmp_path, url, policy=waits.of(QUICK))
@@ -229,9 +227,7 @@ def test_a_server_that_is_busy(proxy: FaultProxy, url: str, tmp_path: Path, list
     assert proxy.requests.count(0) == 3
 
 
-def test_a_server_that_is_busy_in_the_middle(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
-) -> None:
+def test_a_server_that_is_busy_in_the_middle(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     """One connection has to wait: the others, which are answered afterwards, wait as well."""
     clock, waits, told_to_wait = Clock(), list[float](), threading.Event()
 
@@ -256,9 +252,7 @@ def test_a_server_that_is_busy_in_the_middle(
     assert proxy.sent == SIZE
 
 
-def test_a_server_that_is_busy_for_an_hour(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
-) -> None:
+def test_a_server_that_is_busy_for_an_hour(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     proxy.faults.append(Fault(status=503, retry_after="3600"))
     waits = Waits()
     listed(_failure(tmp_path, url, policy=waits.of(QUICK)))
@@ -268,9 +262,7 @@ def test_a_server_that_is_busy_for_an_hour(
     _heals(tmp_path, url)
 
 
-def test_a_body_shorter_than_its_length(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
-) -> None:
+def test_a_body_shorter_than_its_length(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     """Content-Length says more than there is, so the end comes too early."""
     proxy.faults.append(Fault(from_byte=PART, headers={"Content-Length": str(PART + 1000)}, cut_after=PART - 1000))
     fetched = _heals(tmp_path, url)
@@ -278,13 +270,13 @@ def test_a_body_shorter_than_its_length(
     assert proxy.sent <= SIZE + BLOCK_BYTES
 
 
-def test_a_length_that_is_too_small(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
+def test_a_length_that_is_too_small(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     proxy.faults.append(Fault(from_byte=PART, headers={"Content-Length": "500000"}))
     fetched = _heals(tmp_path, url)
     listed(fetched.notes[0])
 
 
-def test_a_total_that_differs(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
+def test_a_total_that_differs(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     """Two servers behind one name that do not agree."""
     span = f"bytes {6 * PART}-{SIZE - 1}/{SIZE + 1}"
     proxy.faults.append(Fault(from_byte=6 * PART, headers={"Content-Range": span}))
@@ -310,7 +302,7 @@ def test_a_trickle(url: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_between_two_parts(
-    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: _Listed
 ) -> None:
     proxy.faults.append(Fault(from_byte=2 * PART, before=lambda: changing.swap(1)))
     fetched = _heals(tmp_path, changing.url, content(1))
@@ -318,7 +310,7 @@ def test_a_file_that_changes_between_two_parts(
 
 
 def test_a_pinned_file_that_changes_between_two_parts(
-    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: _Listed
 ) -> None:
     proxy.faults.append(Fault(from_byte=2 * PART, before=lambda: changing.swap(1)))
     listed(_failure(tmp_path, changing.url, pins={changing.url: sha256(content())}))
@@ -328,7 +320,7 @@ def test_a_pinned_file_that_changes_between_two_parts(
 
 
 def test_a_file_that_never_stays_the_same(
-    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: _Listed
 ) -> None:
     versions = itertools.cycle((1, 0))
     proxy.faults.append(Fault(from_byte=2 * PART, times=None, before=lambda: changing.swap(next(versions))))
@@ -339,7 +331,7 @@ def test_a_file_that_never_stays_the_same(
 
 
 def test_a_file_that_changes_before_it_is_gone_on_with(
-    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: _Listed
 ) -> None:
     broken_off(tmp_path, changing.url, proxy, 3 * PART, Fault(status=500))
     changing.swap(1)
@@ -347,9 +339,7 @@ def test_a_file_that_changes_before_it_is_gone_on_with(
     listed("\n".join(fetched.notes))
 
 
-def test_a_wrong_checksum_of_the_server(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
-) -> None:
+def test_a_wrong_checksum_of_the_server(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     wrong = "AAAAAAAAAAAAAAAAAAAAAA=="
     proxy.faults.append(Fault(times=None, headers={"x-ms-blob-content-md5": wrong, "Content-MD5": wrong}))
     listed(_failure(tmp_path, url))
@@ -361,7 +351,7 @@ def test_a_wrong_checksum_of_the_server(
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_a_bit_that_is_turned_over(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], *, pinned: bool
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, *, pinned: bool
 ) -> None:
     """By a proxy or a bad memory: the length is right, the content is not."""
     pins = {url: sha256(content())} if pinned else {}
@@ -371,7 +361,7 @@ def test_a_bit_that_is_turned_over(
     _heals(tmp_path, url)
 
 
-def test_a_server_without_parts(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
+def test_a_server_without_parts(proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed) -> None:
     """A proxy that gives the whole file whatever is asked for, and breaks off."""
     proxy.faults += [Fault(whole=True, cut_after=2 * PART), Fault(whole=True, times=None)]
     fetched = _heals(tmp_path, url)
@@ -380,7 +370,7 @@ def test_a_server_without_parts(proxy: FaultProxy, url: str, tmp_path: Path, lis
 
 
 def test_a_server_that_is_away_for_a_moment(
-    azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, listed: Callable[[str], None]
+    azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, listed: _Listed
 ) -> None:
     """It listens again when the first retry has been noted: no clock decides what this test sees."""
     with ExitStack() as back, socket.socket() as place:
@@ -396,9 +386,7 @@ def test_a_server_that_is_away_for_a_moment(
     listed(fetched.notes[0])
 
 
-def test_nobody_answers(
-    azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, listed: Callable[[str], None]
-) -> None:
+def test_nobody_answers(azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, listed: _Listed) -> None:
     with proxying(azurite.endpoint) as other:
         gone = other.url(url.replace(proxy.base, azurite.endpoint.rpartition("/")[0]))
     error = _failure(tmp_path, gone)
@@ -424,7 +412,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @mounting
-def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str, listed: Callable[[str], None]) -> None:
+def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str, listed: _Listed) -> None:
     (small_disk / "else").write_bytes(content()[: SIZE * 3 // 4])
     listed(_failure(small_disk, url))
     assert proxy.requests == [0], "it was known after the first answer"
@@ -433,9 +421,7 @@ def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str,
 
 
 @mounting
-def test_a_disk_that_fills_up_meanwhile(
-    small_disk: Path, proxy: FaultProxy, url: str, listed: Callable[[str], None]
-) -> None:
+def test_a_disk_that_fills_up_meanwhile(small_disk: Path, proxy: FaultProxy, url: str, listed: _Listed) -> None:
     other = small_disk / "else"
 
     def fill() -> None:
@@ -453,7 +439,7 @@ def test_a_disk_that_fills_up_meanwhile(
 
 @pytest.mark.parametrize("damage", ["truncated", "swapped", "emptied"])
 def test_a_local_file_that_is_damaged(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], damage: str
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, damage: str
 ) -> None:
     path = store(tmp_path).fetch(url).path
     damaged = {"truncated": content()[:-1], "swapped": content(1), "emptied": b""}[damage]
@@ -474,7 +460,7 @@ def test_a_local_file_that_is_damaged(
 
 @pytest.mark.parametrize("damage", ["data flipped", "data cut", "state garbled", "state gone", "data gone"])
 def test_a_partial_file_that_is_damaged(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], damage: str
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: _Listed, damage: str
 ) -> None:
     broken_off(tmp_path, url, proxy, 4 * PART, Fault(status=500))
     data, state = (next((tmp_path / "incoming").glob(f"*/{name}")) for name in ("data", "state.jsonl"))

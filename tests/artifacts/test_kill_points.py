@@ -19,7 +19,7 @@ import pytest
 
 from iree_gauntlet.artifacts.partial import ByteRange, Partial
 from iree_gauntlet.artifacts.remote import RemoteFile
-from tests.support.artifact_server import Request, Server, serving
+from tests.support.artifact_server import Request, Server, send, serving
 from tests.support.download_checks import content, sha256
 from tests.support.kill_driver import WAYS
 from tests.support.places import ROOT
@@ -61,11 +61,8 @@ def _in_parts(server: Server, data: bytes, seconds: float) -> Callable[[Request]
         match = _RANGE.match(request.headers["Range"])
         assert match is not None
         start, stop = int(match[1]), min(int(match[2]) + 1, len(data))
-        request.send_response(206)
-        request.send_header("ETag", '"1"')
-        request.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        request.send_header("Content-Length", str(stop - start))
-        request.end_headers()
+        span = f"bytes {start}-{stop - 1}/{len(data)}"
+        send(request, status=206, ETag='"1"', Content_Range=span, Content_Length=str(stop - start))
         for position in range(start, stop, _BLOCK):
             request.wfile.write(data[position : min(position + _BLOCK, stop)])
             server.over.wait(seconds)

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.artifact_server import Request, Server, serving
+from tests.support.artifact_server import send
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.support.artifact_server import Request, Server
 
 pytestmark = pytest.mark.stress
 
@@ -68,11 +70,8 @@ class _LargeFile:
         match = _RANGE.match(request.headers["Range"])
         assert match is not None
         start, stop = int(match[1]), min(int(match[2]) + 1, _SIZE)
-        request.send_response(206)
-        request.send_header("ETag", '"1"')
-        request.send_header("Content-Range", f"bytes {start}-{stop - 1}/{_SIZE}")
-        request.send_header("Content-Length", str(stop - start))
-        request.end_headers()
+        span = f"bytes {start}-{stop - 1}/{_SIZE}"
+        send(request, status=206, ETag='"1"', Content_Range=span, Content_Length=str(stop - start))
         for block in self._blocks(start, stop):
             request.wfile.write(block)
             start += len(block)
@@ -100,12 +99,6 @@ class _LargeFile:
     @property
     def cuts(self) -> int:
         return len(self._cut)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
 
 
 @pytest.mark.timeout(3600)

@@ -6,32 +6,25 @@ import base64
 import gzip
 import hashlib
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
-from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.settings import Configuration, Mirror, StoreOptions
-from tests.support.artifact_server import Request, Server, serving, whole
-from tests.support.command_line import LIMIT_SECONDS
+from tests.support.artifact_server import Request, Server, send, whole
+from tests.support.download_checks import QUICK, sha256, store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
+    from iree_gauntlet.artifacts.store import ArtifactStore
+
 _CONTENT = bytes(range(256)) * 4000
-_SHA256 = hashlib.sha256(_CONTENT).hexdigest()
-_POLICY = Policy(part_bytes=200_000, stall_timeout=LIMIT_SECONDS, retries=1, backoff=0.01)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
+_SHA256 = sha256(_CONTENT)
+_POLICY = replace(QUICK, part_bytes=200_000, retries=1)
 
 
 @pytest.fixture
@@ -39,17 +32,9 @@ def origin(server: Server) -> str:
     return server.url("/origin/m.mlir", whole(_CONTENT))
 
 
-def _store(
-    root: Path, *mirrors: Mirror, pinned: str = "", sha256: str = _SHA256, offline: bool = False
-) -> ArtifactStore:
-    registry = Registry()
-    if pinned:
-        registry = registry.with_entries([RegistryEntry(local_name(pinned), sha256, pinned)])
-    return ArtifactStore(root, registry, offline=offline, configuration=Configuration(mirrors=mirrors), policy=_POLICY)
-
-
-def _status(code: int) -> Callable[[Request], None]:
-    return lambda request: request.send_error(code)
+def _store(root: Path, *mirrors: Mirror, pinned: str = "", offline: bool = False) -> ArtifactStore:
+    pins = {pinned: _SHA256} if pinned else {}
+    return store(root, pins=pins, configuration=Configuration(mirrors=mirrors), offline=offline, policy=_POLICY)
 
 
 def _mirror(server: Server, path: str = "/mirror", *, only: bool = False) -> Mirror:
@@ -58,8 +43,9 @@ def _mirror(server: Server, path: str = "/mirror", *, only: bool = False) -> Mir
 
 def test_a_mirror_is_asked_first_and_alone(server: Server, origin: str, tmp_path: Path) -> None:
     server.url("/mirror/m.mlir", whole(_CONTENT))
-    store = _store(tmp_path, _mirror(server), pinned=origin)
-    assert store.fetch(origin).notes == (f"from the mirror {server.base}/mirror/m.mlir",)
+    assert _store(tmp_path, _mirror(server), pinned=origin).fetch(origin).notes == (
+        f"from the mirror {server.base}/mirror/m.mlir",
+    )
     assert (server.hits["/mirror/m.mlir"], server.hits["/origin/m.mlir"]) == (1, 0)
 
 
@@ -73,8 +59,8 @@ def test_what_a_mirror_does_not_have_comes_silently_from_the_origin(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (_status(403), "HTTP 403"),
-        (_status(503), "HTTP 503"),
+        (whole(status=403), "HTTP 403"),
+        (whole(status=503), "HTTP 503"),
         (whole(b"another content"), "wrong content: http"),
         (whole(_CONTENT[:-1]), "wrong content: http"),
     ],
@@ -99,14 +85,14 @@ def test_a_mirror_whose_credentials_are_missing_is_passed_over(server: Server, o
         mirrors=(Mirror(f"{server.base}/origin/", ("az://account/c/",)),),
         stores=(StoreOptions("az://account", {"sas_token": "$NOT_SET"}),),
     )
-    fetched = ArtifactStore(tmp_path, Registry(), configuration=configuration, policy=_POLICY).fetch(origin)
+    fetched = store(tmp_path, configuration=configuration).fetch(origin)
     assert fetched.sha256 == _SHA256
     assert any("not from the mirror" in note and "$NOT_SET, which is not set" in note for note in fetched.notes)
 
 
 def test_what_was_tried_is_known_also_of_a_failure(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
-        _store(tmp_path).fetch(server.url("/m.mlir", _status(503)))
+        _store(tmp_path).fetch(server.url("/m.mlir", whole(status=503)))
     assert any("HTTP 503" in note and "retry 1 of 1" in note for note in caught.value.notes)
 
 
@@ -129,8 +115,8 @@ def test_a_mirror_that_takes_the_place_of_its_origin(server: Server, origin: str
 
 
 def test_when_nobody_has_it_all_failures_are_told(server: Server, tmp_path: Path) -> None:
-    url = server.url("/origin/m.mlir", _status(403))
-    server.url("/mirror/m.mlir", _status(500))
+    url = server.url("/origin/m.mlir", whole(status=403))
+    server.url("/mirror/m.mlir", whole(status=500))
     with pytest.raises(ArtifactError, match=r"HTTP 403 .*/origin/") as caught:
         _store(tmp_path, _mirror(server)).fetch(url)
     assert re.search(r"Before: HTTP 500 .*/mirror/m\.mlir", caught.value.hint)
@@ -145,21 +131,13 @@ def _ranged(
     def answer(request: Request) -> None:
         asked = re.match(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
         seen.append(request.headers.get("Range", ""))
-        part = content
-        if asked and len(seen) <= limit:
-            start, stop = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
-            part = content[start:stop]
-            request.send_response(206)
-            request.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content) if total else '*'}")
-        else:
-            request.send_response(200)
-        if etag:
-            request.send_header("ETag", etag)
-        for name, value in (headers or {}).items():
-            request.send_header(name, value)
-        request.send_header("Content-Length", str(len(part)))
-        request.end_headers()
-        request.wfile.write(part)
+        said = {**(headers or {}), **({"ETag": etag} if etag else {})}
+        if not asked or len(seen) > limit:
+            send(request, content, 200, **said)
+            return
+        start, stop = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
+        said["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content) if total else '*'}"
+        send(request, content[start:stop], 206, **said)
 
     return answer
 
@@ -208,7 +186,7 @@ def test_the_servers_own_checksums_decide_where_no_hash_is_known(
     server: Server, tmp_path: Path, name: str, value: str, *, right: bool
 ) -> None:
     said = _CONTENT if right else b"something else"
-    header = value.format(md5=_b64("md5", said), sha256=_b64("sha256", said), hex=hashlib.sha256(said).hexdigest())
+    header = value.format(md5=_b64("md5", said), sha256=_b64("sha256", said), hex=sha256(said))
     url = server.url("/m.mlir", _ranged(_CONTENT, headers={name: header}))
     if right:
         assert _store(tmp_path).fetch(url).sha256 == _SHA256
@@ -223,7 +201,7 @@ def test_the_servers_own_checksums_decide_where_no_hash_is_known(
 
 
 def test_a_checksum_of_the_server_is_not_forgotten_by_a_resumption(server: Server, tmp_path: Path) -> None:
-    broken = _status(500)
+    broken = whole(status=500)
     answer = _ranged(_CONTENT, headers={"x-ms-blob-content-md5": _b64("md5", b"something else")})
 
     def first_part_alone(request: Request) -> None:

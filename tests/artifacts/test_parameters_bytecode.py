@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from contextlib import suppress
 from io import BytesIO
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +20,10 @@ from iree_gauntlet.artifacts.parameters.collect import (
     find_references_in_bytecode,
 )
 from iree_gauntlet.artifacts.parameters.parameter import ParameterError
+from tests.support.native_tools import find_native
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.iree
 
@@ -44,17 +47,10 @@ func.func @f() -> tensor<3xi8> {
 """
 
 
-def compiler(name: str) -> str:
-    spec = importlib.util.find_spec("iree.compiler._mlir_libs")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the IREE compiler is not installed")
-    return str(Path(spec.submodule_search_locations[0]) / name)
-
-
 def to_bytecode(text: str, folder: Path, *flags: str) -> Path:
     source, target = folder / "program.mlir", folder / "program.mlirbc"
     source.write_text(text, encoding="utf-8")
-    argv = [compiler("iree-opt"), str(source), "--emit-bytecode", *flags, "-o", str(target)]
+    argv = [find_native("iree-opt"), str(source), "--emit-bytecode", *flags, "-o", str(target)]
     subprocess.run(argv, check=True, capture_output=True)
     return target
 
@@ -77,7 +73,7 @@ def test_text_and_bytecode_have_the_same_parameters(version: int, tmp_path: Path
 def test_through_the_tool_they_are_the_same(program: Path) -> None:
     with program.open("rb") as file:
         direct = {(r.scope, r.name, r.type) for r in find_references_in_bytecode(file, "x")}
-    printed = {(r.scope, r.name, r.type) for r in _find_references_through_tool(program, compiler("iree-opt"))}
+    printed = {(r.scope, r.name, r.type) for r in _find_references_through_tool(program, find_native("iree-opt"))}
     assert direct == printed
 
 
@@ -128,7 +124,7 @@ def test_newer_bytecode_goes_through_the_tool(program: Path, tmp_path: Path) -> 
     with newer.open("rb") as file, pytest.raises(UnknownEncodingError, match="version 99"):
         list(find_references_in_bytecode(file, "x"))
     with pytest.raises(ParameterError, match=r"newer.mlirbc: iree-opt cannot read it \(exit code 1\): .*version 99"):
-        collect_parameters(newer, compiler("iree-opt"))
+        collect_parameters(newer, find_native("iree-opt"))
     with pytest.raises(ParameterError, match=r"missing/iree-opt: cannot be started: No such file") as raised:
         collect_parameters(newer, str(tmp_path / "missing" / "iree-opt"))
     assert "newer.mlirbc needs the compiler's iree-opt" in raised.value.hint

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import tracemalloc
+import mmap
 from contextlib import suppress
 from itertools import repeat
 from typing import TYPE_CHECKING
+from unittest import mock
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from iree_gauntlet.artifacts.parameters import collect
 from iree_gauntlet.artifacts.parameters.collect import ParameterReference, collect_parameters, find_references_in_text
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, select_scope
 
@@ -105,9 +108,9 @@ NOISE = st.sampled_from(
 
 @given(
     names=st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20), st.booleans(), NOISE), max_size=6),
-    piece=st.integers(1, 200),
+    chunk=st.integers(1, 200),
 )
-def test_pieces_of_any_size_give_the_same(names: list[tuple[bytes, bytes, bool, bytes]], piece: int) -> None:
+def test_chunks_of_any_size_give_the_same(names: list[tuple[bytes, bytes, bool, bytes]], chunk: int) -> None:
     text, expected = b"module {\n", []
     for scope, name, raw, noise in names:
         path = written(scope, raw=raw) + b"::" + written(name, raw=raw)
@@ -115,31 +118,24 @@ def test_pieces_of_any_size_give_the_same(names: list[tuple[bytes, bytes, bool, 
         decoded = [part.decode(errors="surrogateescape") for part in (scope, name)]
         line = text.count(b"\n") + 1
         expected.append(ParameterReference(decoded[0], decoded[1], "tensor<2xf32>", line))
-    pieces = [text[begin : begin + piece] for begin in range(0, len(text), piece)]
-    assert list(find_references_in_text(pieces, "x.mlir")) == expected
+    with mock.patch.object(collect, "_CHUNK", chunk):
+        assert list(find_references_in_text(text, "x.mlir")) == expected
 
 
-@pytest.mark.parametrize("cut", range(1, 90))
-def test_a_reference_may_be_cut_anywhere(cut: int) -> None:
-    text = b'util.global @x = #stream.parameter.named<"model"::"w\\22"> : tensor<4x4xf32> // end'
-    (reference,) = find_references_in_text([text[:cut], text[cut:]], "x.mlir")
-    assert reference == ParameterReference("model", 'w"', "tensor<4x4xf32>", 1)
-
-
-def test_weights_in_the_text_are_not_kept() -> None:
+def test_weights_in_the_text_are_not_kept(tmp_path: Path) -> None:
     digits, numbers = b"0123456789abcdef" * (1 << 16), b"[1, 2, 3]," * (1 << 17)
-    parameter = b'\n@w = #stream.parameter.named<"m"::"w"> : tensor<2xf32>'
-
-    def text() -> list[bytes]:
-        return [b'@x = dense<"0x', *repeat(digits, 100), b'">', parameter, *repeat(numbers, 60), parameter]
-
-    pieces = text()
-    tracemalloc.start()
-    found = list(find_references_in_text(pieces, "x.mlir"))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert [(reference.name, reference.line) for reference in found] == [("w", 2), ("w", 3)]
-    assert peak < 8 << 20
+    parameter = b'\n@w = #stream.parameter.named<"m"::"w"> : tensor<2xf32>\n'
+    program = tmp_path / "program.mlir"
+    with program.open("wb") as file:
+        file.writelines([b'@x = dense<"0x', *repeat(digits, 60), b'">', parameter, *repeat(numbers, 60), parameter])
+    before = psutil.Process().memory_info().rss
+    peaks = []
+    with program.open("rb") as mapped, mmap.mmap(mapped.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        for reference in find_references_in_text(text, "x.mlir"):
+            peaks.append(psutil.Process().memory_info().rss - before)
+            assert (reference.name, reference.line) == ("w", 2 if len(peaks) == 1 else 4)
+    assert len(peaks) == 2
+    assert max(peaks) < 32 << 20
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import resource
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ml_dtypes
@@ -15,12 +13,14 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, make_random_bytes, write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, make_random_bytes, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, archive_name
 from iree_gauntlet.errors import ArtifactError
+from tests.support.native_tools import find_native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 PARAMETERS = [
     Parameter("m", "zeta", (3, 5), "f32"),
@@ -63,20 +63,13 @@ func.func @main(%x: tensor<2x3xf32>) -> (tensor<2x4xf32>, tensor<7xf16>, tensor<
 """
 
 
-def native(package: str, name: str) -> str:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed")
-    return str(Path(spec.submodule_search_locations[0]) / name)
-
-
 def flag(scope: str, archive: Path) -> str:
     return f"--parameters={scope}={archive}" if scope else f"--parameters={archive}"
 
 
 def dumped(archive: Path, scope: str = "m", *extract: str) -> dict[str, tuple[str, str, int]]:
     """Start, end and length of every key, as IREE sees them."""
-    argv = [native("iree._runtime_libs", "iree-dump-parameters"), flag(scope, archive)]
+    argv = [find_native("iree-dump-parameters"), flag(scope, archive)]
     # It extracts from memory alone.
     argv += ["--parameter_mode=preload", *(f"--extract={text}" for text in extract)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -112,7 +105,7 @@ def test_iree_extracts_what_was_made(tmp_path: Path) -> None:
 def test_one_value_takes_no_room(tmp_path: Path) -> None:
     archive = tmp_path / "m.irpa"
     huge = Parameter("m", "huge", (1 << 20, 1 << 20), "f32")
-    write_archive(archive, [huge, Parameter("m", "wide", (3,), "f64")], SplatContent(1.5))
+    write_archive(archive, [huge, Parameter("m", "wide", (3,), "f64")], 1.5)
     assert archive.stat().st_size == 4096
     rows = dumped(archive)
     assert rows["huge"] == ("-", "-", 1 << 42)
@@ -124,8 +117,8 @@ def test_one_value_takes_no_room(tmp_path: Path) -> None:
 @pytest.mark.iree
 def test_iree_makes_the_same_archive(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.irpa", tmp_path / "theirs.irpa"
-    write_archive(ours, [Parameter("", "w", (6,), "f32")], SplatContent(2.5))
-    argv = [native("iree._runtime_libs", "iree-create-parameters"), "--quiet", "--splat=w=6xf32=2.5"]
+    write_archive(ours, [Parameter("", "w", (6,), "f32")], 2.5)
+    argv = [find_native("iree-create-parameters"), "--quiet", "--splat=w=6xf32=2.5"]
     subprocess.run([*argv, f"--output={theirs}"], check=True, capture_output=True)
     assert ours.read_bytes() == theirs.read_bytes()
 
@@ -135,7 +128,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("program")
     (folder / "program.mlir").write_text(PROGRAM)
     argv = [
-        native("iree.compiler._mlir_libs", "iree-compile"),
+        find_native("iree-compile"),
         str(folder / "program.mlir"),
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -152,7 +145,7 @@ def run(module: Path, archives: dict[str, Path], folder: Path) -> list[np.ndarra
     x = np.array([[1, 2, 3], [-1, 0.5, 4]], dtype=np.float32)
     np.save(folder / "x.npy", x)
     outputs = [folder / f"{number}.npy" for number in range(8)]
-    argv = [native("iree._runtime_libs", "iree-run-module"), "--device=local-task", f"--module={module}"]
+    argv = [find_native("iree-run-module"), "--device=local-task", f"--module={module}"]
     argv += ["--function=main", f"--input=@{folder / 'x.npy'}", *(f"--output=@{path}" for path in outputs)]
     argv += [flag(scope, archive) for scope, archive in archives.items()]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -165,9 +158,7 @@ def held(parameters: Sequence[Parameter], name: str, dtype: np.typing.DTypeLike)
     return np.frombuffer(b"".join(make_random_bytes(parameter, 11)), dtype=dtype).reshape(parameter.shape)
 
 
-def archives_by_scope(
-    folder: Path, parameters: Sequence[Parameter], content: RandomContent | SplatContent
-) -> dict[str, Path]:
+def archives_by_scope(folder: Path, parameters: Sequence[Parameter], content: RandomContent | float) -> dict[str, Path]:
     archives = {scope: folder / archive_name(scope) for scope in {parameter.scope for parameter in parameters}}
     for scope, path in archives.items():
         write_archive(path, [parameter for parameter in parameters if parameter.scope == scope], content)
@@ -196,7 +187,7 @@ def test_a_program_runs_with_random_weights(module: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("value", [0, 1])
 def test_a_program_runs_with_one_value(value: int, module: Path, tmp_path: Path) -> None:
     parameters = collect_parameters(module.with_suffix(".mlir"), "no-tool")
-    archives = archives_by_scope(tmp_path / "weights", parameters, SplatContent(value))
+    archives = archives_by_scope(tmp_path / "weights", parameters, value)
     x, y, h, d, q, f8, b, flags, wide = run(module, archives, tmp_path)
     np.testing.assert_allclose(y, np.repeat(x.sum(axis=1, keepdims=True), 4, axis=1) * value, rtol=1e-6)
     for array in (h, d, q, f8.view(ml_dtypes.float8_e4m3fn), b.view(ml_dtypes.bfloat16), flags, wide):
@@ -214,7 +205,7 @@ def test_an_archive_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     write_archive(archive, PARAMETERS, RandomContent(1))
     before = archive.read_bytes()
     with pytest.raises(ParameterError, match="i4 holds whole numbers"):
-        write_archive(archive, PARAMETERS, SplatContent(99))
+        write_archive(archive, PARAMETERS, 99)
     with pytest.raises(ArtifactError, match="no room for"):
         write_archive(archive, [Parameter("m", "huge", (1 << 50,), "f32")], RandomContent(1))
     assert archive.read_bytes() == before

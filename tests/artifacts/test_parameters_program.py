@@ -10,13 +10,16 @@ import pytest
 
 from iree_gauntlet.artifacts.parameters.__main__ import main
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import select_scope
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    # Exit code, output, errors.
+    _Run = Callable[..., tuple[int, str, str]]
 
 PROGRAM = """
 util.global private @a = #stream.parameter.named<"model"::"a"> : tensor<4x4xf32>
@@ -33,10 +36,8 @@ def program(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(
-    program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """The program in this process, in the folder of `p.mlir`: exit code, output, errors."""
+def run(program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> _Run:
+    """The program in this process, in the folder of `p.mlir`."""
     monkeypatch.chdir(program.parent)
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -60,15 +61,11 @@ def test_the_program_is_run_by_its_name(program: Path) -> None:
     [
         (("--scope=model", "--random=42"), "model", RandomContent(42)),
         (("--random=7",), "", RandomContent(7)),
-        (("--scope=model", "--splat=-1"), "model", SplatContent(-1)),
+        (("--scope=model", "--splat=-1"), "model", -1),
     ],
 )
 def test_an_archive_of_one_scope(
-    arguments: tuple[str, ...],
-    scope: str,
-    content: RandomContent | SplatContent,
-    program: Path,
-    run: Callable[..., tuple[int, str, str]],
+    arguments: tuple[str, ...], scope: str, content: RandomContent | float, program: Path, run: _Run
 ) -> None:
     code, out, err = run("p.mlir", *arguments, "-o", "out.irpa")
     assert (code, err) == (0, "")
@@ -86,9 +83,7 @@ def test_an_archive_of_one_scope(
         (("p.mlir", "--scope=model", "--random=-1"), "error: seed -1 of random weights is negative"),
     ],
 )
-def test_what_cannot_be_made_is_one_message(
-    arguments: tuple[str, ...], message: str, program: Path, run: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_what_cannot_be_made_is_one_message(arguments: tuple[str, ...], message: str, program: Path, run: _Run) -> None:
     code, _, err = run(*arguments, "-o", "out.irpa")
     assert code == 1
     assert message in err

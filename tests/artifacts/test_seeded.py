@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -17,8 +16,11 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts import seeded
 from iree_gauntlet.artifacts.seeded import ALPHABET, SeededSpec, draw_words_picture, parse_seeded, write_seeded
 from iree_gauntlet.errors import ArtifactError, ExitCode
+from tests.support.native_tools import find_native
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
 FLOATS = ["f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2"]
@@ -314,7 +316,6 @@ def test_nothing_is_left_where_the_folder_is_missing(tmp_path: Path) -> None:
     ],
 )
 def test_iree_reads_the_files(url: str, typed: str, printed: str, tmp_path: Path) -> None:
-    libraries = pytest.importorskip("iree._runtime_libs")
     compiler = pytest.importorskip("iree.compiler")
     source = f"func.func @f(%x: tensor<{typed}>) -> tensor<{typed}> {{ return %x : tensor<{typed}> }}"
     module = tmp_path / "m.vmfb"
@@ -325,9 +326,14 @@ def test_iree_reads_the_files(url: str, typed: str, printed: str, tmp_path: Path
     )
     path = tmp_path / "x.npy"
     write_seeded(url, path)
-    tool = Path(libraries.__path__[0]) / "iree-run-module"
     done = subprocess.run(
-        [tool, "--device=local-sync", f"--module={module}", "--function=f", f"--input=@{path}"],
+        [
+            find_native("iree-run-module"),
+            "--device=local-sync",
+            f"--module={module}",
+            "--function=f",
+            f"--input=@{path}",
+        ],
         capture_output=True,
         text=True,
         check=False,

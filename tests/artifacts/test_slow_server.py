@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.artifact_server import Request, serving
+from tests.support.artifact_server import Request, send, serving
 from tests.support.download_checks import QUICK, content, store
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ def test_there_is_a_limit_on_silence_and_none_on_time(tmp_path: Path) -> None:
     data = content(size=60 * _BLOCK)
 
     def trickle(request: Request) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(data)))
-        request.end_headers()
+        send(request, Content_Length=str(len(data)))
         for start in range(0, len(data), _BLOCK):
             request.wfile.write(data[start : start + _BLOCK])
             time.sleep(_SILENCE_SECONDS / 20)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cluster import offers
-from iree_gauntlet.cluster.offers import Declared, DeviceOffer, WorkerOffer, measured, parse_device
+from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer, measured, parse_device
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_events import Device
 from iree_gauntlet.toolchains import environments
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("text", "device"),
     [
-        ("cpu", Declared("cpu", "local-task")),
-        ("gpu0=hip://0,sku=mi300", Declared("gpu0", "hip://0", "mi300")),
-        ("v=vulkan", Declared("v", "vulkan")),
+        ("cpu", DeviceOffer("cpu", "local-task")),
+        ("gpu0=hip://0,sku=mi300", DeviceOffer("gpu0", "hip://0", "mi300")),
+        ("v=vulkan", DeviceOffer("v", "vulkan")),
     ],
 )
-def test_a_device_is_read(text: str, device: Declared) -> None:
+def test_a_device_is_read(text: str, device: DeviceOffer) -> None:
     assert parse_device(text) == device
 
 
@@ -67,10 +67,10 @@ def test_releases_in_the_cache_are_those_that_are_whole(tmp_path: Path) -> None:
 @pytest.mark.iree
 def test_a_device_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--device gpu0: hip://7 is not here: ") as error:
-        measured("box", 1, [Declared("gpu0", "hip://7")], find_installed(), tmp_path)
+        measured("box", 1, [DeviceOffer("gpu0", "hip://7")], find_installed(), tmp_path)
     assert error.value.hint
     with pytest.raises(UsageError, match="has no driver npu"):
-        measured("box", 1, [Declared("n", "npu")], find_installed(), tmp_path)
+        measured("box", 1, [DeviceOffer("n", "npu")], find_installed(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_sku_that_is_not_the_hardwares_is_refused(
 ) -> None:
     # There is no such card on the machines that test this.
     monkeypatch.setattr(offers, "find_device", lambda *_: Device("hip://GPU-1", product))
-    declared = [Declared("gpu0", "hip://0", sku)]
+    declared = [DeviceOffer("gpu0", "hip://0", sku)]
     if fits:
         assert measured("box", 1, declared, find_installed(), tmp_path).devices[0].uri == "hip://GPU-1"
     else:
@@ -97,10 +97,10 @@ def test_a_sku_that_is_not_the_hardwares_is_refused(
 
 def test_two_devices_have_two_names(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two devices are called cpu"):
-        measured("box", 1, [Declared("cpu", "local-task"), Declared("cpu", "local-sync")], None, tmp_path)
+        measured("box", 1, [DeviceOffer("cpu", "local-task"), DeviceOffer("cpu", "local-sync")], None, tmp_path)
 
 
 def test_devices_need_an_iree_to_be_looked_for(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no IREE here to look for local-task"):
-        measured("box", 1, [Declared("cpu", "local-task")], None, tmp_path)
+        measured("box", 1, [DeviceOffer("cpu", "local-task")], None, tmp_path)
     assert measured("box", 1, [], None, tmp_path).iree == ""

@@ -20,6 +20,7 @@ from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.targets import Target
 from tests.support.budgets import part_of_the_examples
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, load, plan, problems_of_tree, write_tree
+from tests.support.spoiling import ACTIONS, at, damage, is_named, json_values, kind_of, paths_in, rename, spoil
 
 ROCM = Target("rocm", "gfx942", "mi300")
 PAIRED = {"regression_tests/m/s_cpu.json": SECOND}
@@ -383,17 +384,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     | {"specific_chip_to_ignore": ["gfx90a"], "modules": [], "compilation_required": False, "description": "d"},
 }
 KNOWN = {*RegressionV1.model_fields, *RegressionV2.model_fields, *Benchmark.model_fields}
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(10**30), 10**30),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=20),
-    st.sampled_from(["https://h/x", "../x", "/x", "C:/x", "1x2xf32", "--x", "@x", "cpu", "\x00", "\x1b[0m"]),
-)
-JSON = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-)
+JSON = json_values("cpu", "\x00")
 ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 
 
@@ -407,21 +398,6 @@ def check(name: str, content: Any) -> tuple[list[Problem], Any]:
         if not cases.problems:
             json.dumps([step.id for step in plan(cases, ALL).steps]).encode()
         return [problem for problem in cases.problems if problem.file.endswith(name)], cases
-
-
-def paths_in(value: Any, prefix: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path for key, child in children for path in [(*prefix, key), *paths_in(child, (*prefix, key))]]
-
-
-def dotted(path: tuple[str | int, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-
-
-def at(document: Any, path: tuple[str | int, ...]) -> Any:
-    for part in path:
-        document = document[part]
-    return document
 
 
 names = st.sampled_from(sorted(DOCUMENTS))
@@ -446,58 +422,33 @@ def test_an_unknown_key_is_always_reported_by_its_name(name: str, key: str, valu
 @given(name=names, data=st.data())
 def test_a_renamed_key_is_always_reported(name: str, data: st.DataObject) -> None:
     document = deepcopy(DOCUMENTS[name])
-    key = data.draw(st.sampled_from(sorted(document)))
-    renamed = key[:2] + data.draw(st.text("abcxyz_", min_size=1, max_size=3)) + key[2:]
-    document[renamed] = document.pop(key)
+    renamed = rename(document, (data.draw(st.sampled_from(sorted(document))),), data)
     problems, _ = check(name, document)
     assert renamed in {problem.field for problem in problems} or any(renamed in p.message for p in problems)
 
 
 @quick
-@given(name=names, data=st.data())
-def test_a_value_of_another_type_is_always_reported_with_its_field(name: str, data: st.DataObject) -> None:
+@given(name=names, data=st.data(), value=JSON)
+def test_a_value_of_another_type_is_always_reported_with_its_field(name: str, data: st.DataObject, value: Any) -> None:
     document = deepcopy(DOCUMENTS[name])
     path = data.draw(st.sampled_from(paths_in(document)))
-    old = at(document, path)
-    value = data.draw(JSON)
-    numbers = (int, float)
-    kind = "number" if isinstance(old, numbers) and not isinstance(old, bool) else type(old).__name__
-    other = "number" if isinstance(value, numbers) and not isinstance(value, bool) else type(value).__name__
     # Optional fields take null for being absent; what is an empty container of the same kind stays valid.
-    if kind == other or value is None:
+    if kind_of(at(document, path)) == kind_of(value) or value is None:
         return
     at(document, path[:-1])[path[-1]] = value
-    problems, _ = check(name, document)
-    fields = {problem.field for problem in problems}
-    assert any(field == dotted(path) or field.startswith((f"{dotted(path)}.", f"{dotted(path)}[")) for field in fields)
+    assert is_named(path, {problem.field for problem in check(name, document)[0]})
 
 
 @quick
-@given(name=names, data=st.data(), junk=JSON)
-def test_junk_anywhere_never_is_a_traceback(name: str, data: st.DataObject, junk: Any) -> None:
-    document = deepcopy(DOCUMENTS[name])
-    path = data.draw(st.sampled_from(paths_in(document)))
-    parent = at(document, path[:-1])
-    match data.draw(st.sampled_from(["drop", "replace", "insert"])):
-        case "drop":
-            del parent[path[-1]]
-        case "replace":
-            parent[path[-1]] = junk
-        case _ if isinstance(parent, list):
-            parent.insert(int(path[-1]), junk)
-        case _:
-            parent[data.draw(st.text(max_size=5))] = junk
-    check(name, document)
+@given(name=names, action=ACTIONS, data=st.data(), junk=JSON)
+def test_junk_anywhere_never_is_a_traceback(name: str, action: str, data: st.DataObject, junk: Any) -> None:
+    check(name, spoil(DOCUMENTS[name], action, data, junk)[0])
 
 
 @quick
 @given(name=names, data=st.data())
 def test_damaged_text_never_is_a_traceback(name: str, data: st.DataObject) -> None:
-    raw = json.dumps(DOCUMENTS[name], indent=1).encode()
-    start = data.draw(st.integers(0, len(raw)))
-    end = data.draw(st.integers(start, min(len(raw), start + 20)))
-    damaged = raw[:start] + data.draw(st.binary(max_size=4)) + raw[end:]
-    check(name, damaged)
+    check(name, damage(DOCUMENTS[name], data))
 
 
 @quick

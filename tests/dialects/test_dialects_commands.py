@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Case, Kind, Stage
-from iree_gauntlet.dialects.selection import Include
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.targets import Target
-from tests.support.places import CORPUS
-from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, write_tree
+from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, words, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MI300 = Target("rocm", "gfx942", "mi300")
 MI308 = Target("rocm", "gfx942", "mi308")
@@ -28,27 +29,16 @@ def statistics(folder: str) -> list[str]:
 def test_first_generation_on_the_cpu(tmp_path: Path) -> None:
     made = plan(load(write_tree(tmp_path, {"m/clip.json": FIRST})), ALL)
     folder = "/run/steps/m/clip.cpu/compile"
-    assert argv_of(made, "m/clip@cpu:compile") == [
-        "iree-compile",
-        "/cache/h/model.mlir",
-        "--cpu-a",
-        "--cpu-b=1",
-        "--iree-hal-target-backends=llvm-cpu",
+    assert argv_of(made, "m/clip@cpu:compile") == words(
+        "iree-compile /cache/h/model.mlir --cpu-a --cpu-b=1 --iree-hal-target-backends=llvm-cpu",
         *statistics(folder),
-        "-o",
-        f"{folder}/module.vmfb",
-    ]
-    assert argv_of(made, "m/clip@cpu:threshold") == [
-        "iree-run-module",
-        "--device=local-task",
-        f"--module={folder}/module.vmfb",
-        "--function=encode_cpu",
-        "--expected_f16_threshold=1.0f",
-        "--input=1x64xi64=@/cache/h/in0.bin",
-        "--input=@/cache/h/in1.npy",
-        "--expected_output=2x1280xf16=@/cache/h/out0.bin",
-        "--parameters=model=/cache/h/weights.irpa",
-    ]
+        f"-o {folder}/module.vmfb",
+    )
+    assert argv_of(made, "m/clip@cpu:threshold") == words(
+        f"iree-run-module --device=local-task --module={folder}/module.vmfb --function=encode_cpu",
+        "--expected_f16_threshold=1.0f --input=1x64xi64=@/cache/h/in0.bin --input=@/cache/h/in1.npy",
+        "--expected_output=2x1280xf16=@/cache/h/out0.bin --parameters=model=/cache/h/weights.irpa",
+    )
 
 
 def test_first_generation_on_rocm_with_tuner_and_pipeline(tmp_path: Path) -> None:
@@ -63,51 +53,32 @@ def test_first_generation_on_rocm_with_tuner_and_pipeline(tmp_path: Path) -> Non
     )
     made = plan(load(tree, CPU, MI308), ALL)
     folder = "/run/steps/m/unet.rocm-gfx942"
-    assert argv_of(made, "m/unet@rocm-gfx942:compile") == [
-        "iree-compile",
-        "/cache/h/model.mlir",
-        "--rocm-a",
-        "--iree-hal-target-backends=rocm",
+    assert argv_of(made, "m/unet@rocm-gfx942:compile") == words(
+        "iree-compile /cache/h/model.mlir --rocm-a --iree-hal-target-backends=rocm",
         "--iree-hip-target=gfx942",
         f"--iree-codegen-transform-dialect-library={tree}/external_test_files/tuner.mlir",
         *statistics(f"{folder}/compile"),
-        "-o",
-        f"{folder}/compile/module.vmfb",
-    ]
-    assert argv_of(made, "m/unet@rocm-gfx942:compile.pipeline") == [
-        "iree-compile",
-        "/cache/h/pipeline.mlir",
-        "--verify=false",
-        "--iree-hal-target-backends=rocm",
+        f"-o {folder}/compile/module.vmfb",
+    )
+    assert argv_of(made, "m/unet@rocm-gfx942:compile.pipeline") == words(
+        "iree-compile /cache/h/pipeline.mlir --verify=false --iree-hal-target-backends=rocm",
         "--iree-hip-target=gfx942",
         *statistics(f"{folder}/compile.pipeline"),
-        "-o",
-        f"{folder}/compile.pipeline/module.vmfb",
-    ]
-    assert argv_of(made, "m/unet@rocm-gfx942:threshold") == [
-        "iree-run-module",
-        "--device=hip",
-        f"--module={folder}/compile/module.vmfb",
-        "--function=encode_rocm",
-        "--expected_f16_threshold=0.5f",
-        "--input=1x64xi64=@/cache/h/in0.bin",
-        "--input=@/cache/h/in1.npy",
-        "--expected_output=2x1280xf16=@/cache/h/out0.bin",
-        "--parameters=model=/cache/h/weights.irpa",
+        f"-o {folder}/compile.pipeline/module.vmfb",
+    )
+    assert argv_of(made, "m/unet@rocm-gfx942:threshold") == words(
+        f"iree-run-module --device=hip --module={folder}/compile/module.vmfb --function=encode_rocm",
+        "--expected_f16_threshold=0.5f --input=1x64xi64=@/cache/h/in0.bin --input=@/cache/h/in1.npy",
+        "--expected_output=2x1280xf16=@/cache/h/out0.bin --parameters=model=/cache/h/weights.irpa",
         f"--module={folder}/compile.pipeline/module.vmfb",
-    ]
+    )
     # The CPU's pipeline is compiled with the flags of its main module, and no tuner file.
     cpu = "/run/steps/m/unet.cpu/compile.pipeline"
-    assert argv_of(made, "m/unet@cpu:compile.pipeline") == [
-        "iree-compile",
-        "/cache/h/pipeline.mlir",
-        "--cpu-a",
-        "--cpu-b=1",
-        "--iree-hal-target-backends=llvm-cpu",
+    assert argv_of(made, "m/unet@cpu:compile.pipeline") == words(
+        "iree-compile /cache/h/pipeline.mlir --cpu-a --cpu-b=1 --iree-hal-target-backends=llvm-cpu",
         *statistics(cpu),
-        "-o",
-        f"{cpu}/module.vmfb",
-    ]
+        f"-o {cpu}/module.vmfb",
+    )
     # Files that flags name are found from the external files folder, which is the working folder.
     command = step_of(made, "m/unet@rocm-gfx942:compile").command
     assert command is not None
@@ -127,27 +98,18 @@ def test_second_generation(tmp_path: Path) -> None:
     made = plan(load(tree, CPU, MI308), ALL)
     folder = "/run/steps/m/s.rocm-gfx942/compile"
     assert {step.chain for step in made.steps} == {"m/s@rocm-gfx942"}
-    assert argv_of(made, "m/s@rocm-gfx942:compile") == [
-        "iree-compile",
-        "/cache/h/model.mlir",
-        "--iree-hal-target-device=hip",
-        "--x",
+    assert argv_of(made, "m/s@rocm-gfx942:compile") == words(
+        "iree-compile /cache/h/model.mlir --iree-hal-target-device=hip --x",
         f"--iree-codegen-transform-dialect-library={tree}/test_suite_files/tuner.mlir",
         "--iree-rocm-target=gfx942",
         *statistics(folder),
-        "-o",
-        f"{folder}/module.vmfb",
-    ]
-    assert argv_of(made, "m/s@rocm-gfx942:threshold") == [
-        "iree-run-module",
-        "--device=hip",
-        f"--module={folder}/module.vmfb",
-        "--function=main",
-        "--expected_f16_threshold=1.0f",
-        "--input=1x64xi64=@/cache/h/in0.bin",
-        "--expected_output=@/cache/h/out0.npy",
-        "--parameters=model=/cache/h/weights.irpa",
-    ]
+        f"-o {folder}/module.vmfb",
+    )
+    assert argv_of(made, "m/s@rocm-gfx942:threshold") == words(
+        f"iree-run-module --device=hip --module={folder}/module.vmfb --function=main",
+        "--expected_f16_threshold=1.0f --input=1x64xi64=@/cache/h/in0.bin",
+        "--expected_output=@/cache/h/out0.npy --parameters=model=/cache/h/weights.irpa",
+    )
 
 
 def test_second_generation_without_weights_is_compiled_with_a_splat_archive_and_runs_with_it(tmp_path: Path) -> None:
@@ -155,16 +117,11 @@ def test_second_generation_without_weights_is_compiled_with_a_splat_archive_and_
     tree = write_tree(tmp_path, {"regression_tests/m/s_cpu.json": spec, "benchmarks/m/s_cpu.json": BENCHMARK})
     made = plan(load(tree), ALL)
     folder = "/run/steps/m/s.cpu/compile"
-    assert argv_of(made, "m/s@cpu:compile") == [
-        "iree-compile",
-        "/cache/h/model.mlir",
-        "--iree-hal-target-device=hip",
-        "--x",
+    assert argv_of(made, "m/s@cpu:compile") == words(
+        "iree-compile /cache/h/model.mlir --iree-hal-target-device=hip --x",
         *statistics(folder),
-        f"--iree-parameter-splat={folder}/splat.irpa",
-        "-o",
-        f"{folder}/module.vmfb",
-    ]
+        f"--iree-parameter-splat={folder}/splat.irpa -o {folder}/module.vmfb",
+    )
     assert step_of(made, "m/s@cpu:compile").output("splat") == f"{folder}/splat.irpa"
     weights = f"--parameters=model={folder}/splat.irpa"
     assert argv_of(made, "m/s@cpu:threshold")[-1] == weights
@@ -220,17 +177,12 @@ def test_benchmark_of_a_regression_specs_module(tmp_path: Path, fields: str) -> 
         del spec["benchmark_repetitions"], spec["benchmark_min_warmup_time"]
     tree = write_tree(tmp_path, {"regression_tests/m/s_rocm.json": SECOND, "benchmarks/m/s_rocm.json": spec})
     made = plan(load(tree, MI300), ALL)
-    assert argv_of(made, "m/s@rocm-gfx942:benchmark") == [
-        "iree-benchmark-module",
-        "--device=hip",
-        "--function=main",
-        "--parameters=model=/cache/h/weights.irpa",
-        "--benchmark_format=json",
-        "--input=1x64xi64",
-        "--input=1xf16",
+    assert argv_of(made, "m/s@rocm-gfx942:benchmark") == words(
+        "iree-benchmark-module --device=hip --function=main --parameters=model=/cache/h/weights.irpa",
+        "--benchmark_format=json --input=1x64xi64 --input=1xf16",
         *flags,
         "--module=/run/steps/m/s.rocm-gfx942/compile/module.vmfb",
-    ]
+    )
 
 
 def test_weights_of_another_name_are_found_among_the_regressions_files(tmp_path: Path) -> None:
@@ -267,32 +219,20 @@ def test_end_to_end_benchmark(tmp_path: Path) -> None:
     )
     made = plan(load(tree, MI300), ALL)
     steps = "/run/steps/m"
-    assert argv_of(made, "m/e2e@rocm-gfx942:compile") == [
-        "iree-compile",
-        f"{tree}/external_test_files/pipeline.mlir",
-        "--y",
-        "--iree-hal-target-backends=rocm",
+    assert argv_of(made, "m/e2e@rocm-gfx942:compile") == words(
+        f"iree-compile {tree}/external_test_files/pipeline.mlir --y --iree-hal-target-backends=rocm",
         "--iree-rocm-target=gfx942",
         *statistics(f"{steps}/e2e.rocm-gfx942/compile"),
-        "-o",
-        f"{steps}/e2e.rocm-gfx942/compile/module.vmfb",
-    ]
-    assert argv_of(made, "m/e2e@rocm-gfx942:benchmark") == [
-        "iree-benchmark-module",
-        "--device=hip",
-        "--function=main",
-        f"--module={steps}/clip.rocm-gfx942/compile/module.vmfb",
-        "--parameters=model=/cache/h/weights.irpa",
+        f"-o {steps}/e2e.rocm-gfx942/compile/module.vmfb",
+    )
+    assert argv_of(made, "m/e2e@rocm-gfx942:benchmark") == words(
+        "iree-benchmark-module --device=hip --function=main",
+        f"--module={steps}/clip.rocm-gfx942/compile/module.vmfb --parameters=model=/cache/h/weights.irpa",
         f"--module={steps}/unet.rocm-gfx942/compile/module.vmfb",
-        f"--parameters=model={steps}/unet.rocm-gfx942/compile/splat.irpa",
-        "--benchmark_format=json",
-        "--input=1x64xi64",
-        "--input=1xf16",
-        "--benchmark_repetitions=10",
-        "--benchmark_min_warmup_time=3.0",
-        "--device_allocator=caching",
-        f"--module={steps}/e2e.rocm-gfx942/compile/module.vmfb",
-    ]
+        f"--parameters=model={steps}/unet.rocm-gfx942/compile/splat.irpa --benchmark_format=json",
+        "--input=1x64xi64 --input=1xf16 --benchmark_repetitions=10 --benchmark_min_warmup_time=3.0",
+        f"--device_allocator=caching --module={steps}/e2e.rocm-gfx942/compile/module.vmfb",
+    )
 
 
 def test_a_benchmark_with_modules_and_a_regression_of_its_own_loads_its_own_weights_too(tmp_path: Path) -> None:
@@ -330,225 +270,6 @@ def test_onnx_programs_are_imported_first(tmp_path: Path) -> None:
     assert compile_step.command.cwd == "/run/steps/m/s.cpu/compile"
     assert compile_step.inputs[0].path == program
     assert step_of(made, "m/s@cpu:compile").needs == ("m/s@cpu:import",)
-
-
-# The corpus: files that others wrote for today's programs.
-
-
-def corpus(name: str, target: Target, *, filename: str = "*") -> tuple[Case, ...]:
-    cases = load(CORPUS / name, target, includes=[Include(filename=filename)], external=CORPUS / "test_suite_files")
-    assert not cases.problems
-    return cases.cases
-
-
-@pytest.mark.corpus
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not next to the checkout")
-@pytest.mark.parametrize("name", ["sharktank_models", "sharktank_models_v1"])
-def test_every_file_of_the_corpus_reads(name: str) -> None:
-    files = set((CORPUS / name).rglob("*.json"))
-    read = {case.origin.file for target in (CPU, MI300) for case in corpus(name, target)}
-    assert {Path(file).resolve() for file in read} == {path.resolve() for path in files}
-
-
-HERE = "/cache/sharkpublic.blob.core.windows.net/sharkpublic/"
-PASSES = (
-    "--iree-preprocessing-pass-pipeline=builtin.module(iree-preprocessing-transpose-convolution-pipeline,"
-    "iree-preprocessing-pad-to-intrinsics)"
-)
-CLIP_RUN = [
-    "--expected_f16_threshold=1.0f",
-    *(f"--input=1x64xi64=@{HERE}sai/sdxl-prompt-encoder/inference_input.{i}.bin" for i in range(4)),
-    f"--expected_output=2x64x2048xf16=@{HERE}sai/sdxl-prompt-encoder/inference_output.0.bin",
-    f"--expected_output=2x1280xf16=@{HERE}sai/sdxl-prompt-encoder/inference_output.1.bin",
-    f"--parameters=model={HERE}sai/sdxl-prompt-encoder/real_weights.irpa",
-]
-CLIP_BENCHMARK = [
-    *("--benchmark_format=json", *["--input=1x64xi64"] * 4),
-    *("--benchmark_repetitions=10", "--benchmark_min_warmup_time=3.0", "--device_allocator=caching"),
-]
-needs_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not next to the checkout")
-
-
-@pytest.mark.corpus
-@needs_corpus
-def test_corpus_clip_on_the_cpu() -> None:
-    cases = load(CORPUS / "sharktank_models", CPU, external=CORPUS / "test_suite_files")
-    made = plan(cases, ALL)
-    folder = "/run/steps/sdxl/clip.cpu/compile"
-    assert argv_of(made, "sdxl/clip@cpu:compile") == [
-        "iree-compile",
-        f"{HERE}sai/sdxl-prompt-encoder/model.mlir",
-        "--iree-hal-local-target-device-backends=llvm-cpu",
-        "--iree-hal-target-device=local",
-        "--iree-llvmcpu-target-cpu-features=host",
-        "--iree-opt-level=O1",
-        "--iree-opt-data-tiling",
-        "--iree-llvmcpu-distribution-size=32",
-        "--iree-scheduling-dump-statistics-format=json",
-        f"--iree-scheduling-dump-statistics-file={folder}/statistics.json",
-        "-o",
-        f"{folder}/module.vmfb",
-    ]
-    assert argv_of(made, "sdxl/clip@cpu:threshold") == [
-        *("iree-run-module", "--device=local-task", f"--module={folder}/module.vmfb", "--function=encode_prompts"),
-        *CLIP_RUN,
-    ]
-    assert argv_of(made, "sdxl/clip@cpu:benchmark") == [
-        *("iree-benchmark-module", "--device=local-task", "--function=encode_prompts"),
-        f"--parameters=model={HERE}sai/sdxl-prompt-encoder/real_weights.irpa",
-        *CLIP_BENCHMARK,
-        f"--module={folder}/module.vmfb",
-    ]
-    # Nothing but a compile, with a splat archive, as there are no weights.
-    scheduler = [step.stage for step in made.steps if step.submodel == "scheduler"]
-    assert scheduler == [Stage.FETCH, Stage.COMPILE]
-    assert "--iree-parameter-splat=/run/steps/sdxl/scheduler.cpu/compile/splat.irpa" in argv_of(
-        made, "sdxl/scheduler@cpu:compile"
-    )
-
-
-@pytest.mark.corpus
-@needs_corpus
-def test_corpus_unet_and_punet_on_mi308() -> None:
-    files = CORPUS / "test_suite_files"
-    made = plan(load(CORPUS / "sharktank_models", MI308, external=files), ALL)
-    folder = "/run/steps/sdxl/unet_fp16.rocm-gfx942"
-    assert argv_of(made, "sdxl/unet_fp16@rocm-gfx942:compile") == [
-        "iree-compile",
-        f"{HERE}sai/sdxl-scheduled-unet/model.mlir",
-        "--iree-hal-target-device=hip",
-        "--iree-opt-const-eval=false",
-        "--iree-opt-level=O3",
-        "--iree-dispatch-creation-enable-fuse-horizontal-contractions=true",
-        "--iree-vm-target-truncate-unsupported-floats",
-        "--iree-llvmgpu-prefetch-num-stages=2",
-        "--iree-rocm-waves-per-eu=2",
-        "--iree-execution-model=async-external",
-        "--iree-scheduling-dump-statistics-format=json",
-        f"--iree-scheduling-dump-statistics-file={folder}/compile/statistics.json",
-        PASSES,
-        f"--iree-codegen-transform-dialect-library={files}/attention_and_matmul_spec_unet_fp16_mi308.mlir",
-        "--iree-rocm-target=gfx942",
-        "-o",
-        f"{folder}/compile/module.vmfb",
-    ]
-    assert argv_of(made, "sdxl/unet_fp16@rocm-gfx942:compile.pipeline") == [
-        "iree-compile",
-        f"{HERE}sai/sdxl-scheduled-unet/sdxl_unet_pipeline_bench_f16.mlir",
-        "--verify=false",
-        "--iree-opt-const-eval=false",
-        "--iree-hal-target-device=hip",
-        "--iree-rocm-target=gfx942",
-        *statistics(f"{folder}/compile.pipeline"),
-        "-o",
-        f"{folder}/compile.pipeline/module.vmfb",
-    ]
-    assert argv_of(made, "sdxl/unet_fp16@rocm-gfx942:threshold") == [
-        "iree-run-module",
-        "--device=hip",
-        f"--module={folder}/compile/module.vmfb",
-        "--function=produce_image_latents",
-        "--expected_f16_threshold=0.705f",
-        f"--input=1x4x128x128xf16=@{HERE}sai/sdxl-scheduled-unet/inference_input.0.bin",
-        f"--input=2x64x2048xf16=@{HERE}sai/sdxl-scheduled-unet/inference_input.1.bin",
-        f"--input=2x1280xf16=@{HERE}sai/sdxl-scheduled-unet/inference_input.2.bin",
-        f"--input=1xf16=@{HERE}sai/sdxl-scheduled-unet/inference_input.3.bin",
-        f"--expected_output=1x4x128x128xf16=@{HERE}sai/sdxl-scheduled-unet/inference_output.0.bin",
-        f"--parameters=model={HERE}sai/sdxl-scheduled-unet/real_weights.irpa",
-        f"--module={folder}/compile.pipeline/module.vmfb",
-    ]
-    punet = "sdxl/punet_int8_fp16@rocm-gfx942"
-    tuner = f"--iree-codegen-transform-dialect-library={files}/attention_and_matmul_spec_punet_mi300.mlir"
-    assert tuner in argv_of(made, f"{punet}:compile")
-    assert argv_of(made, f"{punet}:benchmark") == [
-        *("iree-benchmark-module", "--device=hip", "--function=main"),
-        f"--parameters=model={HERE}sai/sdxl-punet/punet_weights.irpa",
-        "--benchmark_format=json",
-        *("--input=1x4x128x128xf16", "--input=1xf16", "--input=2x64x2048xf16", "--input=2x1280xf16"),
-        *("--input=2x6xf16", "--input=1xf16"),
-        *("--benchmark_repetitions=10", "--benchmark_min_warmup_time=3.0", "--device_allocator=caching"),
-        "--module=/run/steps/sdxl/punet_int8_fp16.rocm-gfx942/compile/module.vmfb",
-    ]
-
-
-@pytest.mark.corpus
-@needs_corpus
-def test_corpus_first_generation() -> None:
-    files = CORPUS / "test_suite_files"
-    made = plan(load(CORPUS / "sharktank_models_v1", CPU, MI308, external=files), ALL)
-    cpu = [
-        "--iree-llvmcpu-target-cpu-features=host",
-        "--iree-llvmcpu-fail-on-out-of-bounds-stack-allocation=false",
-        "--iree-llvmcpu-distribution-size=32",
-        "--iree-opt-const-eval=false",
-        "--iree-opt-strip-assertions=true",
-        "--iree-llvmcpu-enable-ukernels=all",
-        "--iree-global-opt-enable-quantized-matmul-reassociation",
-        "--iree-hal-target-backends=llvm-cpu",
-    ]
-    for chain, role, program in (
-        ("clip", "compile", "sai/sdxl-prompt-encoder/model.mlir"),
-        ("unet_fp16", "compile", "sai/sdxl-scheduled-unet/model.mlir"),
-        ("unet_fp16", "compile.pipeline", "sai/sdxl-scheduled-unet/sdxl_unet_pipeline_bench_f16.mlir"),
-    ):
-        folder = f"/run/steps/sdxl/{chain}.cpu/{role}"
-        assert argv_of(made, f"sdxl/{chain}@cpu:{role}") == [
-            *("iree-compile", f"{HERE}{program}", *cpu, *statistics(folder), "-o", f"{folder}/module.vmfb")
-        ]
-    folder = "/run/steps/sdxl/unet_fp16.rocm-gfx942"
-    rocm = argv_of(made, "sdxl/unet_fp16@rocm-gfx942:compile")
-    assert rocm[:3] == ["iree-compile", f"{HERE}sai/sdxl-scheduled-unet/model.mlir", "--iree-opt-const-eval=false"]
-    assert rocm[-5:] == [
-        "--iree-hal-target-backends=rocm",
-        "--iree-hip-target=gfx942",
-        f"--iree-codegen-transform-dialect-library={files}/attention_and_matmul_spec_unet_fp16_mi308.mlir",
-        "-o",
-        f"{folder}/compile/module.vmfb",
-    ]
-    assert len(rocm) == 2 + 18 + 3 + 2
-    assert argv_of(made, "sdxl/clip@rocm-gfx942:threshold") == [
-        *("iree-run-module", "--device=hip", "--module=/run/steps/sdxl/clip.rocm-gfx942/compile/module.vmfb"),
-        *("--function=encode_prompts", *CLIP_RUN),
-    ]
-    assert argv_of(made, "sdxl/clip@rocm-gfx942:benchmark") == [
-        *("iree-benchmark-module", "--device=hip", "--function=encode_prompts"),
-        f"--parameters=model={HERE}sai/sdxl-prompt-encoder/real_weights.irpa",
-        *CLIP_BENCHMARK,
-        "--module=/run/steps/sdxl/clip.rocm-gfx942/compile/module.vmfb",
-    ]
-    e2e = "/run/steps/sdxl/e2e.rocm-gfx942/compile"
-    assert argv_of(made, "sdxl/e2e@rocm-gfx942:compile") == [
-        "iree-compile",
-        f"{files}/sdxl_pipeline_bench_f16.mlir",
-        "--iree-global-opt-propagate-transposes=true",
-        "--iree-codegen-llvmgpu-use-vector-distribution",
-        "--iree-codegen-gpu-native-math-precision=true",
-        "--iree-hip-waves-per-eu=2",
-        "--iree-opt-outer-dim-concat=true",
-        "--iree-llvmgpu-enable-prefetch",
-        "--iree-hal-target-backends=rocm",
-        "--iree-rocm-target=gfx942",
-        *statistics(e2e),
-        "-o",
-        f"{e2e}/module.vmfb",
-    ]
-    # The corpus lacks sdxl_vae: the benchmark is planned, and says what it lacks.
-    assert "'sdxl_vae'" in step_of(made, "sdxl/e2e@rocm-gfx942:benchmark").blocked
-
-
-@pytest.mark.corpus
-@needs_corpus
-def test_corpus_kinds() -> None:
-    kinds = {(case.stem, case.kind) for case in corpus("sharktank_models", MI300)}
-    assert kinds == {
-        ("clip_rocm", Kind.QUALITY),
-        ("clip_rocm", Kind.BENCHMARK),
-        ("e2e_rocm", Kind.BENCHMARK),
-        ("punet_int8_fp16_rocm", Kind.QUALITY),
-        ("punet_int8_fp16_rocm", Kind.BENCHMARK),
-        ("scheduler_rocm", Kind.COMPILE),
-        ("unet_fp16_rocm", Kind.QUALITY),
-    }
 
 
 def test_a_tuner_file_may_be_a_url(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +17,12 @@ import pytest
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.artifacts.parameters.irpa import RandomContent, make_random_bytes, write_archive
+from tests.support.native_tools import find_native
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -253,7 +254,7 @@ def test_golden_wants_the_parameters_in_the_archive(
 def test_iree_agrees_and_fails_with_other_weights(tmp_path: Path) -> None:
     module = tmp_path / "block.vmfb"
     flags = read(FOLDER / "modules" / "block_cpu.json")["compiler_flags"]
-    compiler = tool("iree.compiler._mlir_libs", "iree-compile")
+    compiler = find_native("iree-compile")
     subprocess.run([compiler, PROGRAM, "-o", module, *flags], check=True, capture_output=True)
     exit_codes = {}
     for seed in (SEED, SEED + 1):
@@ -261,7 +262,7 @@ def test_iree_agrees_and_fails_with_other_weights(tmp_path: Path) -> None:
         write_archive(archive, parameters(), RandomContent(seed))
         quality = read(FOLDER / "block_quality_cpu.json")
         argv = [
-            tool("iree._runtime_libs", "iree-run-module"),
+            find_native("iree-run-module"),
             f"--module={module}",
             f"--parameters=model={archive}",
             *[f"--input=@{FOLDER / item['url']}" for item in quality["inputs"]],
@@ -272,10 +273,3 @@ def test_iree_agrees_and_fails_with_other_weights(tmp_path: Path) -> None:
         assert "result[0]" in done.stdout or done.returncode == 0, done.stderr
         exit_codes[seed] = done.returncode
     assert exit_codes == {SEED: 0, SEED + 1: 1}
-
-
-def tool(package: str, name: str) -> str:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed")
-    return str(Path(spec.submodule_search_locations[0]) / name)

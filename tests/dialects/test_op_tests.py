@@ -21,7 +21,7 @@ from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.translate import Translation, UnknownFlag
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, config, load_ops
 from tests.support.places import CORPUS
-from tests.support.spec_trees import CPU, argv_of, plan, step_of
+from tests.support.spec_trees import CPU, argv_of, plan, step_of, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,14 +49,10 @@ def test_commands_run_in_the_case_folder_as_upstream_does(tmp_path: Path) -> Non
         "-o",
         f"{place}/compile/module.vmfb",
     ]
-    assert argv_of(made, checked.id) == [
-        "iree-run-module",
-        f"--module={place}/compile/module.vmfb",
-        "--input=2xf32=@input_0.bin",
-        "--expected_output=2xf32=@output_0.bin",
-        "--device=local-sync",
-        "--expected_f32_threshold=0.1",
-    ]
+    assert argv_of(made, checked.id) == words(
+        f"iree-run-module --module={place}/compile/module.vmfb --input=2xf32=@input_0.bin",
+        "--expected_output=2xf32=@output_0.bin --device=local-sync --expected_f32_threshold=0.1",
+    )
     assert checked.resources.device == "local-sync"
     assert (compiled.dialect, compiled.model, compiled.submodel, compiled.target) == (
         *("op_tests", "node", "test_a"),

@@ -8,7 +8,7 @@ import pytest
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.targets import Target
-from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, write_tree
+from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, words, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -192,19 +192,12 @@ def test_a_benchmark_of_the_first_generation(tmp_path: Path) -> None:
         "m/e2e@rocm-gfx942",
     }
     step = step_of(made, "m/clip@rocm-gfx942:benchmark")
-    assert argv_of(made, step.id) == [
-        "iree-benchmark-module",
-        "--device=hip",
-        "--function=main",
-        "--parameters=model=/cache/h/weights.irpa",
-        "--benchmark_format=json",
-        "--input=1x64xi64",
-        "--input=1xf16",
-        "--device_allocator=caching",
-        "--benchmark_repetitions=10",
-        "--benchmark_min_warmup_time=3.0",
+    assert argv_of(made, step.id) == words(
+        "iree-benchmark-module --device=hip --function=main --parameters=model=/cache/h/weights.irpa",
+        "--benchmark_format=json --input=1x64xi64 --input=1xf16 --device_allocator=caching",
+        "--benchmark_repetitions=10 --benchmark_min_warmup_time=3.0",
         f"--module={STEPS}/clip.rocm-gfx942/compile/module.vmfb",
-    ]
+    )
     (golden,) = step.goldens
     missing = "device is missing, as in the first generation: hip with --device_allocator=caching is meant"
     assert step.notes == (missing, "golden_time is the older name of golden_time_ms")

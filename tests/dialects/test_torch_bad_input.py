@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from iree_gauntlet.dialects.torch_schema import ArgumentSpec, OutputSpec, Weight
+from tests.support.spec_trees import write_tree
 from tests.support.torch_documents import (
     BENCHMARK_FILE,
     COMPSTAT_FILE,
@@ -20,11 +22,9 @@ from tests.support.torch_documents import (
     URL_WEIGHT,
     read_changed,
 )
-from tests.support.torch_trees import QUALITY, without
+from tests.support.torch_trees import MODULE, QUALITY, load_torch, without
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pydantic import BaseModel
 
     from iree_gauntlet.dialects.load import CaseSet
@@ -388,3 +388,10 @@ def test_fields_that_nobody_knows_are_warnings(tmp_path: Path, name: str) -> Non
     changes = {"modules": ["m/no"], "inputs": [{"url": "../x"}], "weights": [RANDOM_WEIGHT | {"module": "m/nor"}]}
     fields = {problem.field for problem in read_changed(tmp_path, QUALITY_FILE, QUALITY | changes).problems}
     assert fields == {"modules[0]", "inputs[0].url", "weights[0].module"}
+
+
+def test_so_are_those_of_a_definition_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    files = {"suite/q.json": QUALITY | {"modules": ["a"]}, "defs/a.json": MODULE | {"comment": "for the nightly"}}
+    cases = load_torch(write_tree(tmp_path, files) / "suite", modules=tmp_path / "defs")
+    assert not cases.problems
+    assert [(Path(item.file).name, item.field) for item in cases.warnings] == [("a.json", "comment")]

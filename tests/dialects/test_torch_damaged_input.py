@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.budgets import part_of_the_examples
 from tests.support.spec_trees import plan
+from tests.support.spoiling import ACTIONS, at, damage, dotted, is_named, json_values, kind_of, paths_in, rename, spoil
 from tests.support.torch_documents import (
     BENCHMARK_FILE,
     COMPSTAT_FILE,
@@ -31,27 +32,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.errors import Problem
 
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(10**30), 10**30),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=20),
-    st.sampled_from(
-        [
-            *("https://h/x", "../x", "/x", "C:/x", ".", "a/" * 3000, "1x2xf32", "--x", "@x", "-", "skip", "xfail"),
-            *("quality", "benchmark", "compstat", "url", "random", "splat", "git-lfs", "m/modules/a", "m/stat"),
-            *("and", "\x1b[0m"),
-        ]
-    ),
-)
-JSON = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+JSON = json_values(
+    *(".", "a/" * 3000, "-", "skip", "xfail", "quality", "benchmark", "compstat", "url", "random", "splat", "git-lfs"),
+    *("m/modules/a", "m/stat", "and"),
 )
 FIELDS = {field for model in MODELS.values() for field in model.model_fields}
 names = st.sampled_from(sorted(DOCUMENTS))
 quick = settings(max_examples=part_of_the_examples(0.4), derandomize=True)
-Path_ = tuple[str | int, ...]
 
 
 def check(name: str, content: Any) -> tuple[list[Problem], CaseSet]:
@@ -66,26 +53,6 @@ def check(name: str, content: Any) -> tuple[list[Problem], CaseSet]:
             json.dumps([step.id for step in plan(cases, ALL_STAGES).steps]).encode()
         # What is wrong with a definition is reported for its own file, also to the tests that load it.
         return [problem for problem in cases.problems if problem.file.endswith(name)], cases
-
-
-def paths_in(value: Any, prefix: Path_ = ()) -> list[Path_]:
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path for key, child in children for path in [(*prefix, key), *paths_in(child, (*prefix, key))]]
-
-
-def dotted(path: Path_) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-
-
-def at(document: Any, path: Path_) -> Any:
-    for part in path:
-        document = document[part]
-    return document
-
-
-def kind_of(value: Any) -> str:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return "number" if is_number else type(value).__name__
 
 
 @quick
@@ -106,10 +73,7 @@ def test_a_renamed_key_is_always_reported(name: str, data: st.DataObject) -> Non
     document = deepcopy(DOCUMENTS[name])
     inside = [path for path in paths_in(document) if isinstance(path[-1], str)]
     path = data.draw(st.sampled_from(inside))
-    key = str(path[-1])
-    renamed = key[:2] + data.draw(st.text("abcxyz_", min_size=1, max_size=3)) + key[2:]
-    parent = at(document, path[:-1])
-    parent[renamed] = parent.pop(key)
+    renamed = rename(document, path, data)
     if path[:-1] == ("onnx_import", "shapes"):
         return  # names of inputs, which may be any
     problems, _ = check(name, document)
@@ -131,8 +95,7 @@ def test_a_value_of_another_type_is_always_reported_with_its_field(name: str, da
         return  # the one other way to write it
     at(document, path[:-1])[path[-1]] = value
     problems, _ = check(name, document)
-    fields = {problem.field for problem in problems}
-    assert any(field == dotted(path) or field.startswith((f"{dotted(path)}.", f"{dotted(path)}[")) for field in fields)
+    assert is_named(path, {problem.field for problem in problems})
     assert all(problem.line >= 1 for problem in problems)
 
 
@@ -191,26 +154,11 @@ def relocated(value: Any, folder: str) -> Any:
 
 
 @settings(max_examples=part_of_the_examples(0.6), derandomize=True)
-@given(
-    name=st.sampled_from([QUALITY_FILE, BENCHMARK_FILE, COMPSTAT_FILE]),
-    action=st.sampled_from(["drop", "replace", "insert"]),
-    data=st.data(),
-    junk=JSON,
-)
+@given(name=st.sampled_from([QUALITY_FILE, BENCHMARK_FILE, COMPSTAT_FILE]), action=ACTIONS, data=st.data(), junk=JSON)
 def test_junk_is_reported_or_changes_what_it_says_and_nothing_else(
     originals: dict[str, Case], name: str, action: str, data: st.DataObject, junk: Any
 ) -> None:
-    document = deepcopy(DOCUMENTS[name])
-    path = data.draw(st.sampled_from(paths_in(document)))
-    parent = at(document, path[:-1])
-    if action == "drop":
-        del parent[path[-1]]
-    elif action == "replace":
-        parent[path[-1]] = junk
-    elif isinstance(parent, list):
-        parent.insert(int(path[-1]), junk)
-    else:
-        parent[data.draw(st.text(max_size=5))] = junk
+    document, path = spoil(DOCUMENTS[name], action, data, junk)
     problems, cases = check(name, document)
     found = by_file(cases)
     # The other files mean what they meant.
@@ -226,19 +174,11 @@ def test_junk_is_reported_or_changes_what_it_says_and_nothing_else(
 
 
 @quick
-@given(action=st.sampled_from(["drop", "replace", "insert"]), data=st.data(), junk=JSON)
+@given(action=ACTIONS, data=st.data(), junk=JSON)
 def test_junk_in_a_definition_is_reported_or_changes_the_module_alone(
     originals: dict[str, Case], action: str, data: st.DataObject, junk: Any
 ) -> None:
-    document = deepcopy(DOCUMENTS[MODULE_FILE])
-    path = data.draw(st.sampled_from(paths_in(document)))
-    parent = at(document, path[:-1])
-    if action == "drop":
-        del parent[path[-1]]
-    elif action == "replace" or not isinstance(parent, list):
-        parent[path[-1]] = junk
-    else:
-        parent.insert(int(path[-1]), junk)
+    document, path = spoil(DOCUMENTS[MODULE_FILE], action, data, junk)
     problems, cases = check(MODULE_FILE, document)
     if problems:
         assert not cases.cases
@@ -256,10 +196,7 @@ def test_junk_in_a_definition_is_reported_or_changes_the_module_alone(
 @quick
 @given(name=names, data=st.data())
 def test_damaged_text_never_is_a_traceback(name: str, data: st.DataObject) -> None:
-    raw = json.dumps(DOCUMENTS[name], indent=1).encode()
-    start = data.draw(st.integers(0, len(raw)))
-    end = data.draw(st.integers(start, min(len(raw), start + 20)))
-    check(name, raw[:start] + data.draw(st.binary(max_size=4)) + raw[end:])
+    check(name, damage(DOCUMENTS[name], data))
 
 
 @quick

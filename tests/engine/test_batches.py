@@ -11,23 +11,21 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.modules.batches import Batched, flags_of, with_batches
 from iree_gauntlet.steps import BATCH_MODEL, CacheLookup, Command, Step, StepInput
+from tests.support.steps import make_step
 
 _RUN = Path("/run")
 
 
 def _compile(name: str, *flags: str, target: str = "cpu", hit: bool = False) -> Step:
     chain = f"node/{name}@{target}"
-    return Step(
-        id=f"{chain}:compile",
-        chain=chain,
+    return make_step(
+        Stage.COMPILE,
+        chain,
         dialect="op_tests",
         model="node",
         submodel=name,
         target=target,
-        sku="",
-        stage=Stage.COMPILE,
         folder=f"/run/steps/node/{name}.{target}/compile",
-        timeout=60.0,
         origin=Origin("model.mlir"),
         command=Command(("iree-compile", "model.mlir", *flags, "-o", f"/run/{name}.vmfb"), f"/suite/{name}"),
         inputs=(StepInput("program", f"/suite/{name}/model.mlir", sha256=name),),

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.compile_client import (
+    CompileAnswer,
     CompileJob,
     CompileServer,
     blamed_programs,
@@ -26,12 +27,12 @@ from iree_gauntlet.engine.processes.compile_client import (
     served,
 )
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.steps import Step
 from iree_gauntlet.workers.iree_side import compile_server
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times
 from tests.support.places import CORPUS, ROOT
 from tests.support.processes import wait_until
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,7 +216,7 @@ def test_the_tool_and_the_server_make_the_same(
         codes = list(pool.map(check, cases))
     assert [bool(code) for code in codes] == [False] * (len(cases) - 1) + [True]
     assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
-    assert [path.name for path in server._tmpdir.glob("*/*")] == ["server.txt"]
+    assert [path.name for path in server.tmpdir.glob("*/*")] == ["server.txt"]
 
 
 def test_bytecode_and_files_next_to_the_module(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
@@ -259,19 +260,7 @@ def test_a_crash_is_told_as_the_tool_tells_it(server: CompileServer, job: Compil
     assert outcome.signal == "SIGFPE"
     assert "ireeCompiler" in outcome.tail[-1] or "runIreecMain" in outcome.tail[-1]
     assert not any("_PyEval" in line for line in outcome.tail)
-    step = Step(
-        id="m/s@cpu:compile",
-        chain="m/s@cpu",
-        dialect="",
-        model="m",
-        submodel="s",
-        target="cpu",
-        sku="",
-        stage=Stage.COMPILE,
-        folder=str(folder),
-        timeout=60.0,
-        origin=Origin("spec.json"),
-    )
+    step = make_step(Stage.COMPILE, folder=str(folder))
     result = after_process(step, outcome, outcome.tail, tool="iree-compile")
     assert result.crashed
     assert result.reason == "iree-compile crashed with SIGFPE"
@@ -489,7 +478,7 @@ def test_a_batch_computes_what_its_programs_compute(server: CompileServer, job: 
         assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
     assert "numpy" not in Path(f"/proc/{server.pid}/maps").read_text()
-    assert [path.name for path in server._tmpdir.glob("*/*")] == ["server.txt"]
+    assert [path.name for path in server.tmpdir.glob("*/*")] == ["server.txt"]
 
 
 def test_a_batch_names_its_culprits(server: CompileServer, job: CompileJob) -> None:
@@ -503,7 +492,7 @@ def test_a_batch_names_its_culprits(server: CompileServer, job: CompileJob) -> N
     assert "program0.mlir" in job.stderr.read_text()
     job.output.unlink(missing_ok=True)
     apart = "module attributes {test.other} { func.func @main() { return } }"
-    outcome, _, culprits = server.compile_batch(replace(batch_of(job, PROGRAM, apart), prefixes=("a", "b")))
+    outcome, _, culprits = server.compile_batch(batch_of(job, PROGRAM, apart))
     assert outcome.exit_code == 1
     assert culprits == (1,)
     assert not job.output.exists()
@@ -522,8 +511,9 @@ def test_errors_of_other_files_blame_nobody(tmp_path: Path) -> None:
 def test_the_tail_has_both_streams(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("".join(f"out {i}\n" for i in range(30)))
     (tmp_path / "err").write_text("".join(f"err {i}\n" for i in range(30)))
-    answer = {"status": 256, "timed_out": False, "stuck": False, "seconds": 1.0, "cpu_seconds": 1.0, "notes": ["a"]}
-    outcome = compile_outcome({**answer, "peak_rss_bytes": 5}, tmp_path / "out", tmp_path / "err", 0)
+    answer = CompileAnswer(status=256, seconds=1.0, cpu_seconds=1.0, peak_rss_bytes=5, notes=("a",))
+    job = CompileJob(("m.mlir",), (), tmp_path / "m.vmfb", tmp_path / "out", tmp_path / "err", "", 60.0)
+    outcome = compile_outcome(answer, job)
     assert outcome.exit_code == 1
     assert outcome.tail == (*(f"out {i}" for i in range(24, 30)), *(f"err {i}" for i in range(16, 30)))
     assert outcome.truncated

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Stage, Verdict
-from iree_gauntlet.engine.judging import after_process, first_error, with_expectation
+from iree_gauntlet.engine.judging import after_process, find_changed_goldens, first_error, with_expectation
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.engine.threshold import _find_other_types
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.steps import Step
+from iree_gauntlet.steps import Command
+from tests.support.steps import make_step
 
-_STEP = Step(
-    id="m/s@cpu:compile",
-    chain="m/s@cpu",
-    dialect="",
-    model="m",
-    submodel="s",
-    target="cpu",
-    sku="",
-    stage=Stage.COMPILE,
-    folder="/nowhere",
-    timeout=5.0,
-    origin=Origin("spec.json"),
-)
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_STEP = make_step(Stage.COMPILE, timeout=5.0)
 _EXPECTING = replace(
     _STEP,
     expect_failure="known (suite.toml)",
@@ -224,3 +217,24 @@ def test_an_output_whose_values_differ_has_the_type_that_is_expected() -> None:
         "[FAILED] result[2]: metadata is 1x64xsi64; expected that the view matches 1x64xi64",
     ]
     assert _find_other_types(complaints) == {2}
+
+
+@pytest.mark.parametrize(
+    ("record", "changed"),
+    [
+        ("nothing", False),
+        ("[]", False),
+        ('{"outputs": [{"source": "a.npy"}]}', False),
+        ('{"outputs": [{"source": "gone.npy", "sha256": "ab"}]}', False),
+        ('{"outputs": [{"source": "a.npy", "sha256": "ab"}]}', True),
+    ],
+)
+def test_only_a_record_with_another_hash_says_that_an_output_has_changed(
+    tmp_path: Path, record: str, *, changed: bool
+) -> None:
+    (tmp_path / "provenance.json").write_text(record)
+    (tmp_path / "a.npy").write_bytes(b"values")
+    expected = ("--expected_output=@a.npy", "--expected_output=@gone.npy", "--expected_output=2xf32=1 2")
+    found = find_changed_goldens(Command(("iree-run-module", *expected), str(tmp_path)))
+    said = ["a.npy is not what was recorded (provenance.json has another hash)"]
+    assert found == (said if changed else [])

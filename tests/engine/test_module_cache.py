@@ -16,7 +16,7 @@ import pytest
 from iree_gauntlet.artifacts import hashing
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.engine.modules import module_cache
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, Publication
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache
 from iree_gauntlet.engine.modules.module_entry import sealed
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
@@ -35,7 +35,7 @@ METADATA = {"statistics": {"dispatch_count": 3}, "diagnostics": "warning: ä", "
 
 def publish(
     cache: ModuleCache, folder: Path, ingredients: Mapping[str, str] = INGREDIENTS, content: bytes = b"vmfb"
-) -> Publication:
+) -> Lookup:
     folder.mkdir(exist_ok=True)
     (folder / "m.vmfb").unlink(missing_ok=True)
     (folder / "m.vmfb").write_bytes(content)
@@ -66,7 +66,7 @@ def test_round_trip(cache: ModuleCache, tmp_path: Path) -> None:
     assert published.note == ""
     for reader in (cache, ModuleCache(cache.folder)):
         found = reader.lookup(key)
-        assert found.damage == ""
+        assert found.note == ""
         entry = found.entry
         assert entry is not None
         assert entry == published.entry
@@ -127,7 +127,7 @@ def test_any_changed_byte_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
             path.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
             found = ModuleCache(cache.folder).lookup(key)
             assert found.entry is None, (name, index)
-            assert found.damage.startswith("damaged: ")
+            assert found.note.startswith("damaged: ")
             path.write_bytes(content)
     assert ModuleCache(cache.folder).lookup(key).entry is not None
     assert leftovers(cache) == []
@@ -140,13 +140,13 @@ def test_cut_or_missing_file_is_damage(cache: ModuleCache, tmp_path: Path, name:
     publish(cache, tmp_path / "run")
     path.unlink()
     for _ in range(2):
-        assert cache.lookup(key).damage == "damaged: a file is missing"
+        assert cache.lookup(key).note == "damaged: a file is missing"
     assert publish(cache, tmp_path / "run").entry is not None
     assert cache.lookup(key).entry is not None
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content[:-1])
-    assert cache.lookup(key).damage.startswith("damaged: ")
+    assert cache.lookup(key).note.startswith("damaged: ")
 
 
 def test_writing_through_a_hard_link_is_noticed(cache: ModuleCache, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_writing_through_a_hard_link_is_noticed(cache: ModuleCache, tmp_path: Pa
     own = tmp_path / "run" / "m.vmfb"
     own.chmod(0o644)
     own.write_bytes(b"VMFB")
-    assert cache.lookup(entry.key).damage == "damaged: the checksum of module does not match"
+    assert cache.lookup(entry.key).note == "damaged: the checksum of module does not match"
     again = publish(cache, tmp_path / "run")
     assert again.entry is not None
     assert again.entry.files["module"].read_bytes() == b"vmfb"
@@ -167,7 +167,7 @@ def test_entry_under_another_key_is_damage(cache: ModuleCache, tmp_path: Path) -
     modules = cache.folder / "modules"
     (modules / other[:2]).mkdir(exist_ok=True)
     (modules / key[:2] / key).rename(modules / other[:2] / other)
-    assert cache.lookup(other).damage == "damaged: entry.json belongs to another key or format"
+    assert cache.lookup(other).note == "damaged: entry.json belongs to another key or format"
 
 
 def test_entry_that_points_outside_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_entry_that_points_outside_is_damage(cache: ModuleCache, tmp_path: Path)
     secret = hashlib.sha256(b"").hexdigest()
     forged = {"format": 1, "key": key, "files": {"../../x": {"sha256": secret}}}
     path.write_bytes(sealed(forged))
-    assert cache.lookup(key).damage == "damaged: entry.json names '../../x' as a file"
+    assert cache.lookup(key).note == "damaged: entry.json names '../../x' as a file"
     with pytest.raises(ValueError, match="no key"):
         cache.lookup("../../etc")
 
@@ -215,7 +215,7 @@ def test_store_that_cannot_be_written_gives_a_note(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = ModuleCache(tmp_path / "file")
     published = publish(cache, tmp_path / "run")
-    assert published == Publication(None, "not kept in the cache: Not a directory")
+    assert published == Lookup(None, "not kept in the cache: Not a directory")
     assert cache.lookup(make_key(INGREDIENTS)).entry is None
     assert cache.explain_miss("x", {}) == "never compiled here"
 
@@ -251,7 +251,7 @@ def test_full_disk_gives_a_note_and_no_rubbish(
         published = cache.publish(
             {"module": tmp_path / "m"}, name="n", ingredients={"second": ""}, metadata={}, created=NOW
         )
-    assert published == Publication(None, "not kept in the cache: No space left on device")
+    assert published == Lookup(None, "not kept in the cache: No space left on device")
     assert leftovers(cache) == []
     assert (tmp_path / "m").read_bytes() == b"vmfb"
 
@@ -318,10 +318,10 @@ def publish():
     assert done.entry is not None, done.note
 def look():
     found = ModuleCache(folder / "cache").lookup(key)
-    seen.add(found.damage or ("found" if found.entry else "not in the cache"))
+    seen.add(found.note or ("found" if found.entry else "not in the cache"))
     assert found.entry is None or found.entry.files["module"].read_bytes() == b"vmfb" * 50_000
     if found.entry is None:
-        assert found.damage == "", found.damage
+        assert found.note == "", found.note
 print(killed_everywhere(publish, look), *sorted(seen), sep="\\n")
 """
 
@@ -495,7 +495,7 @@ def test_a_large_file_that_was_written_to_is_damage(cache: ModuleCache, tmp_path
     with (tmp_path / "run" / "m.vmfb").open("r+b") as file:
         file.write(b"x")
     for reader in (cache, ModuleCache(cache.folder), ModuleCache(cache.folder)):
-        assert reader.lookup(entry.key).damage == "damaged: the checksum of module does not match"
+        assert reader.lookup(entry.key).note == "damaged: the checksum of module does not match"
     again = publish(cache, tmp_path / "other", content=LARGE)
     assert again.note == ""
     assert ModuleCache(cache.folder).lookup(entry.key).entry is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
@@ -21,6 +21,7 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.documents import block_lines
 from tests.support.hanging import HANG
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,18 +89,9 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def benchmark(tool: str, module: Path, folder: Path, *flags: str, device: str = "local-sync") -> Step:
-    return Step(
-        id="m/s@cpu:benchmark",
-        chain="m/s@cpu",
-        dialect="d",
-        model="m",
-        submodel="s",
-        target="cpu",
-        sku="",
-        stage=Stage.BENCHMARK,
+    return make_step(
+        Stage.BENCHMARK,
         folder=str(folder / "benchmark"),
-        timeout=LIMIT_SECONDS,
-        origin=Origin("x"),
         command=Command(
             (
                 tool,

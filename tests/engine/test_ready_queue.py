@@ -11,27 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.scheduler import ReadyQueue, ScheduleLimits, Scheduler
 from iree_gauntlet.steps import Resources, Step
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 GOOD = (Verdict.PASSED, Verdict.XPASSED)
-STEP = Step(
-    id="",
-    chain="m/s@cpu",
-    dialect="d",
-    model="m",
-    submodel="s",
-    target="cpu",
-    sku="",
-    stage=Stage.COMPILE,
-    folder="",
-    timeout=1.0,
-    origin=Origin("x"),
-)
+STEP = make_step(Stage.COMPILE)
 
 
 class Plainly:

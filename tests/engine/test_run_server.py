@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 
 from iree_gauntlet.cases import KINDS_AT, Allclose, FailureKind, Origin, Stage, Verdict
 from iree_gauntlet.engine.processes.processes import Processes
-from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunServers, RunVerdict
+from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput, RunServers, RunVerdict
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.served_threshold import check_served_threshold, run_job
 from iree_gauntlet.engine.threshold import check_threshold
@@ -27,8 +26,10 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype
 from iree_gauntlet.steps import Command, Step
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.native_tools import find_native
 from tests.support.places import CORPUS
 from tests.support.processes import wait_until
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,15 +63,8 @@ TYPES = {
 ENDLESS = 1 << 60
 
 
-def native(package: str, name: str) -> str:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed")
-    return str(Path(spec.submodule_search_locations[0]) / name)
-
-
 def compile_program(source: Path, module: Path) -> None:
-    compiler = native("iree.compiler._mlir_libs", "iree-compile")
+    compiler = find_native("iree-compile")
     command = [compiler, str(source), *COMPILE_FLAGS, "--mlir-disable-threading", f"-o={module}"]
     # The linker's temporary files stay next to the module.
     subprocess.run(command, capture_output=True, check=True, env={**os.environ, "TMPDIR": str(module.parent)})
@@ -109,20 +103,17 @@ def supervisor() -> Iterator[Supervisor]:
 
 
 def threshold_step(folder: Path, module: str, flags: list[str], cwd: Path, name: str = "case") -> Step:
-    tool = native("iree._runtime_libs", "iree-run-module")
+    tool = find_native("iree-run-module")
     place = folder / "steps" / name
     count = sum(flag.startswith("--expected_output=") for flag in flags)
-    return Step(
-        id=f"{name}:threshold",
-        chain=name,
+    return make_step(
+        Stage.THRESHOLD,
+        name,
         dialect="op_tests",
         model="ops",
         submodel=name,
         target="cpu",
-        sku="",
-        stage=Stage.THRESHOLD,
         folder=str(place),
-        timeout=LIMIT_SECONDS,
         origin=Origin("cpu.json", ""),
         command=Command((tool, "--device=local-sync", f"--module={module}", *flags), str(cwd)),
         outputs=tuple(("actual_output", f"{place}/actual_{index}.npy") for index in range(count)),
@@ -340,7 +331,7 @@ def test_the_tool_decides_on_a_failure_that_nobody_expects(
 ) -> None:
     class Confused(RunServers):
         def run(self, job: RunJob) -> RunAnswer:  # noqa: ARG002
-            return RunAnswer(Outcome(1), RunVerdict.MISMATCH, outputs=({"index": 0, "type": "", "passed": False},))
+            return RunAnswer(Outcome(1), RunVerdict.MISMATCH, outputs=(RunOutput(0, "", False, 0, ""),))
 
     flags = ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2"]
     with Confused(sys.executable, 1) as confused:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
 from iree_gauntlet.steps import Resources, Step
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,21 +23,7 @@ if TYPE_CHECKING:
 def step(
     name: str, *needs: str, stage: Stage = Stage.COMPILE, cores: int = 1, exclusive: bool = False, device: str = ""
 ) -> Step:
-    return Step(
-        id=name,
-        chain="m/s@cpu",
-        dialect="d",
-        model="m",
-        submodel="s",
-        target="cpu",
-        sku="",
-        stage=stage,
-        folder="",
-        timeout=1.0,
-        origin=Origin("x"),
-        needs=needs,
-        resources=Resources(cores, exclusive, device),
-    )
+    return make_step(stage, id=name, needs=needs, resources=Resources(cores, exclusive, device))
 
 
 class Run:

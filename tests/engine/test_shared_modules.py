@@ -151,7 +151,7 @@ def test_what_is_damaged_is_a_miss_and_mended_by_who_may_write(
         found = find(writer, second)
         assert found.entry is None
         assert found.note.startswith(f"{remote.url}/v1/{KEY[:2]}/{KEY}.tar is not used: ")
-        assert second.lookup(KEY).damage == ""
+        assert second.lookup(KEY).note == ""
     assert find(writer, second).note, "a damaged entry does not keep others from being looked up"
     assert writer.offer(KEY, first, NEVER) == ""
     assert remote.content() == good
@@ -165,7 +165,7 @@ def test_a_damaged_local_entry_gives_way(
         publish(cache, tmp_path / "run")
     folder_remote.seen(write=True).offer(KEY, first, NEVER)
     (second.folder_of(KEY) / "module").write_bytes(b"fake")
-    assert second.lookup(KEY).damage == "damaged: the checksum of module does not match"
+    assert second.lookup(KEY).note == "damaged: the checksum of module does not match"
     assert find(folder_remote.seen(), second).entry is not None
     assert ModuleCache(second.folder).lookup(KEY).entry is not None
 

@@ -95,7 +95,6 @@ def test_plain_process(run: Callable[..., Outcome], tmp_path: Path) -> None:
     assert outcome.tail == ("out", str(tmp_path), "err")
     assert (tmp_path / "out.out").read_text() == f"out\n{tmp_path}\n"
     assert (tmp_path / "out.err").read_text() == "err\n"
-    assert outcome.output_bytes == len(f"out\n{tmp_path}\nerr\n")
     assert outcome.notes == ()
 
 
@@ -333,7 +332,7 @@ def test_stuck_process_is_given_up(tmp_path: Path, never: Path, ready: Path) -> 
 
 def test_flood_is_read_from_its_end(run: Callable[..., Outcome], tmp_path: Path) -> None:
     outcome = run("sh", "-c", "yes spam | head -c 50000000; echo; echo the end; echo error >&2")
-    assert outcome.output_bytes > 50_000_000
+    assert (tmp_path / "out.out").stat().st_size > 50_000_000
     assert outcome.truncated
     assert len(outcome.tail) == 20
     assert outcome.tail[-2:] == ("the end", "error")

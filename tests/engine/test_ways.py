@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage
-from iree_gauntlet.engine.rounds.ways import spread, steadiest, ways
+from iree_gauntlet.engine.rounds.blocks import spread, steadiest, ways
 from iree_gauntlet.figures import cpus_text
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
 from iree_gauntlet.steps import Command, Resources, Step

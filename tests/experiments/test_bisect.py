@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.dialects.load import CaseSet
-from iree_gauntlet.engine.rounds.ways import OWN_BLOCKS
+from iree_gauntlet.engine.rounds.blocks import OWN_BLOCKS
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect import BisectSearch

@@ -21,7 +21,7 @@ from iree_gauntlet.records import run_folder
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.artifact_server import Request, Server, serving, whole
+from tests.support.artifact_server import Request, Server, send, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import marked_hang
 from tests.support.iree_wheels import found_in
@@ -75,12 +75,6 @@ def started(tmp_path: Path, stage: str) -> Iterator[Project]:
     made = Project(tmp_path / "project", cache="flags" if stage == "compile" else "warm")
     yield made
     made.close()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as running_server:
-        yield running_server
 
 
 # Tools
@@ -308,10 +302,7 @@ def test_a_silent_server_does_not_hold_up_an_interrupt(
     project: Project, server: Server, number: signal.Signals
 ) -> None:
     def stall(request: Request) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", "1000")
-        request.end_headers()
-        request.wfile.flush()
+        send(request, Content_Length="1000")
         server.over.wait()
 
     project.regression(mlir=server.url("/m.mlir", stall))

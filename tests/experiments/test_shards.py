@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.shards import (
@@ -26,11 +26,13 @@ from iree_gauntlet.experiments.shards import (
 )
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.requests import ShardRequest
-from iree_gauntlet.steps import Step
 from tests.support.journal_builder import HIT, JournalBuilder
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from iree_gauntlet.steps import Step
 
 _NAMES = st.sets(st.text("abcdef/@_", min_size=1, max_size=8), max_size=40)
 _COSTS = st.dictionaries(st.text("abcdef/@_", min_size=1, max_size=8), st.floats(0, 1e4), max_size=40)
@@ -80,20 +82,14 @@ def test_chains_that_need_each_other_stay_together() -> None:
     assert cut_of(shards) != cut_of({**shards, "f": 1})
 
 
-def _step(chain: str, stage: Stage, *needs: str) -> Step:
-    case, _, target = chain.partition("@")
-    model, _, submodel = case.partition("/")
-    words = chain, "sharktank", model, submodel, target, "", stage, "folder", 60.0, Origin("specs/x.json")
-    return Step(f"{chain}:{stage}", *words, needs=needs)
-
-
 @pytest.fixture
 def plan() -> Plan:
     steps: list[Step] = []
     for number in range(10):
         chain = f"m/s{number}@cpu"
-        steps += [_step(chain, Stage.COMPILE), _step(chain, Stage.THRESHOLD, f"{chain}:compile", "m/s0@cpu:compile")]
-    return Plan(tuple(steps[:6]) + tuple(_step(f"n/s{number}@cpu", Stage.COMPILE) for number in range(30)))
+        needs = (f"{chain}:compile", "m/s0@cpu:compile")
+        steps += [make_step(Stage.COMPILE, chain), make_step(Stage.THRESHOLD, chain, needs=needs)]
+    return Plan(tuple(steps[:6]) + tuple(make_step(Stage.COMPILE, f"n/s{number}@cpu") for number in range(30)))
 
 
 def test_the_shares_of_a_plan_are_the_plan(plan: Plan) -> None:
@@ -153,7 +149,7 @@ def test_mistakes(
         (tmp_path / "costs.json").write_text(content)
         with pytest.raises(UsageError, match=message):
             only_shard(plan, ShardRequest(shard="1/2", shard_costs="costs.json"))
-    lonely = Plan((_step("m/s@cpu", Stage.COMPILE),))
+    lonely = Plan((make_step(Stage.COMPILE),))
     empty = 3 - shard_of(["m/s@cpu"], {}, 2)["m/s@cpu"]
     rest, said = only_shard(lonely, ShardRequest(shard=f"{empty}/2"))
     assert said is not None
@@ -190,18 +186,18 @@ def test_costs_are_the_median_of_runs_that_did_the_work(
     _run(tmp_path, "one", {"a": 1.0, "b": 2.0, "c": 3.0})
     _run(tmp_path, "two", {"a": 3.0, "b": 2.0})
     _run(tmp_path, "warm", {"a": 0.1, "b": 0.1, "d": 0.25}, cache=HIT)
-    assert record_costs("one runs/two warm", "costs.json") is ExitCode.OK
+    assert record_costs(("one", "runs/two", "warm"), "costs.json") is ExitCode.OK
     assert "wrote costs.json: 4 chains" in capsys.readouterr().err
     text = (tmp_path / "costs.json").read_text()
     # A batch's compile is its cases', in equal parts; fetches do not count, and `d` was never made.
     assert json.loads(text) == {"m/a@cpu": 4.5, "m/b@cpu": 4.5, "m/c@cpu": 3.0, "m/d@cpu": 0.75}
     assert text.startswith('{\n "m/a@cpu": 4.5,\n')
-    record_costs("one", "")
+    record_costs(("one",), "")
     assert json.loads(capsys.readouterr().out) == cost_of_chains([read_journal(tmp_path / "runs/one/journal.jsonl")])
     with pytest.raises(UsageError, match="there is no folder gone"):
-        record_costs("one", "gone/costs.json")
+        record_costs(("one",), "gone/costs.json")
     with pytest.raises(UsageError, match=r"shard\.costs three: there is no such run"):
-        record_costs("one three", "")
+        record_costs(("one", "three"), "")
 
 
 def test_what_has_cost_nothing_is_dealt_out_evenly() -> None:

@@ -3,14 +3,17 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
+from tests.support.native_tools import find_native
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAME = "BM_f/process_time/real_time"
 
@@ -106,13 +109,11 @@ def test_any_text_is_an_error(text: str) -> None:
 
 @pytest.mark.iree
 def test_rows_of_the_tool(tmp_path: Path) -> None:
-    libraries = pytest.importorskip("iree._runtime_libs").__path__
-    compiler = pytest.importorskip("iree.compiler._mlir_libs").__path__
     source, module = tmp_path / "f.mlir", tmp_path / "f.vmfb"
     source.write_text("func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }")
     flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"]
-    subprocess.run([str(Path(compiler[0]) / "iree-compile"), str(source), *flags, f"-o={module}"], check=True)
-    benchmark = [str(Path(libraries[0]) / "iree-benchmark-module"), f"--module={module}", "--device=local-sync"]
+    subprocess.run([find_native("iree-compile"), str(source), *flags, f"-o={module}"], check=True)
+    benchmark = [find_native("iree-benchmark-module"), f"--module={module}", "--device=local-sync"]
     benchmark += ["--input=4xf32=1", "--benchmark_format=json", "--benchmark_min_time=2x"]
 
     def run(*more: str) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,8 +13,12 @@ import pytest
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype, read_arguments, read_output
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
+from tests.support.native_tools import find_native
 from tests.support.places import CORPUS
 from tests.support.session_folder import made_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.iree
 
@@ -27,16 +29,9 @@ OTHERS = ("i1", "f8E5M2", "f8E4M3FN", "cf64")
 DEFAULT_ATOL = {"f16": 1e-3, "bf16": 1e-2, "f32": 1e-4, "f64": 1e-4}
 
 
-def native(package: str, name: str) -> str:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed")
-    return str(Path(spec.submodule_search_locations[0]) / name)
-
-
 def compile_program(source: Path, module: Path) -> bool:
     command = [
-        native("iree.compiler._mlir_libs", "iree-compile"),
+        find_native("iree-compile"),
         str(source),
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -76,7 +71,7 @@ class Judges:
 
     def tool(self, given: str, expected: list[str], flags: list[str]) -> bool:
         command = [
-            native("iree._runtime_libs", "iree-run-module"),
+            find_native("iree-run-module"),
             f"--module={self.module}",
             "--device=local-sync",
             f"--function={self.name}",
@@ -262,7 +257,7 @@ def judge_case(case: Path, folder: Path) -> tuple[bool, bool] | None:
     flags = (case / "run_module_io_flags.txt").read_text().split("\n")
     inputs = [flag for flag in flags if flag.startswith("--input=")]
     outputs = [flag for flag in flags if flag.startswith("--expected_output=")]
-    command = [native("iree._runtime_libs", "iree-run-module"), f"--module={module}", "--device=local-sync", *inputs]
+    command = [find_native("iree-run-module"), f"--module={module}", "--device=local-sync", *inputs]
     judged = subprocess.run([*command, *outputs], cwd=case, capture_output=True, text=True, check=False)
     expected = [tensor for tensor in read_arguments((flag.partition("=")[2] for flag in outputs), case) if tensor]
     files = [

@@ -23,6 +23,7 @@ from iree_gauntlet.measuring.instructions.count_call import (
 )
 from iree_gauntlet.measuring.instructions.counters import (
     CounterKind,
+    Counts,
     Work,
     compare_work,
     find_counter,
@@ -83,8 +84,7 @@ def test_starting_cancels_out(tmp_path: Path) -> None:
         of_2={"main": 5_000, "f_dispatch_0_matmul": 600_000_000},
     )
     counted = count_call.count_call(counter, _tool(tmp_path), tmp_path)
-    dispatches = [["f_dispatch_0_matmul", 300_000_000, ""]]
-    assert counted == {"calls": 1, "instructions": 300_000_000, "dispatches": dispatches}
+    assert counted == Counts(300_000_000, 1, (("f_dispatch_0_matmul", 300_000_000, ""),))
     assert counter.asked == [1, 2]
 
 
@@ -97,7 +97,7 @@ def test_a_small_model_is_called_until_starting_has_no_say(tmp_path: Path) -> No
     )
     counted = count_call.count_call(counter, _tool(tmp_path), tmp_path)
     assert counter.asked == [1, 2, 5_027]
-    assert counted == {"calls": 5_026, "instructions": 10_000, "dispatches": [["f_dispatch_0_add", 10_000, ""]]}
+    assert counted == Counts(10_000, 5_026, (("f_dispatch_0_add", 10_000, ""),))
 
 
 def test_one_of_middle_size_is_called_three_times_more(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_one_of_middle_size_is_called_three_times_more(tmp_path: Path) -> None:
         of_2={"main": 5_700, "f_dispatch_0_add": 120_000_000},
         of_4={"main": 5_000, "f_dispatch_0_add": 240_000_000},
     )
-    assert count_call.count_call(counter, _tool(tmp_path), tmp_path)["instructions"] == 60_000_000
+    assert count_call.count_call(counter, _tool(tmp_path), tmp_path).instructions == 60_000_000
     assert counter.asked == [1, 2, 4]
 
 

@@ -15,38 +15,17 @@ from iree_gauntlet.measuring.machine.machine_state import (
     read_cpu_times,
     read_machine_facts,
 )
+from tests.support.machines import FIT, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FIT = MachineState(
-    cores=4,
-    load_1m=0.1,
-    busy_share=0.02,
-    steal_share=0.0,
-    governor="performance",
-    frequency_mhz=3000,
-    throttle_count=0,
-    turbo=False,
-    smt=False,
-    free_memory_bytes=8 << 30,
-    swap_used_bytes=0,
-    on_battery=False,
-)
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-
 
 def test_our_own_work_is_not_other_work(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/stat": "cpu0 100 0 0 100 0 0 0 0 0 0"})
+    write_files(tmp_path, {"proc/stat": "cpu0 100 0 0 100 0 0 0 0 0 0"})
     before = read_cpu_times(tmp_path)
     assert measure_cpu_use(before, read_cpu_times(tmp_path)) is None, "no time has passed"
-    write(tmp_path, {"proc/stat": "cpu0 150 0 0 140 0 0 0 10 0 0"})
+    write_files(tmp_path, {"proc/stat": "cpu0 150 0 0 140 0 0 0 10 0 0"})
     after = read_cpu_times(tmp_path)
     for own_seconds, busy_share in ((0.0, 0.5), (0.3, 0.2), (1e6, 0.0)):
         state = machine_state(measure_cpu_use(before, after, own_seconds), tmp_path)
@@ -72,7 +51,7 @@ def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
 
 def test_what_linux_says(tmp_path: Path) -> None:
     cpu = "sys/devices/system/cpu"
-    write(
+    write_files(
         tmp_path,
         {
             "proc/cpuinfo": "processor : 0\nmodel name\t: Frobnicator 9000\n",
@@ -90,13 +69,13 @@ def test_what_linux_says(tmp_path: Path) -> None:
     assert read_machine_facts(root=tmp_path).cpu == "Frobnicator 9000"
     assert (state.governor, state.frequency_mhz) == ("performance,powersave", 1500)
     assert (state.throttle_count, state.turbo, state.smt) == (7, True, True)
-    write(tmp_path, {f"{cpu}/intel_pstate/no_turbo": "1"})
+    write_files(tmp_path, {f"{cpu}/intel_pstate/no_turbo": "1"})
     assert machine_state(root=tmp_path).turbo is False
 
 
 def test_the_hottest_cpu_sensor_counts(tmp_path: Path) -> None:
     assert machine_state(root=tmp_path).cpu_temperature_c is None
-    write(
+    write_files(
         tmp_path,
         {
             "sys/class/hwmon/hwmon0/name": "nct6775",
@@ -110,7 +89,7 @@ def test_the_hottest_cpu_sensor_counts(tmp_path: Path) -> None:
         },
     )
     assert machine_state(root=tmp_path).cpu_temperature_c == 63.5
-    write(
+    write_files(
         tmp_path,
         {
             "sys/class/thermal/thermal_zone1/type": "x86_pkg_temp",
@@ -124,8 +103,8 @@ def test_the_hottest_cpu_sensor_counts(tmp_path: Path) -> None:
 
 def test_only_the_cpus_that_are_asked_give_their_clocks(tmp_path: Path) -> None:
     cpu = "sys/devices/system/cpu"
-    write(tmp_path, {f"{cpu}/cpu{n}/cpufreq/scaling_cur_freq": f"{n + 1}000000" for n in range(4)})
-    write(tmp_path, {f"{cpu}/cpu{n}/cpufreq/scaling_governor": f"governor{n}" for n in range(4)})
+    write_files(tmp_path, {f"{cpu}/cpu{n}/cpufreq/scaling_cur_freq": f"{n + 1}000000" for n in range(4)})
+    write_files(tmp_path, {f"{cpu}/cpu{n}/cpufreq/scaling_governor": f"governor{n}" for n in range(4)})
     state = machine_state(root=tmp_path, cpus=(1, 3))
     assert (state.frequency_mhz, state.governor) == (3000, "governor1,governor3")
 
@@ -150,15 +129,15 @@ def test_what_the_gpus_tool_said_is_part_of_the_state(tmp_path: Path) -> None:
 )
 def test_cores_of_a_container(files: dict[str, str], cores: int | None, tmp_path: Path) -> None:
     free = read_machine_facts(root=tmp_path).cores
-    write(tmp_path, files)
+    write_files(tmp_path, files)
     assert read_machine_facts(root=tmp_path).cores == (cores or free)
 
 
 def test_memory_of_a_container(tmp_path: Path) -> None:
     free = read_machine_facts(root=tmp_path).memory_bytes
-    write(tmp_path, {"sys/fs/cgroup/memory.max": "max"})
+    write_files(tmp_path, {"sys/fs/cgroup/memory.max": "max"})
     assert read_machine_facts(root=tmp_path).memory_bytes == free
-    write(tmp_path, {"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": "1048576"})
+    write_files(tmp_path, {"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": "1048576"})
     assert read_machine_facts(root=tmp_path).memory_bytes == 1048576
 
 

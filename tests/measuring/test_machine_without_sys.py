@@ -30,6 +30,7 @@ from iree_gauntlet.measuring.machine.machine_state import (
 from iree_gauntlet.system.short_process import Answer
 from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.workers.iree_side import run_server
+from tests.support.machines import write_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,13 +47,6 @@ FAULTS = (
     NotImplementedError("not here"),
     psutil.AccessDenied(1),
 )
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
@@ -145,13 +139,13 @@ def test_peaks_of_a_machine_of_unknown_memory_are_measured_on_the_usual_size(mon
 
 
 def test_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/meminfo": MEMINFO})
+    write_files(tmp_path, {"proc/meminfo": MEMINFO})
     assert (total_memory(tmp_path), free_memory(tmp_path), read_used_swap(tmp_path)) == (1024_000, 409_600, 30_720)
-    write(
+    write_files(
         tmp_path, {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 100 kB\nSwapTotal: what\nnothing\nHugePages_Total: 3\n"}
     )
     assert (total_memory(tmp_path), free_memory(tmp_path), read_used_swap(tmp_path)) == (1024_000, 102_400, None)
-    write(tmp_path, {"sys/fs/cgroup/memory.max": "1000"})
+    write_files(tmp_path, {"sys/fs/cgroup/memory.max": "1000"})
     assert read_machine_facts(tmp_path).memory_bytes == 1000
     (tmp_path / "proc/meminfo").unlink()
     assert read_machine_facts(tmp_path).memory_bytes == 1000, "a container's limit is known by itself"
@@ -165,7 +159,7 @@ def test_memory_is_what_psutil_says_on_this_machine() -> None:
 
 @pytest.mark.parametrize(("text", "load"), [("0.52 1.25 1.00 1/2 3", 0.52), ("", None), ("many", None)])
 def test_load_average(text: str, load: float | None, tmp_path: Path) -> None:
-    write(tmp_path, {"proc/loadavg": text})
+    write_files(tmp_path, {"proc/loadavg": text})
     assert load_average(tmp_path) == load
 
 
@@ -189,14 +183,14 @@ def test_battery(supplies: dict[str, dict[str, str]], battery: bool | None, tmp_
     (tmp_path / SUPPLIES).mkdir(parents=True)
     for name, fields in supplies.items():
         (tmp_path / SUPPLIES / name).mkdir()
-        write(tmp_path / SUPPLIES / name, fields)
+        write_files(tmp_path / SUPPLIES / name, fields)
     assert is_on_battery(tmp_path) is battery
 
 
 def test_places_that_are_not_what_they_should_be_are_unknown_too(tmp_path: Path) -> None:
     for name in ("hwmon", "thermal", "power_supply"):
-        write(tmp_path, {f"sys/class/{name}": "a file"})
-    write(tmp_path, {"sys/devices/system/cpu": "a file", "proc/stat": "a\n\nfile", "proc/meminfo": "a file"})
+        write_files(tmp_path, {f"sys/class/{name}": "a file"})
+    write_files(tmp_path, {"sys/devices/system/cpu": "a file", "proc/stat": "a\n\nfile", "proc/meminfo": "a file"})
     (tmp_path / "proc/loadavg").mkdir()
     state = machine_state(measure_cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path)), tmp_path)
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY

@@ -68,7 +68,7 @@ def _run(folder: Path, submodels: str, seconds: float = 10.0, **changes: Any) ->
 
 
 def _merge(*runs: str, into: str = "whole", lenient: bool = False) -> ExitCode:
-    return report(" ".join(runs), into, lenient=lenient)
+    return report(runs, into, lenient=lenient)
 
 
 def _outcome(folder: Path) -> RunOutcome:
@@ -105,7 +105,7 @@ def test_the_merged_run_is_what_one_run_would_have_been(tmp_path: Path, capsys: 
     assert asked_for(tmp_path / "whole").selection["shard"] == ""
     assert "note: merged from 2 runs: one, two\n" in capsys.readouterr().err
     # Made again from the merged journal alone.
-    assert report("whole") is ExitCode.FAILED
+    assert report(("whole",)) is ExitCode.FAILED
 
 
 def test_a_missing_share_is_told_and_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_a_missing_share_is_told_and_no_success(tmp_path: Path, capsys: pytest.C
     assert _merge(one, four) is ExitCode.ERROR
     printed = capsys.readouterr().err
     assert "note: shards 2, 3 of 4 are missing: this is not the whole run\n" in printed
-    assert report("whole") is ExitCode.ERROR
+    assert report(("whole",)) is ExitCode.ERROR
 
 
 def test_a_killed_share_shows_in_its_own_steps_alone(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no run gone"):
         _merge(one, "gone")
     with pytest.raises(UsageError, match="reports of one run, not of 2"):
-        report(f"{one} {two}")
+        report((str(one), str(two)))
     _run(tmp_path / "three", "c")
     _merge(one, "three")
     with pytest.raises(UsageError, match="whole already holds a run"):
@@ -213,9 +213,9 @@ def test_mistakes(tmp_path: Path) -> None:
 
 def test_folders_with_blanks_in_their_names(tmp_path: Path) -> None:
     _run(tmp_path / "my run", "a")
-    assert report("my run") is ExitCode.OK
+    assert report(("my run",)) is ExitCode.OK
     _run(tmp_path / "two", "c")
-    assert report("'my run' two", "the whole") is ExitCode.OK
+    assert report(("my run", "two"), "the whole") is ExitCode.OK
     assert json.loads((tmp_path / "the whole" / "summary.json").read_text())["run"] == "the whole"
 
 

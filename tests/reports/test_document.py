@@ -297,3 +297,11 @@ def test_no_text_breaks_out_of_its_place(text: str) -> None:
     if text.strip():
         assert sum(token.type == "table_open" for token in tokens) == 1
         assert sum(token.type == "td_open" for token in tokens) == 2 * (len(ColumnKind) - 1)
+
+
+def test_figures_are_aligned_by_the_first_of_the_longest_endings() -> None:
+    # A set of them would give each process another page.
+    texts = ("7", *(f"{number}.{number}{number} *" for number in range(1, 9)))
+    table = Table((Column("time", ColumnKind.NUMBER),), tuple((text,) for text in texts))
+    page = html_page(Document("T", "done", (), (table,)))
+    assert set(re.findall(r'data-as="([^"]*)"', page)) == {".11 *"}

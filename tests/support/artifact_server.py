@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Request", "Server", "serving", "whole"]
+__all__ = ["Request", "Server", "send", "serving", "whole"]
 
 Request = BaseHTTPRequestHandler
 
@@ -30,16 +30,19 @@ class Server:
         return self.base + path
 
 
-def whole(content: bytes) -> Callable[[Request], None]:
-    """An ordinary answer."""
+def send(request: Request, body: bytes = b"", status: int = 200, **headers: str) -> None:
+    """Answer with this body, its length unless the headers say another one; `_` stands for the `-` of their names."""
+    request.send_response(status)
+    for name, value in {"Content_Length": str(len(body)), **headers}.items():
+        request.send_header(name.replace("_", "-"), value)
+    request.end_headers()
+    request.wfile.write(body)
+    request.wfile.flush()
 
-    def answer(request: Request) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(content)))
-        request.end_headers()
-        request.wfile.write(content)
 
-    return answer
+def whole(content: bytes = b"", status: int = 200, **headers: str) -> Callable[[Request], None]:
+    """An ordinary answer, as of `send`."""
+    return lambda request: send(request, content, status, **headers)
 
 
 @contextmanager

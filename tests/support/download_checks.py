@@ -8,7 +8,7 @@ import itertools
 import random
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,6 +42,7 @@ __all__ = [
     "files_below",
     "partials",
     "published",
+    "refused",
     "sha256",
     "store",
 ]
@@ -130,6 +131,18 @@ def store(
         policy=policy,
         progress=progress,
     )
+
+
+def refused(root: Path, url: str, match: str | None = None, **how: Any) -> ArtifactError:
+    """What a fetch says that fails: it names what was asked for, and leaves nothing that may be taken for it.
+
+    `how`: as of `store`.
+    """
+    with pytest.raises(ArtifactError, match=match) as caught:
+        store(root, **how).fetch(url)
+    assert url in str(caught.value)
+    assert published(root) == {}
+    return caught.value
 
 
 class _Arrived(Progress):

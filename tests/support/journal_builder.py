@@ -6,13 +6,16 @@ import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.journal_events import EndEvent, RunEvent
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.results import Result
 from iree_gauntlet.steps import Command, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 RUN = "20261121-051800-cpu"
 _BEGIN = datetime(2026, 11, 21, 5, 18, tzinfo=UTC)
@@ -332,3 +335,38 @@ def every_verdict() -> JournalBuilder:
     )
     builder.end(3, seconds=90.5)
     return builder
+
+
+def measured_run(
+    folder: Path,
+    name: str,
+    *,
+    goldens: Mapping[str, Sequence[dict[str, Any]]] = {},
+    sku: str = "",
+    times: Sequence[float] = (3.0, 3.2, 3.1),
+    dispatches: int = 19,
+    size: int = 900,
+    disturbed: Sequence[str] = (),
+    checks: Sequence[dict[str, Any]] = (),
+    threshold: str = "passed",
+    compstat: str = "passed",
+    benchmark: str = "passed",
+    release: str = "3.13.0rc20261016",
+    ended: bool = True,
+) -> Path:
+    """A run of one chain, with the goldens that its steps know; where a spec has others, they are younger."""
+    builder = JournalBuilder(run=name)
+    steps = {
+        stage: builder.step("toy", "net", stage, sku=sku, goldens=list(goldens.get(stage, ())))
+        for stage in ("threshold", "compstat", "benchmark")
+    }
+    builder.begin(toolchain={"compiler": release}, run=name)
+    builder.result(steps["threshold"], threshold)
+    counts = {"dispatch_count": dispatches, "binary_size_bytes": size}
+    builder.result(steps["compstat"], compstat, statistics=counts)
+    noise = {"disturbed": list(disturbed)}
+    timed = samples(*times)
+    builder.result(steps["benchmark"], benchmark, "no verdict", samples=timed, checks=list(checks), statistics=noise)
+    if ended:
+        builder.end()
+    return builder.write(folder / name)

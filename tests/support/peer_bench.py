@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.steps import Command, Resources, Step
+from iree_gauntlet.steps import Command, Resources
 from iree_gauntlet.torch_models.peers import AgainstPlace, make_iree_rounds, measure
 from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,17 +55,14 @@ class PeerBench:
         self.cancelled = threading.Event()
 
     def measure(self, names: Sequence[str], build: Path, script: str = "measure_module", **place: Any) -> list[Peer]:
-        step = Step(
-            id=f"{CHAIN}:benchmark",
-            chain=CHAIN,
+        step = make_step(
+            Stage.BENCHMARK,
+            CHAIN,
             dialect="bench",
             model="tiny",
             submodel="model",
             target="cpu",
-            sku="",
-            stage=Stage.BENCHMARK,
             folder=str(self.folder / "step"),
-            timeout=LIMIT_SECONDS,
             origin=Origin("tiny.py"),
             resources=Resources(device="local-task"),
         )

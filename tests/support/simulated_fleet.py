@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
 from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
@@ -14,12 +14,13 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Resources, Step
 from tests.support.clocks import Clock
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.cluster.link import Event, Order, State
+    from iree_gauntlet.cluster.link import Event, Order
 
 __all__ = ["CPU", "GPU", "FakeEngine", "Messages", "SimulatedLink", "offer", "simulated", "step"]
 
@@ -40,18 +41,13 @@ def step(
 ) -> Step:
     """A step of the chain before the colon."""
     ingredients = (("host", host),) if host else ()
-    return Step(
+    return make_step(
+        stage,
+        name.partition(":")[0],
         id=name,
-        chain=name.partition(":")[0],
-        dialect="d",
         model="m",
         submodel="s",
         target="cpu",
-        sku="",
-        stage=stage,
-        folder="",
-        timeout=1.0,
-        origin=Origin("x"),
         needs=needs,
         resources=Resources(1, exclusive, device),
         cache=CacheLookup(ingredients=ingredients),
@@ -144,8 +140,8 @@ class SimulatedLink:
             self.clock.advance(seconds)
         return event
 
-    def show(self, state: State) -> None:
-        del state
+    def show(self, running: Sequence[tuple[str, str, str]], waiting: Mapping[str, int]) -> None:
+        del running, waiting
 
     def end(self) -> None:
         self.ended = True

@@ -33,6 +33,7 @@ __all__ = [
     "plan",
     "problems_of_tree",
     "step_of",
+    "words",
     "write_tree",
 ]
 
@@ -144,6 +145,11 @@ def step_of(made: Plan, step_id: str) -> Step:
     found = [step for step in made.steps if step.id == step_id]
     assert len(found) == 1, [step.id for step in made.steps]
     return found[0]
+
+
+def words(*lines: str) -> list[str]:
+    """A command line, a few words a line."""
+    return " ".join(lines).split()
 
 
 def argv_of(made: Plan, step_id: str) -> list[str]:

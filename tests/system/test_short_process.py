@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.system import short_process
-from iree_gauntlet.system.short_process import run_short
+from iree_gauntlet.system.short_process import run_logged, run_short
 from tests.support.hanging import HANG, growing_times, marked_hang
 from tests.support.processes import running, wait_until
 
@@ -68,3 +68,17 @@ def test_what_was_said_until_the_time_is_up_is_kept() -> None:
         if "hard" in raised.value.output:
             break
     assert raised.value.output == "thinking\nhard\n"
+
+
+def test_an_interrupt_of_ours_ends_a_program_that_is_logged(tmp_path: Path) -> None:
+    child, asked = marked_hang(), tmp_path / "asked"
+
+    def follow(_: str) -> None:
+        raise KeyboardInterrupt
+
+    argv = ["sh", "-c", f"trap 'touch {asked}; kill $!; exit' TERM; {child} & echo at work; wait"]
+    with pytest.raises(KeyboardInterrupt):
+        run_logged(argv, tmp_path / "log", environment=dict(os.environ), held=(), follow=follow)
+    wait_until(lambda: not running(child))
+    assert asked.exists()
+    assert (tmp_path / "log").read_text().endswith("at work\n")

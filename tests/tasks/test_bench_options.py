@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from invoke.parser.context import ParserContext
 from invoke.parser.parser import Parser
 
-from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
-from iree_gauntlet.requests import Option
-from iree_gauntlet.tasks.task_options import TOOLCHAIN, gauntlet_task
+from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.tasks.experiment_commands import bench_task
+from iree_gauntlet.tasks.task_options import TOOLCHAIN
 from iree_gauntlet.toolchains.flags import FlagSet, KnownFlags, parse_compiler_help
 from iree_gauntlet.torch_models.bench_options import (
     OPTIONS,
@@ -47,11 +47,6 @@ DOCUMENT = """
 
 @cache
 def invoke_parser() -> Parser:
-    @gauntlet_task("bench", tuple(Option(o.name, o.default, o.help, o.short) for o in OPTIONS))
-    def bench_task(_options: dict[str, Any]) -> ExitCode:
-        """Only its options are used."""
-        return ExitCode.OK
-
     return Parser(contexts=[ParserContext(name="bench", args=bench_task.get_arguments())])
 
 

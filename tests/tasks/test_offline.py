@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.run_start import MissingFile, missing_files, missing_text, without_missing_files
 from iree_gauntlet.settings import Configuration, Mirror
 from iree_gauntlet.steps import Step, StepInput
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pytest
 
     from tests.support.toy_project import Project
+
 
 WEIGHTS, PROGRAM = "https://models.example/w.irpa", "https://models.example/m.mlir"
 HINT = "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows where it would lie."
@@ -31,8 +33,7 @@ def store_in(folder: Path, configuration: Configuration | None = None) -> Artifa
 
 def fetch_step(*urls: str, name: str = "a/b@cpu", skip: str = "", blocked: str = "") -> Step:
     inputs = tuple(StepInput("input", "", url) for url in urls)
-    place, origin = ("", "a", "b", "cpu", "", Stage.FETCH, "", 0.0), Origin("specs/a.json", "")
-    return Step(f"{name}:fetch", name, *place, origin, inputs=inputs, skip=skip, blocked=blocked)
+    return make_step(Stage.FETCH, name, inputs=inputs, skip=skip, blocked=blocked)
 
 
 def put(path: Path) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.tasks.program import _Gauntlet, namespace
 from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.flags import read_known_flags
 from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.command_line import Done, run_here
 from tests.support.spec_trees import BENCHMARK, FIRST, SECOND, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+Run = Callable[..., Done]
 STEP_FIELDS = {
     *("id", "case", "step", "spec", "field", "argv", "cwd", "env", "inputs", "outputs", "needs", "key", "cached"),
     *("why", "resources", "timeout_seconds", "expectation", "goldens", "skip", "blocked", "notes"),
@@ -53,37 +56,15 @@ def without_iree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "find_installed", absent)
 
 
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def text(self) -> str:
-        return self.out + self.err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Any:
-    def call(*words: str) -> Result:
-        code = 0
-        try:
-            _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version="0").run(["gauntlet", *words])
-        except SystemExit as error:
-            code = int(error.code or 0)
-        captured = capsys.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return call
+def run(project: Path) -> Run:
+    return lambda *words: run_here(words, project, os.environ)
 
 
 # list
 
 
-def test_list_as_text(project: Path, run: Any) -> None:
+def test_list_as_text(project: Path, run: Run) -> None:
     result = run("list")
     assert result.code == 0
     assert result.out.splitlines() == [
@@ -96,9 +77,8 @@ def test_list_as_text(project: Path, run: Any) -> None:
     assert result.err == ""
 
 
-def test_list_as_json(project: Path, run: Any) -> None:
-    first = run("list", "--format", "json", "--model", "a").json
-    assert first == [
+def test_list_as_json(project: Path, run: Run) -> None:
+    assert json.loads(run("list", "--format", "json", "--model", "a").out) == [
         {
             "model": "a",
             "submodel": "x",
@@ -111,7 +91,7 @@ def test_list_as_json(project: Path, run: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_list_tells_of_broken_specs_with_the_valid_ones(project: Path, run: Any, form: str) -> None:
+def test_list_tells_of_broken_specs_with_the_valid_ones(project: Path, run: Run, form: str) -> None:
     write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"junk": 1}})
     result = run("list", "--format", form)
     assert result.code == 2
@@ -120,7 +100,7 @@ def test_list_tells_of_broken_specs_with_the_valid_ones(project: Path, run: Any,
     assert "a" in result.out
 
 
-def test_selection_that_matches_nothing(project: Path, run: Any) -> None:
+def test_selection_that_matches_nothing(project: Path, run: Run) -> None:
     for task in ("list", "plan", "lint"):
         result = run(task, "--model", "aa")
         assert result.code == 5
@@ -129,7 +109,7 @@ def test_selection_that_matches_nothing(project: Path, run: Any) -> None:
         assert result.out == ""
 
 
-def test_unknown_markers_are_told_by_every_task(project: Path, run: Any, without_iree: None) -> None:
+def test_unknown_markers_are_told_by_every_task(project: Path, run: Run, without_iree: None) -> None:
     for task in ("list", "plan", "lint"):
         result = run(task, "--markers", "not slwo", "--target", "cpu", "--model", "a")
         assert result.code == 0
@@ -140,10 +120,10 @@ def test_unknown_markers_are_told_by_every_task(project: Path, run: Any, without
 
 
 @pytest.mark.iree
-def test_plan_as_json(project: Path, run: Any) -> None:
+def test_plan_as_json(project: Path, run: Run) -> None:
     result = run("plan", "--format", "json", "--model", "a", "--sku", "box")
     assert result.code == 0
-    document = result.json
+    document = json.loads(result.out)
     assert document["schema"] == 1
     assert document["suite"] == "custom"
     assert document["problems"] == []
@@ -178,16 +158,16 @@ def test_plan_as_json(project: Path, run: Any) -> None:
 
 
 @pytest.mark.iree
-def test_a_plan_as_json_has_a_line_for_each_step(project: Path, run: Any, without_iree: None) -> None:
+def test_a_plan_as_json_has_a_line_for_each_step(project: Path, run: Run, without_iree: None) -> None:
     result = run("plan", "--format", "json", "--model", "a")
     lines = result.out.splitlines()
     start = lines.index('"steps": [') + 1
     steps = [json.loads(line.removesuffix(",")) for line in lines[start : lines.index("],")]]
-    assert steps == result.json["steps"]
-    assert list(result.json) == ["schema", "suite", "run_dir", "toolchain", "steps", "problems"]
+    assert steps == json.loads(result.out)["steps"]
+    assert list(json.loads(result.out)) == ["schema", "suite", "run_dir", "toolchain", "steps", "problems"]
 
 
-def test_a_plan_leaves_the_collection_of_garbage_as_it_was(project: Path, run: Any, without_iree: None) -> None:
+def test_a_plan_leaves_the_collection_of_garbage_as_it_was(project: Path, run: Run, without_iree: None) -> None:
     assert run("plan", "--model", "a").code == 0
     assert gc.isenabled()
     gc.disable()
@@ -198,7 +178,7 @@ def test_a_plan_leaves_the_collection_of_garbage_as_it_was(project: Path, run: A
         gc.enable()
 
 
-def test_plan_as_text(project: Path, run: Any) -> None:
+def test_plan_as_text(project: Path, run: Run) -> None:
     result = run("plan", "--model", "a")
     assert result.code == 0
     lines = result.out.splitlines()
@@ -210,7 +190,7 @@ def test_plan_as_text(project: Path, run: Any) -> None:
 
 
 @pytest.mark.iree
-def test_plan_writes_nothing_but_the_flags_that_the_tools_know(project: Path, run: Any) -> None:
+def test_plan_writes_nothing_but_the_flags_that_the_tools_know(project: Path, run: Run) -> None:
     before = {path for path in project.rglob("*") if path.is_file()}
     run("plan", "--suite", "cpu")
     new = {path for path in project.rglob("*") if path.is_file()} - before
@@ -223,12 +203,12 @@ def test_plan_writes_nothing_but_the_flags_that_the_tools_know(project: Path, ru
     assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == again
 
 
-def test_plan_without_iree_works_and_says_so(project: Path, run: Any, without_iree: None) -> None:
+def test_plan_without_iree_works_and_says_so(project: Path, run: Run, without_iree: None) -> None:
     result = run("plan", "--model", "a")
     assert result.code == 0
     assert result.out.startswith("note: no IREE in this Python\n  pip install")
     assert "  compile    runs " in result.out
-    document = run("plan", "--model", "a", "--format", "json").json
+    document = json.loads(run("plan", "--model", "a", "--format", "json").out)
     assert document["toolchain"] is None
     assert [step["argv"][:1] for step in document["steps"] if step["argv"]] == [
         ["iree-compile"],
@@ -238,7 +218,7 @@ def test_plan_without_iree_works_and_says_so(project: Path, run: Any, without_ir
     assert sorted(path.name for path in project.iterdir()) == ["specs", "suites"]
 
 
-def test_plan_of_broken_specs_shows_all_problems(project: Path, run: Any, without_iree: None) -> None:
+def test_plan_of_broken_specs_shows_all_problems(project: Path, run: Run, without_iree: None) -> None:
     write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"junk": 1, "mlir": 2}})
     result = run("plan")
     assert result.code == 2
@@ -246,7 +226,7 @@ def test_plan_of_broken_specs_shows_all_problems(project: Path, run: Any, withou
     assert result.out == ""
 
 
-def test_a_source_of_an_unknown_scheme_is_a_problem_of_the_spec(project: Path, run: Any, without_iree: None) -> None:
+def test_a_source_of_an_unknown_scheme_is_a_problem_of_the_spec(project: Path, run: Run, without_iree: None) -> None:
     write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"mlir": "htps://h/m.mlir"}})
     for task in ("plan", "lint"):
         result = run(task, "--target", "cpu")
@@ -254,7 +234,7 @@ def test_a_source_of_an_unknown_scheme_is_a_problem_of_the_spec(project: Path, r
         assert "z_cpu.json:14: mlir: unknown scheme 'htps'" in result.err
 
 
-def test_sources_are_checked_with_other_mistakes(project: Path, run: Any, without_iree: None) -> None:
+def test_sources_are_checked_with_other_mistakes(project: Path, run: Run, without_iree: None) -> None:
     spec = SECOND | {"mlir": "ftp://h/m.mlir", "inputs": [{"source": "hf://a/b/c"}], "junk": 1}
     write_tree(project, {"specs/regression_tests/b/z_cpu.json": spec})
     for words in (["plan", "--target", "cpu"], ["lint"], ["lint", "--model", "a"]):
@@ -265,7 +245,7 @@ def test_sources_are_checked_with_other_mistakes(project: Path, run: Any, withou
             assert text in result.err
 
 
-def test_a_missing_module_is_named_of_tests_that_are_not_selected(project: Path, run: Any, without_iree: None) -> None:
+def test_a_missing_module_is_named_of_tests_that_are_not_selected(project: Path, run: Run, without_iree: None) -> None:
     write_tree(project, {"specs/torch_models/t/q.json": {"type": "quality", "modules": ["gone"], "markers": []}})
     for words in (["lint"], ["lint", "--model", "a"]):
         result = run(*words)
@@ -273,7 +253,7 @@ def test_a_missing_module_is_named_of_tests_that_are_not_selected(project: Path,
     assert "torch_models/t/q.json cannot be used (1 problem" in run("plan", "--model", "a", "--target", "cpu").err
 
 
-def test_a_selection_that_a_broken_file_may_hold(project: Path, run: Any, without_iree: None) -> None:
+def test_a_selection_that_a_broken_file_may_hold(project: Path, run: Run, without_iree: None) -> None:
     files = {"onnx_models/tests/vision_models_test.py": "def compare_between_iree_and_onnxruntime(:\n"}
     write_tree(project, files)
     result = run("plan", "--spec-dir", "onnx_models", "--submodel", "tiny-1")
@@ -282,20 +262,20 @@ def test_a_selection_that_a_broken_file_may_hold(project: Path, run: Any, withou
     assert "No model '*'" not in result.err
 
 
-def test_plan_stages(project: Path, run: Any, without_iree: None) -> None:
-    document = run("plan", "--stages", "compile", "--model", "a", "--format", "json").json
+def test_plan_stages(project: Path, run: Run, without_iree: None) -> None:
+    document = json.loads(run("plan", "--stages", "compile", "--model", "a", "--format", "json").out)
     assert [step["step"] for step in document["steps"]] == ["fetch", "compile"]
 
 
 # lint
 
 
-def test_lint_of_sound_specs(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_of_sound_specs(project: Path, run: Run, without_iree: None) -> None:
     result = run("lint")
     assert (result.code, result.out, result.err) == (0, "3 spec files are valid\n", "")
 
 
-def test_lint_reports_everything_at_once(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_reports_everything_at_once(project: Path, run: Run, without_iree: None) -> None:
     write_tree(
         project,
         {
@@ -325,7 +305,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_file_that_cannot_be_used_stops_who_selects_it_alone(
-    project: Path, run: Any, without_iree: None, name: str
+    project: Path, run: Run, without_iree: None, name: str
 ) -> None:
     write_tree(project, {f"specs/{name}": BROKEN[name]})
     file = f"specs/{name}"
@@ -343,14 +323,14 @@ def test_a_file_that_cannot_be_used_stops_who_selects_it_alone(
     assert run("plan", "--target", "cpu", "--target", "rocm").code == (0 if "unused" in name else 2)
 
 
-def test_lint_of_files_that_nothing_selects(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_of_files_that_nothing_selects(project: Path, run: Run, without_iree: None) -> None:
     write_tree(project / "alone", {"torch_models/modules/unused.json": BROKEN["torch_models/c/modules/unused.json"]})
     result = run("lint", "--spec-dir", "alone")
     assert result.code == 2
     assert "alone/torch_models/modules/unused.json:" in result.err
 
 
-def test_lint_warns_of_what_has_another_name_today(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_warns_of_what_has_another_name_today(project: Path, run: Run, without_iree: None) -> None:
     fields = {name: value for name, value in BENCHMARK.items() if not name.startswith("golden_time")}
     write_tree(project, {"specs/benchmarks/b/y_rocm.json": fields | {"golden_time": {"mi300": 5}}})
     result = run("lint")
@@ -358,7 +338,7 @@ def test_lint_warns_of_what_has_another_name_today(project: Path, run: Any, with
     assert "warning: specs/benchmarks/b/y_rocm.json: golden_time is the older name of golden_time_ms\n" in result.out
 
 
-def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: Any, without_iree: None) -> None:
+def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: Run, without_iree: None) -> None:
     spec = SECOND | {"tuner_file": {"mi308": "tuner.mlir"}, "inputs": [], "outputs": []}
     spec |= {"mlir": "../a/program.mlir", "real_weights": "random://zeros/4xf32"}
     names = [f"specs/regression_tests/t/{name}_rocm.json" for name in ("p", "q")]
@@ -376,7 +356,7 @@ def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: A
     assert run("plan", "--model", "u", *words[2:]).err == f"warning: {names[0]}: {text}{hint}\n"
 
 
-def test_lint_finds_missing_files(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_finds_missing_files(project: Path, run: Run, without_iree: None) -> None:
     write_tree(
         project,
         {
@@ -397,7 +377,7 @@ def test_lint_finds_missing_files(project: Path, run: Any, without_iree: None) -
     assert "valid" not in result.out
 
 
-def test_lint_reads_suites_settings_and_marks_too(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_reads_suites_settings_and_marks_too(project: Path, run: Run, without_iree: None) -> None:
     write_tree(
         project,
         {
@@ -425,7 +405,7 @@ def test_lint_reads_suites_settings_and_marks_too(project: Path, run: Any, witho
     assert run("lint", "--suite", "suites/cpu.toml").code == 0
 
 
-def test_a_missing_file_has_a_near_one_or_is_recorded(project: Path, run: Any, without_iree: None) -> None:
+def test_a_missing_file_has_a_near_one_or_is_recorded(project: Path, run: Run, without_iree: None) -> None:
     path = project / "specs/regression_tests/a/x_cpu.json"
     spec = json.loads(path.read_text())
     path.write_text(json.dumps(spec | {"mlir": "progam.mlir", "outputs": [{"source": "x_cpu/output_0.npy"}]}))
@@ -434,14 +414,14 @@ def test_a_missing_file_has_a_near_one_or_is_recorded(project: Path, run: Any, w
     assert "x_cpu/output_0.npy is missing\n    `gauntlet golden.record --model a` makes it" in found
 
 
-def test_a_spec_outside_of_a_models_folder_is_pointed_out(project: Path, run: Any, without_iree: None) -> None:
+def test_a_spec_outside_of_a_models_folder_is_pointed_out(project: Path, run: Run, without_iree: None) -> None:
     shutil.copyfile(project / "specs/regression_tests/b/y.json", project / "specs/regression_tests/y.json")
     result = run("lint")
     assert "y.json: is not read: specs lie in their model's folder, specs/regression_tests/MODEL/" in result.out
     assert "b" in run("list").out
 
 
-def test_a_benchmark_of_a_broken_spec_lacks_nothing(project: Path, run: Any, without_iree: None) -> None:
+def test_a_benchmark_of_a_broken_spec_lacks_nothing(project: Path, run: Run, without_iree: None) -> None:
     path = project / "specs/regression_tests/a/x_cpu.json"
     path.write_text(path.read_text().replace('"device"', '"devise"'))
     result = run("lint")
@@ -453,12 +433,11 @@ def test_a_benchmark_of_a_broken_spec_lacks_nothing(project: Path, run: Any, wit
 
 
 @pytest.mark.parametrize("name", ["f16", "f32", "f64", "bf16"])
-def test_lint_checks_tolerances(project: Path, run: Any, name: str) -> None:
-    def linted(value: str) -> Result:
+def test_lint_checks_tolerances(project: Path, run: Run, name: str) -> None:
+    def linted(value: str) -> Done:
         flags = ["--expected_f32_threshold=0.1f", f"--expected_{name}_threshold={value}"]
         write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": flags}})
-        result: Result = run("lint", "--model", "b", "--target", "cpu")
-        return result
+        return run("lint", "--model", "b", "--target", "cpu")
 
     place = "specs/regression_tests/b/y.json:28: cpu_threshold_args[1]: flag"
     for value, what in (
@@ -480,10 +459,10 @@ def test_lint_checks_tolerances(project: Path, run: Any, name: str) -> None:
     assert (valid.code, "warning" in valid.out) == (0, False)
 
 
-def test_lint_warns_of_a_tolerance_that_the_tool_itself_makes_void(project: Path, run: Any) -> None:
-    def linted(*flags: str) -> Result:
+def test_lint_warns_of_a_tolerance_that_the_tool_itself_makes_void(project: Path, run: Run) -> None:
+    def linted(*flags: str) -> Done:
         write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": list(flags)}})
-        result: Result = run("lint", "--model", "b", "--target", "cpu")
+        result = run("lint", "--model", "b", "--target", "cpu")
         assert result.code == 0
         return result
 
@@ -502,7 +481,7 @@ def test_lint_warns_of_a_tolerance_that_the_tool_itself_makes_void(project: Path
 
 
 @pytest.mark.iree
-def test_lint_with_the_toolchain_knows_the_flags(project: Path, run: Any) -> None:
+def test_lint_with_the_toolchain_knows_the_flags(project: Path, run: Run) -> None:
     flags = ["--iree-hal-target-backends=llvm-cpu", "--iree-no-such-flag"]
     name = "specs/regression_tests/a/x_cpu.json"
     document = json.loads((project / name).read_text(encoding="utf-8"))
@@ -513,7 +492,7 @@ def test_lint_with_the_toolchain_knows_the_flags(project: Path, run: Any) -> Non
     assert "--iree-no-such-flag" in result.err
 
 
-def test_lint_with_the_toolchain_checks_flags_with_other_mistakes(project: Path, run: Any) -> None:
+def test_lint_with_the_toolchain_checks_flags_with_other_mistakes(project: Path, run: Run) -> None:
     spec = SECOND | {"device": "local-task", "compiler_flags": ["--iree-hal-target-backends=llvm-cpu", "--iree-typo"]}
     files = {
         "b/flag_cpu.json": spec,
@@ -534,7 +513,7 @@ def test_lint_with_the_toolchain_checks_flags_with_other_mistakes(project: Path,
 
 
 def test_lint_without_the_toolchain_shows_other_mistakes_all_the_same(
-    project: Path, run: Any, without_iree: None
+    project: Path, run: Run, without_iree: None
 ) -> None:
     write_tree(project, {"specs/regression_tests/b/field_cpu.json": SECOND | {"junk": 1}})
     result = run("lint", "--toolchain")
@@ -542,7 +521,7 @@ def test_lint_without_the_toolchain_shows_other_mistakes_all_the_same(
     assert "note: flags were not checked: no IREE in this Python" in result.out
 
 
-def test_lint_with_the_toolchain_needs_one(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_with_the_toolchain_needs_one(project: Path, run: Run, without_iree: None) -> None:
     result = run("lint", "--toolchain", "--model", "a")
     assert result.code == 3
     assert "no IREE in this Python" in result.err

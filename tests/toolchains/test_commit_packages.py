@@ -20,7 +20,7 @@ from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
 from iree_gauntlet.toolchains.installer import Installer
-from tests.support.artifact_server import Request, Server, serving, whole
+from tests.support.artifact_server import Request, Server, send, serving, whole
 from tests.support.iree_source import builds_in, packages_at
 from tests.support.iree_wheels import write_wheel
 
@@ -51,12 +51,7 @@ class GitHub:
 
         def answer(request: Request) -> None:
             self.tokens[path] = request.headers.get("Authorization", "")
-            request.send_response(status)
-            for name, value in headers.items():
-                request.send_header(name.replace("_", "-"), value)
-            request.send_header("Content-Length", str(len(body)))
-            request.end_headers()
-            request.wfile.write(body)
+            send(request, body, status, **headers)
 
         self.server.url(f"/repo/{path}", answer)
 
@@ -211,13 +206,7 @@ def test_what_comes_damaged_is_not_installed(github: GitHub, wheels: list[Path])
     github.runs(3)
     github.artifacts(3, artifact)
 
-    def cut(request: Request) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(content)))
-        request.end_headers()
-        request.wfile.write(content[:-40])
-
-    github.server.url("/repo/actions/artifacts/7/zip", cut)
+    github.server.url("/repo/actions/artifacts/7/zip", whole(content[:-40], Content_Length=str(len(content))))
     assert "were cut short after" in github.refused().what
     github.server.url("/repo/actions/artifacts/7/zip", whole(content[:-1] + b"x"))
     assert "came with another content than GitHub says" in github.refused().what

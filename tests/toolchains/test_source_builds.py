@@ -207,15 +207,6 @@ def test_a_branch_of_the_remote_is_named_whole(source: IreeSource, tmp_path: Pat
     assert "Did you mean origin/next?" in caught.value.hint
 
 
-def test_missing_submodules_are_said_before_anything_is_made(source: IreeSource, tmp_path: Path) -> None:
-    clone = IreeSource(tmp_path / "clone")
-    source.git("clone", "-q", str(source.folder), str(clone.folder))
-    builds = builds_in(tmp_path / "cache")
-    with pytest.raises(ToolchainError, match="lacks submodules"):
-        builds.ready(of(clone, "main"), _BOTH)
-    assert builds.work_folders() == []
-
-
 def test_builds_of_a_work_tree_that_nobody_uses_go(source: IreeSource, tmp_path: Path) -> None:
     first = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
     shutil.rmtree(tmp_path / "cache" / "leases")
@@ -328,6 +319,8 @@ def test_submodules_that_are_not_there_are_named(source: IreeSource, tmp_path: P
         with pytest.raises(ToolchainError, match="lacks submodules: third_party/llvm-project") as caught:
             builds.ready(choice, _BOTH)
         assert caught.value.hint == f"Get them: git -C {clone.folder} submodule update --init"
+    # Said before anything is made.
+    assert builds.work_folders() == []
     # Its own are enough for the runtime.
     listing = clone.folder / "build_tools/scripts/git/runtime_submodules.txt"
     listing.parent.mkdir(parents=True)

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.tasks.program import _split_several_in_one
+from iree_gauntlet.tasks.program import _join_words
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import chosen
 
@@ -102,7 +102,7 @@ def test_one_side_overrides_the_whole_which_overrides_the_variable() -> None:
     [
         (
             ["g", "toolchain.install", "3.5.0", "3.9.0", "--offline"],
-            ["g", "toolchain.install", "3.5.0 3.9.0", "--offline"],
+            ["g", "toolchain.install", "3.5.0\n3.9.0", "--offline"],
         ),
         (["g", "toolchain.remove", "3.5.0"], ["g", "toolchain.remove", "3.5.0"]),
         (["g", "toolchain.install"], ["g", "toolchain.install"]),
@@ -110,4 +110,4 @@ def test_one_side_overrides_the_whole_which_overrides_the_variable() -> None:
     ],
 )
 def test_tasks_that_take_several_words(words: list[str], joined: list[str]) -> None:
-    assert _split_several_in_one(words) == joined
+    assert _join_words(words) == joined

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MO
 from tests.support.iree_wheels import found_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 _TOOLS = {
@@ -62,8 +65,20 @@ def environment(tmp_path: Path) -> tuple[Path, Path]:
     return python, site
 
 
+@pytest.fixture
+def wheels(environment: tuple[Path, Path]) -> tuple[Path, Path]:
+    """The same with both wheels."""
+    unpack_wheel(environment[1], "compiler")
+    unpack_wheel(environment[1], "runtime")
+    return environment
+
+
 def find(environment: tuple[Path, Path]) -> Toolchain:
     return found_in(environment[0])
+
+
+def with_version_file(text: str) -> Callable[[Path], object]:
+    return lambda site: (site / _VERSION_FILE["compiler"]).write_text(text, encoding="utf-8")
 
 
 @pytest.mark.iree
@@ -136,16 +151,11 @@ def test_the_identity_is_of_the_content_not_of_the_place(tmp_path: Path) -> None
     assert found[0].runtime.identity == found[2].runtime.identity
 
 
-def test_a_library_replaced_by_one_of_another_size_has_another_identity(environment: tuple[Path, Path]) -> None:
-    unpack_wheel(environment[1], "compiler")
-    unpack_wheel(environment[1], "runtime")
-    before = find(environment).compiler.identity
-    (environment[1] / "iree/compiler/_mlir_libs/libIREECompiler.so").write_bytes(b"my own build")
-    assert find(environment).compiler.identity != before
-
-
-def test_a_wheel_without_record_is_told_by_size_and_time(environment: tuple[Path, Path]) -> None:
-    unpack_wheel(environment[1], "compiler", record=False)
+@pytest.mark.parametrize("record", [True, False])
+def test_a_library_replaced_by_one_of_another_size_has_another_identity(
+    environment: tuple[Path, Path], *, record: bool
+) -> None:
+    unpack_wheel(environment[1], "compiler", record=record)
     unpack_wheel(environment[1], "runtime")
     before = find(environment).compiler.identity
     (environment[1] / "iree/compiler/_mlir_libs/libIREECompiler.so").write_bytes(b"my own build")
@@ -168,51 +178,34 @@ def test_both_missing_is_one_error(environment: tuple[Path, Path]) -> None:
     assert "iree-base-compiler[onnx]' iree-base-runtime" in raised.value.hint
 
 
-def test_a_tool_that_may_not_be_executed(environment: tuple[Path, Path]) -> None:
-    unpack_wheel(environment[1], "compiler")
-    unpack_wheel(environment[1], "runtime")
-    (environment[1] / "iree/_runtime_libs/iree-run-module").chmod(0o644)
-    with pytest.raises(ToolchainError, match=r"iree-run-module .* may not be executed") as raised:
-        find(environment)
-    assert "chmod +x" in raised.value.hint
-
-
-def test_a_tool_that_is_missing(environment: tuple[Path, Path]) -> None:
-    unpack_wheel(environment[1], "compiler")
-    unpack_wheel(environment[1], "runtime")
-    (environment[1] / "iree/compiler/_mlir_libs/iree-compile").unlink()
-    with pytest.raises(ToolchainError, match="iree-compile is missing") as raised:
-        find(environment)
-    assert "--force-reinstall --no-deps iree-base-compiler==3.13.0" in raised.value.hint
-
-
-def test_files_without_package_metadata_are_no_wheel(environment: tuple[Path, Path]) -> None:
-    unpack_wheel(environment[1], "compiler")
-    unpack_wheel(environment[1], "runtime")
-    (environment[1] / "iree_base_compiler-3.13.0.dist-info" / "METADATA").unlink()
-    (environment[1] / "iree_base_compiler-3.13.0.dist-info" / "RECORD").unlink()
-    (environment[1] / "iree_base_compiler-3.13.0.dist-info").rmdir()
-    with pytest.raises(ToolchainError, match="was not installed from a wheel"):
-        find(environment)
-
-
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [("VERSION = ", "cannot be read"), ("REVISIONS = {}\n", "has no VERSION"), ("VERSION = f()\n", "cannot be read")],
+    ("harm", "says", "hint"),
+    [
+        (lambda site: (site / _TOOLS["runtime"][0]).chmod(0o644), "iree-run-module .* may not be executed", "chmod +x"),
+        (
+            lambda site: (site / _TOOLS["compiler"][0]).unlink(),
+            *("iree-compile is missing", "--force-reinstall --no-deps iree-base-compiler==3.13.0"),
+        ),
+        (
+            lambda site: shutil.rmtree(site / "iree_base_compiler-3.13.0.dist-info"),
+            "was not installed from a wheel",
+            "",
+        ),
+        (with_version_file("VERSION = "), "cannot be read", ""),
+        (with_version_file("REVISIONS = {}\n"), "has no VERSION", ""),
+        (with_version_file("VERSION = f()\n"), "cannot be read", ""),
+    ],
 )
-def test_a_damaged_version_file(environment: tuple[Path, Path], text: str, said: str) -> None:
-    unpack_wheel(environment[1], "compiler")
-    unpack_wheel(environment[1], "runtime")
-    (environment[1] / _VERSION_FILE["compiler"]).write_text(text, encoding="utf-8")
-    with pytest.raises(ToolchainError, match=said):
-        find(environment)
+def test_a_damaged_wheel(wheels: tuple[Path, Path], harm: Callable[[Path], object], says: str, hint: str) -> None:
+    harm(wheels[1])
+    with pytest.raises(ToolchainError, match=says) as raised:
+        find(wheels)
+    assert hint in raised.value.hint
 
 
-def test_an_unknown_commit_is_empty(environment: tuple[Path, Path]) -> None:
-    unpack_wheel(environment[1], "compiler")
-    unpack_wheel(environment[1], "runtime")
-    (environment[1] / _VERSION_FILE["compiler"]).write_text('VERSION = "3.13.0"\n', encoding="utf-8")
-    assert not find(environment).compiler.commit
+def test_an_unknown_commit_is_empty(wheels: tuple[Path, Path]) -> None:
+    with_version_file('VERSION = "3.13.0"\n')(wheels[1])
+    assert not find(wheels).compiler.commit
 
 
 def test_a_python_that_is_none(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from iree_gauntlet.torch_models.tracing import (
 from tests.support.command_line import LIMIT_SECONDS, with_fields
 from tests.support.places import DATA
 from tests.support.recorded_profiles import recorded
+from tests.support.steps import make_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,17 +128,10 @@ def command(toolchain: Toolchain, built: Path, folder: Path, device: str = "loca
 
 
 def step(command: Command) -> Step:
-    return Step(
-        id="m@cpu:benchmark",
-        chain="m@cpu",
-        dialect="d",
-        model="m",
-        submodel="",
-        target="cpu",
-        sku="",
-        stage=Stage.BENCHMARK,
+    return make_step(
+        Stage.BENCHMARK,
+        "m@cpu",
         folder=command.cwd,
-        timeout=LIMIT_SECONDS,
         origin=Origin("m.py"),
         command=command,
         resources=Resources(device="local-task"),

@@ -204,7 +204,8 @@ def test_every_kind_of_file_is_known(kept: Kept) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_changes_no_verdict(kept: Kept, kind: str) -> None:
     for number, share in enumerate(KINDS[kind]):
-        files = kept.files(kind)
+        # By their names, which are the same on each machine: their keys depend on its CPU.
+        files = sorted(kept.files(kind), key=lambda file: name_of(kept, file))
         path = files[number % len(files)]
         by, name = kept.made_by[path], name_of(kept, path)
         flip(path, share)
@@ -219,7 +220,7 @@ def test_a_flipped_bit_changes_no_verdict(kept: Kept, kind: str) -> None:
             shutil.rmtree(kept.cache / "artifacts" / "pypi")
         done = kept.run(by)
         assert kept.seen() == kept.verdicts[by], done.text
-        if kind.startswith("modules/") and kind != "modules/module0":
+        if kind.startswith("modules/"):
             assert f"{name}: in the cache it is damaged: " in done.text
         sound = kept.verify()
         assert sound.code == 0, sound.text
@@ -229,7 +230,8 @@ def test_a_flipped_bit_changes_no_verdict(kept: Kept, kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("artifacts/")])
 def test_nor_does_one_in_a_cache_that_was_moved(kept: Kept, kind: str) -> None:
     for number, share in enumerate(KINDS[kind]):
-        files = kept.files(kind)
+        # By their names, which are the same on each machine: their keys depend on its CPU.
+        files = sorted(kept.files(kind), key=lambda file: name_of(kept, file))
         path = files[number % len(files)]
         content = path.read_bytes()
         flip(path, share)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.upkeep.cache_lock import plan_relock, registry_text, write_registry
-from tests.support.artifact_server import Server, serving, whole
+from tests.support.artifact_server import Server, whole
 from tests.support.cache_builder import CacheBuilder
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.toy_project import Project
@@ -30,12 +30,6 @@ def project(tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path / "project", cache="empty")
     yield project
     project.close()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
 
 
 def entry(name: str, digit: str = "0", url: str = "") -> RegistryEntry:

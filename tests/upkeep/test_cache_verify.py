@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.artifacts.leases import Leases
-from tests.support.artifact_server import Server, serving, whole
+from tests.support.artifact_server import Server, whole
 from tests.support.cache_builder import CacheBuilder
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 CONTENT = bytes(range(256)) * 4000
@@ -30,12 +29,6 @@ def project(tmp_path: Path) -> Project:
 @pytest.fixture
 def cache(project: Project) -> CacheBuilder:
     return CacheBuilder(project.folder / "cache")
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
 
 
 def rot(path: Path) -> None:

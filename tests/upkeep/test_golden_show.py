@@ -21,7 +21,7 @@ from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import show
 from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 from tests.support.command_line import run_here
-from tests.support.journal_builder import JournalBuilder, check, samples
+from tests.support.journal_builder import JournalBuilder, check, measured_run, samples
 from tests.support.places import CORPUS
 from tests.support.synthetic_times import synthetic_times
 from tests.support.torch_project import TorchProject
@@ -37,40 +37,6 @@ FILE = "specs/benchmarks/toy/net_cpu.json"
 def _golden(metric: Metric, value: float, *, field: str = "g", **changes: Any) -> Golden:
     fields = {"factor": 1.0, "statistic": Statistic.MEAN, "sku": "", "release": "", **changes}
     return Golden(metric=metric, value=value, origin=Origin(FILE, field), **fields)
-
-
-def _run(
-    folder: Path,
-    name: str,
-    *,
-    sku: str = "",
-    times: Sequence[float] = (3.0, 3.2, 3.1),
-    dispatches: int = 19,
-    size: int = 900,
-    release: str = "3.13.0rc20261016",
-    threshold: str = "passed",
-    benchmark: str = "passed",
-    ended: bool = True,
-    checks: Sequence[dict[str, Any]] = (),
-    disturbed: Sequence[str] = (),
-) -> Path:
-    """A run of one chain. Its steps know no golden: those that are asked about may be younger than the run."""
-    builder = JournalBuilder(run=name)
-    steps = {stage: builder.step("toy", "net", stage, sku=sku) for stage in ("threshold", "compstat", "benchmark")}
-    builder.begin(toolchain={"compiler": release}, run=name)
-    builder.result(steps["threshold"], threshold)
-    builder.result(steps["compstat"], statistics={"dispatch_count": dispatches, "binary_size_bytes": size})
-    builder.result(
-        steps["benchmark"],
-        benchmark,
-        "no verdict",
-        samples=samples(*times),
-        checks=list(checks),
-        statistics={"disturbed": list(disturbed)},
-    )
-    if ended:
-        builder.end()
-    return builder.write(folder / name)
 
 
 def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> Standing:
@@ -97,7 +63,7 @@ def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> Sta
     ],
 )
 def test_a_golden_against_its_figure(golden: Golden, measured: float, verdict: str, tmp_path: Path) -> None:
-    standing = _standing(golden, _run(tmp_path, "run-1", sku="desk"))
+    standing = _standing(golden, measured_run(tmp_path, "run-1", sku="desk"))
     assert standing.measured == pytest.approx(measured)
     assert (standing.verdict.value, standing.run) == (verdict, "run-1")
     assert standing.ratio == pytest.approx(measured / golden.value)
@@ -116,7 +82,7 @@ def test_a_golden_against_its_figure(golden: Golden, measured: float, verdict: s
     ],
 )
 def test_a_figure_that_is_not_the_goldens(golden: Golden, run: dict[str, Any], note: str, tmp_path: Path) -> None:
-    standing = _standing(golden, _run(tmp_path, "run-1", **run))
+    standing = _standing(golden, measured_run(tmp_path, "run-1", **run))
     assert (standing.verdict, standing.measured, standing.ratio, standing.run) == ("not measured", None, None, "")
     assert standing.note.startswith(note)
 
@@ -124,10 +90,10 @@ def test_a_figure_that_is_not_the_goldens(golden: Golden, run: dict[str, Any], n
 def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
     golden = _golden(Metric.DISPATCH_COUNT, 19, release="3.13.0")
     runs = [
-        _run(tmp_path, "run-1", dispatches=20),
-        _run(tmp_path, "run-2", dispatches=19),
-        _run(tmp_path, "run-3", dispatches=25, release="3.14.0"),
-        _run(tmp_path, "run-4", dispatches=26, ended=False),
+        measured_run(tmp_path, "run-1", dispatches=20),
+        measured_run(tmp_path, "run-2", dispatches=19),
+        measured_run(tmp_path, "run-3", dispatches=25, release="3.14.0"),
+        measured_run(tmp_path, "run-4", dispatches=26, ended=False),
     ]
     standing = _standing(golden, *runs)
     assert (standing.run, standing.verdict, standing.note) == ("run-2", "kept", "")
@@ -137,34 +103,36 @@ def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
 def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path: Path) -> None:
     family = _golden(Metric.DISPATCH_COUNT, 30, sku="cpu", field="golden_dispatch.cpu")
     own = _golden(Metric.DISPATCH_COUNT, 19, sku="desk", field="golden_dispatch.desk")
-    run = _run(tmp_path, "run-1", sku="desk")
+    run = measured_run(tmp_path, "run-1", sku="desk")
     assert _standing(own, run, rivals=[family]).verdict is GoldenVerdict.KEPT
     standing = _standing(family, run, rivals=[own])
     assert standing.note == "run-1 measured 19 with the SKU desk, which has a golden of its own"
-    assert _standing(family, _run(tmp_path, "run-2"), rivals=[own]).verdict is GoldenVerdict.KEPT
+    assert _standing(family, measured_run(tmp_path, "run-2"), rivals=[own]).verdict is GoldenVerdict.KEPT
 
 
 def test_a_disturbed_time_is_judged_and_told(tmp_path: Path) -> None:
     golden = _golden(Metric.TIME_MS, 3.1)
-    standing = _standing(golden, _run(tmp_path, "run-1", disturbed=["other work keeps the CPUs 40 % busy"]))
+    standing = _standing(golden, measured_run(tmp_path, "run-1", disturbed=["other work keeps the CPUs 40 % busy"]))
     assert (standing.verdict, standing.note) == ("kept", "disturbed: other work keeps the CPUs 40 % busy")
 
 
 def test_what_the_run_has_found_out_itself_counts(tmp_path: Path) -> None:
     golden = _golden(Metric.TIME_MS, 3.0, field="golden_time_ms.desk", sku="desk")
     own = check("time_ms", 3.1, 3.0, passed=True, note=f"{FILE}: golden_time_ms.desk")
-    confirmed = _run(tmp_path, "run-1", sku="desk", checks=[own])
+    confirmed = measured_run(tmp_path, "run-1", sku="desk", checks=[own])
     assert _standing(golden, confirmed).verdict is GoldenVerdict.KEPT
     older = {**own, "golden": 2.9}
-    assert _standing(golden, _run(tmp_path, "run-2", sku="desk", checks=[older])).verdict is GoldenVerdict.BROKEN
-    undecided = _run(tmp_path, "run-3", sku="desk", benchmark="inconclusive", checks=[{**own, "passed": None}])
+    assert (
+        _standing(golden, measured_run(tmp_path, "run-2", sku="desk", checks=[older])).verdict is GoldenVerdict.BROKEN
+    )
+    undecided = measured_run(tmp_path, "run-3", sku="desk", benchmark="inconclusive", checks=[{**own, "passed": None}])
     standing = _standing(golden, undecided)
     assert (standing.verdict, standing.note) == ("inconclusive", "no verdict")
 
 
 def test_of_aggregates_nobody_knows_the_fastest(tmp_path: Path) -> None:
     golden = _golden(Metric.TIME_MS, 3.0, statistic=Statistic.MIN)
-    run = _run(tmp_path, "run-1")
+    run = measured_run(tmp_path, "run-1")
     path = run / "journal.jsonl"
     path.write_text(path.read_text().replace('"unit": "ms", "real_time"', '"aggregated": true, "real_time"'))
     assert _standing(golden, run).verdict is GoldenVerdict.NOT_MEASURED
@@ -173,7 +141,7 @@ def test_of_aggregates_nobody_knows_the_fastest(tmp_path: Path) -> None:
 
 @given(value=st.integers(0, 1000), factor=st.sampled_from([1.0, 1.1, 2.0]), dispatches=st.integers(0, 1000))
 def test_the_verdict_is_the_plain_rule(value: int, factor: float, dispatches: int, tmp_path_factory: Any) -> None:
-    run = _run(tmp_path_factory.mktemp("runs"), "run-1", dispatches=dispatches)
+    run = measured_run(tmp_path_factory.mktemp("runs"), "run-1", dispatches=dispatches)
     standing = _standing(_golden(Metric.DISPATCH_COUNT, value, factor=factor), run)
     assert (standing.verdict is GoldenVerdict.BROKEN) == (dispatches > value * factor)
     assert (standing.verdict is GoldenVerdict.LOOSE) == (dispatches < value / 2)
@@ -208,7 +176,7 @@ def _json(capsys: pytest.CaptureFixture[str], **changes: Any) -> list[dict[str, 
     return list(document["goldens"])
 
 
-def test_goldens_of_all_skus_without_any_run(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_goldens_of_all_skus_without_anymeasured_run(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     goldens = _json(capsys)
     assert [(item["field"], item["sku"], item["release"], item["limit"]) for item in goldens] == [
         ("golden_time_ms.desk", "desk", "", 0.5),

@@ -17,12 +17,11 @@ from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence, Prop
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import update
 from iree_gauntlet.upkeep.upkeep_requests import GoldenUpdateRequest
-from tests.support.journal_builder import JournalBuilder, samples
+from tests.support.journal_builder import JournalBuilder, measured_run
 from tests.support.toy_project import Project
 from tests.support.unified_diff import apply_diff
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 _SPEC = """{
@@ -56,36 +55,14 @@ def _golden(metric: str, field: str, value: float, *, sku: str = "", release: st
     }
 
 
-def _run(
-    project: Path,
-    name: str,
-    *,
-    times: Sequence[float] = (3.0, 3.2, 3.1),
-    dispatches: int = 20,
-    size: int = 900,
-    disturbed: Sequence[str] = (),
-    threshold: str = "passed",
-    release: str = "3.13.0rc20261016",
-    golden_release: str = "3.13.0",
-    ended: bool = True,
-) -> None:
-    builder = JournalBuilder(run=name)
-    compile_step = builder.step("toy", "net", "compile")
-    threshold_step = builder.step("toy", "net", "threshold")
+def _run(project: Path, name: str, *, golden_release: str = "3.13.0", **changes: Any) -> None:
     counts = [
         _golden("dispatch_count", "golden_dispatch.cpu", 19, release=golden_release),
         _golden("binary_size_bytes", "golden_size.cpu", 1000, release=golden_release),
     ]
-    compstat = builder.step("toy", "net", "compstat", goldens=counts)
-    benchmark = builder.step("toy", "net", "benchmark", goldens=[_golden("time_ms", "golden_time_ms.desk", 2.5)])
-    builder.begin(toolchain={"compiler": release}, run=name)
-    builder.result(compile_step)
-    builder.result(threshold_step, threshold)
-    builder.result(compstat, "failed", statistics={"dispatch_count": dispatches, "binary_size_bytes": size})
-    builder.result(benchmark, "failed", samples=samples(*times), statistics={"disturbed": list(disturbed)})
-    if ended:
-        builder.end(1)
-    folder = builder.write(project / "runs" / name)
+    goldens = {"compstat": counts, "benchmark": [_golden("time_ms", "golden_time_ms.desk", 2.5)]}
+    changes = {"dispatches": 20, "compstat": "failed", "benchmark": "failed", **changes}
+    folder = measured_run(project / "runs", name, goldens=goldens, **changes)
     # The journals' order is that of their writing.
     number = int(name.rpartition("-")[2])
     os.utime(folder / "journal.jsonl", (number, number))

@@ -89,6 +89,19 @@ def _journal(folder: Path, results: Results, **changes: Any) -> None:
     builder.write(folder)
 
 
+def _run_alone(project: Path, *cases: tuple[str, str, str, str]) -> None:
+    """A run of cases by model, name and target, with the verdicts of their runs."""
+    builder = JournalBuilder(run="one")
+    steps = [builder.step(*case[:2], "threshold", target=case[2], dialect="op_tests") for case in cases]
+    selection = {"suite": "", "spec_dir": ["ops"], "config": []}
+    defaults = {"model": "*", "targets": ["cpu"], "sku": "", "suite": ""}
+    builder.begin(run="one", suite="custom", asked={"selection": selection, "defaults": defaults, "stages": None})
+    for step, case in zip(steps, cases, strict=True):
+        builder.result(step, case[3], "" if case[3] == "xpassed" else "output 0 differs")
+    builder.end(1)
+    builder.write(project / "runs" / "one")
+
+
 def _update(*, write: bool = True, rerun: int = 0) -> ExitCode:
     asked = XfailUpdateRequest(write=write, rerun=rerun)
     return update(asked, RunRequest(conduct=ConductRequest(jobs=2)))
@@ -241,17 +254,7 @@ def test_entries_of_the_torch_variant_are_written_as_the_config_writes_them(proj
         (folder / "test.mlir").touch()
     config = project / "ops" / "configs" / "cpu.json"
     config.write_text(_CONFIG.replace('["node/half"]', '["AB/one"]'))
-    builder = JournalBuilder(run="one")
-    steps = [
-        builder.step("generated/AB", name, "threshold", target="cpu", dialect="op_tests") for name in ("one", "two")
-    ]
-    selection = {"suite": "", "spec_dir": ["ops"], "config": []}
-    defaults = {"model": "*", "targets": ["cpu"], "sku": "", "suite": ""}
-    builder.begin(run="one", suite="custom", asked={"selection": selection, "defaults": defaults, "stages": None})
-    builder.result(steps[0], "xpassed", "passed, but is expected to fail")
-    builder.result(steps[1], "failed", "output 0 differs")
-    builder.end(1)
-    builder.write(project / "runs" / "one")
+    _run_alone(project, ("generated/AB", "one", "cpu", "xpassed"), ("generated/AB", "two", "cpu", "failed"))
     _update()
     assert _lists(project)["run_failures"] == ["AB/two"]
 
@@ -262,17 +265,7 @@ def test_configs_of_one_name_each_follow_their_own_outcome(project: Path) -> Non
     (configs / "cpu.json").unlink()
     for level in ("O0", "O2"):
         (configs / f"cpu_{level}.json").write_text(text)
-    builder = JournalBuilder(run="one")
-    steps = [
-        builder.step("node", "half", "threshold", target=f"cpu_{level}", dialect="op_tests") for level in ("O0", "O2")
-    ]
-    selection = {"suite": "", "spec_dir": ["ops"], "config": []}
-    defaults = {"model": "*", "targets": ["cpu"], "sku": "", "suite": ""}
-    builder.begin(run="one", suite="custom", asked={"selection": selection, "defaults": defaults, "stages": None})
-    builder.result(steps[0], "xfailed", "output 0 differs")
-    builder.result(steps[1], "xpassed", "passed, but is expected to fail")
-    builder.end(1)
-    builder.write(project / "runs" / "one")
+    _run_alone(project, ("node", "half", "cpu_O0", "xfailed"), ("node", "half", "cpu_O2", "xpassed"))
     _update()
     assert (configs / "cpu_O0.json").read_text() == text
     assert (configs / "cpu_O2.json").read_text() == text.replace('["node/half"]', "[]")

@@ -39,6 +39,10 @@ def gauntlet(folder: Path, *words: str) -> Done:
     return run_here(words, folder, {**os.environ, "NO_COLOR": "1", "IREE_GAUNTLET_CACHE": str(folder / "cache")}, {})
 
 
+def floats(*sizes: int | str, name: str = "x") -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
+
+
 def network(folder: Path, *inputs: onnx.ValueInfoProto, opset: int = 17) -> Path:
     """A file whose outputs are its inputs."""
     outputs = [
@@ -71,8 +75,7 @@ def test_a_new_project_is_green(empty: Path) -> None:
 
 @pytest.mark.iree
 def test_a_project_of_ones_own_onnx_file_is_green_at_once(empty: Path) -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])
-    program = network(empty, x)
+    program = network(empty, floats("batch", 4))
     done = gauntlet(empty, "init", "mine", "--program", str(program))
     assert done.code == 0, done.text
     project = empty / "mine"
@@ -159,8 +162,7 @@ def test_a_folder_that_cannot_be_written_is_reported(empty: Path) -> None:
 
 
 def test_sizes_that_a_file_leaves_open_are_said_and_chosen(empty: Path) -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, "length"])
-    program = network(empty, x)
+    program = network(empty, floats("batch", 4, "length"))
     done = gauntlet(empty, "init", "mine", "--program", str(program))
     assert "  x: 1x4x1xf32, random://normal/1x4x1xf32; open in the file: batch, length\n" in done.out
     done = gauntlet(empty, "init", "other", "--program", str(program), "--shape", "x=2x4x16")
@@ -184,8 +186,7 @@ def test_sizes_that_a_file_leaves_open_are_said_and_chosen(empty: Path) -> None:
 
 
 def test_a_project_gets_another_model(empty: Path) -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
-    program = network(empty, x)
+    program = network(empty, floats(1, 4))
     assert gauntlet(empty, "init").code == 0
     (empty / "suites/cpu.toml").write_text("mine")
     done = gauntlet(empty, "init", "--program", str(program))
@@ -205,7 +206,7 @@ def test_a_project_gets_another_model(empty: Path) -> None:
 def test_in_a_folder_of_a_repository_the_place_of_the_workflow_is_said(empty: Path) -> None:
     (empty / ".git").mkdir()
     assert "GitHub reads workflows at the top of a repository" in gauntlet(empty, "init", "a b").out
-    program = network(empty, helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4]))
+    program = network(empty, floats(1, 4))
     # Said once: what it has moved is not moved again for another model.
     assert "GitHub reads" not in gauntlet(empty / "a b", "init", "--program", str(program)).out
     assert "GitHub reads" not in gauntlet(empty, "init").out
@@ -217,9 +218,8 @@ def heavy(folder: Path, weight: float = 2.0) -> Path:
     path = folder / "heavy.onnx"
     values = weight * np.arange(16, dtype=np.float32).reshape(4, 4)
     weights = numpy_helper.from_array(values, "w")
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([product], "g", [floats(1, 4)], [floats(1, 4, name="y")], [weights])
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     (folder / "heavy.data").unlink(missing_ok=True)
     onnx.save(model, str(path), save_as_external_data=True, location="heavy.data", size_threshold=0)
@@ -271,18 +271,14 @@ def test_weights_that_are_cut_short_are_no_fault_of_the_compiler(empty: Path) ->
 
 
 def test_a_size_of_minus_one_is_open_too(empty: Path) -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [-1, 3])
-    program = network(empty, x)
-    assert (
-        "x: 1x3xf32, random://normal/1x3xf32; open in the file: 0\n"
-        in gauntlet(empty, "init", "a", "--program", str(program)).out
-    )
+    program = network(empty, floats(-1, 3))
+    done = gauntlet(empty, "init", "a", "--program", str(program))
+    assert "x: 1x3xf32, random://normal/1x3xf32; open in the file: 0\n" in done.out
     assert gauntlet(empty, "init", "b", "--program", str(program), "--shape", "x=7x3").code == 0
 
 
 def test_devices_and_sizes_that_cannot_be_meant_are_pointed_out(empty: Path) -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
-    assert gauntlet(empty, "init", "--program", str(network(empty, x)), "--shape", "x=2x4").code == 0
+    assert gauntlet(empty, "init", "--program", str(network(empty, floats("n", 4))), "--shape", "x=2x4").code == 0
     benchmark = empty / "specs/benchmarks/My_Net-2/model_cpu.json"
     spec = empty / "specs/regression_tests/My_Net-2/model_cpu.json"
     assert "warning" not in gauntlet(empty, "lint").text

@@ -71,7 +71,7 @@ def _model(path: Path) -> None:
 def _tried(folder: Path, *inputs: str) -> list[dict[str, Any]]:
     plan = {
         "model": str(folder / "net.onnx"),
-        "inputs": inputs,
+        "inputs": [inputs],
         "cwd": str(folder),
         "tolerances": {"f32": 1e-3, "rtol": 0.0},
     }

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, SplatContent, write_archive
+from iree_gauntlet.artifacts.parameters.irpa import RandomContent, write_archive
 from iree_gauntlet.artifacts.parameters.parameter import select_scope
 from iree_gauntlet.errors import GauntletError
 
@@ -36,7 +36,7 @@ def main() -> int:
     """
     options = build_parser().parse_args()
     try:
-        content = SplatContent(options.splat) if options.random is None else RandomContent(options.random)
+        content = options.splat if options.random is None else RandomContent(options.random)
         parameters = select_scope(collect_parameters(options.program, options.ir_tool), options.scope)
         write_archive(options.output, parameters, content)
     except GauntletError as error:

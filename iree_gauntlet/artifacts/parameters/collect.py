@@ -1,7 +1,7 @@
 """The parameters that a program names, found without loading the program.
 
-Text is read in chunks; bytecode is read where its parameters lie, from the file, without any tool and without its
-weights. Only bytecode that is newer than this module goes through the toolchain's `iree-opt`.
+Text is searched chunk by chunk; bytecode is read where its parameters lie, from the file, without any tool and without
+its weights. Only bytecode that is newer than this module goes through the toolchain's `iree-opt`.
 
 An attribute whose dialect has no encoding of its own is stored in the bytecode as its assembly text, and a parameter
 reference is such an attribute in IREE's stream and flow dialects. The table of offsets says where each attribute is, so
@@ -14,12 +14,13 @@ Format of bytecode: https://mlir.llvm.org/docs/BytecodeFormat/, versions 0 to 6.
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 import subprocess
 import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO
 
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, element_type
 
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    # Of a program, or of a piece of one.
+    _Text = bytes | mmap.mmap
 
-_BLANK = re.compile(rb"(?:[ \t\r\n]+|//[^\n]*(?:\n|\Z))*")
+
+_BLANK = re.compile(rb"[ \t\r\n]+|//[^\n]*")
 _STRING = re.compile(rb'"((?:[^"\\\n]|\\["\\nt]|\\[0-9A-Fa-f]{2})*)"')
 _ESCAPE = re.compile(rb'\\(["\\nt]|[0-9A-Fa-f]{2})')
 _WORD = re.compile(rb"!?[A-Za-z_][A-Za-z0-9_.$]*")
@@ -36,14 +40,12 @@ _NESTED = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|[<>(){}\[\]]|[^"/<>(){}\
 _IGNORED = re.compile(rb'("(?:[^"\\\n]|\\.)*")|//[^\n]*|[ \t\r\n]+', re.DOTALL)
 _CLOSERS = {b"<": b">", b"(": b")", b"{": b"}", b"[": b"]"}
 _LETTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
-_MARKER = b"parameter.named<"
-_PREFIX = re.compile(rb"#(?:stream|flow)([.<])\Z")
-_LONGEST_PREFIX = len(b"#stream.")
-_ALIAS = re.compile(rb"\n(![A-Za-z_][A-Za-z0-9_$-]*)[ \t]*=[ \t]*(tensor<[^\n>]*>)")
-_ALIAS_START = b"\n!"
-_QUOTE, _COMMENT = b'"', b"//"
-_OPENING = re.compile(rb'"|//')
-_LOOK_AHEAD = 1 << 16  # longest reference or alias, bytes
+_MARKER = re.compile(rb"#(?:stream|flow)([.<])parameter\.named<")
+_LONGEST_MARKER = len(b"#stream.parameter.named<")
+# At the beginning of a line; its first letter comes first here because such a pattern is searched for much faster.
+_ALIAS = re.compile(rb"!(?<![^\n]!)([A-Za-z_][A-Za-z0-9_$-]*)[ \t]*=[ \t]*(tensor<[^\n>]*>)")
+# A string, which may be open at the end of its line, or a comment.
+_LITERAL = re.compile(rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+(?:"|(?P<open>\\?))|//[^\n]*')
 _ELIDED = 16  # elements, or characters of a resource; a reference is neither
 _SHOWN = 300  # characters of the tool's own words in an error
 # Large constants are left out, so that what is printed is the program without its weights.
@@ -55,6 +57,7 @@ _VERSIONED_DIALECTS = 1  # first version in which dialects may carry a version o
 _STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS = 0, 1, 2, 3
 _ALIGNED = 0x80
 _CHUNK = 1 << 20
+_DAMAGED = "See what iree-opt says to this program; it is damaged, or no MLIR."
 _LONGEST_PRODUCER = 4096
 
 
@@ -79,7 +82,7 @@ class ParameterReference:
     line: int = 0
 
 
-def _read_reference(text: bytes, start: int, *, wrapped: bool = False, line: int = 0) -> tuple[ParameterReference, int]:
+def _read_reference(text: _Text, start: int, *, wrapped: bool) -> tuple[ParameterReference, int]:
     """Read what follows `parameter.named<`."""
     name, position = _read_string(text, start)
     scope = b""
@@ -97,42 +100,44 @@ def _read_reference(text: bytes, start: int, *, wrapped: bool = False, line: int
         position = behind
     behind = _take(text, position, b":")
     type_text, position = _read_type(text, behind) if behind else ("", position)
-    return ParameterReference(_decode(scope), _decode(name), type_text, line), position
+    return ParameterReference(_decode(scope), _decode(name), type_text), position
 
 
-def _skip_blanks(text: bytes, position: int) -> int:
-    match = _BLANK.match(text, position)
-    assert match is not None, "the pattern matches nothing at all too"
-    return match.end()
+def _skip_blanks(text: _Text, position: int) -> int:
+    while blank := _BLANK.match(text, position):
+        position = blank.end()
+    return position
 
 
-def _take(text: bytes, position: int, token: bytes) -> int:
+def _take(text: _Text, position: int, token: bytes) -> int:
     """The position behind a token that comes next, blanks before it skipped; 0 where another thing comes."""
     position = _skip_blanks(text, position)
-    return position + len(token) if text.startswith(token, position) else 0
+    end = position + len(token)
+    return end if text[position:end] == token else 0
 
 
-def _read_string(text: bytes, position: int) -> tuple[bytes, int]:
+def _read_string(text: _Text, position: int) -> tuple[bytes, int]:
     match = _STRING.match(text, _skip_blanks(text, position))
     if match is None:
         raise MalformedReferenceError("a name in double quotes is expected, on one line and with MLIR's escapes")
-    return _ESCAPE.sub(_unescape, match[1]), match.end()
+    name = _ESCAPE.sub(lambda one: _LETTERS.get(one[1]) or bytes.fromhex(one[1].decode("ascii")), match[1])
+    return name, match.end()
 
 
-def _read_type(text: bytes, position: int) -> tuple[str, int]:
+def _read_type(text: _Text, position: int) -> tuple[str, int]:
     """A type: a word, and what stands in angle brackets right behind it."""
     position = _skip_blanks(text, position)
     match = _WORD.match(text, position)
     if match is None:
         raise MalformedReferenceError("a type is expected behind its colon")
     end = match.end()
-    if text.startswith(b"<", end):
+    if text[end : end + 1] == b"<":
         end = _skip_brackets(text, end)
     type_text = _IGNORED.sub(lambda ignored: ignored[1] or b"", text[position:end])
     return type_text.decode(errors="backslashreplace"), end
 
 
-def _skip_brackets(text: bytes, position: int) -> int:
+def _skip_brackets(text: _Text, position: int) -> int:
     """The position behind a balanced pair of brackets that opens here."""
     awaited: list[bytes] = []
     while True:
@@ -151,154 +156,69 @@ def _skip_brackets(text: bytes, position: int) -> int:
                 return position
 
 
-def _unescape(match: re.Match[bytes]) -> bytes:
-    return _LETTERS.get(match[1]) or bytes.fromhex(match[1].decode("ascii"))
-
-
 def _decode(text: bytes) -> str:
     return text.decode(errors="surrogateescape")
 
 
-def find_references_in_text(
-    chunks: Iterable[bytes], source: str, *, lines: bool = True
-) -> Iterator[ParameterReference]:
+def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> Iterator[ParameterReference]:
     """Every reference of a program, in its order, with type aliases resolved.
 
     Args:
-        chunks: the text, cut anywhere.
+        text: all of it; of a file that is mapped, what was read does not stay in memory.
         source: the program as a user would type it, for errors.
         lines: whether lines are counted; a piece of bytecode has none.
 
     Raises:
         ParameterError: a reference is not written as MLIR does, or the text ends within a string.
     """
-    # Aliases stand at the beginning of a line; a break in front of the first one makes all lines alike.
-    scanner = _Scanner(source, lines=lines)
-    yield from scanner.feed(b"\n")
-    for chunk in filter(None, chunks):
-        yield from scanner.feed(chunk)
-    yield from scanner.finish()
-
-
-class _Scanner:
-    """A position in the text, and whether a string or a comment continues there."""
-
-    def __init__(self, source: str, *, lines: bool) -> None:
-        self._source = source
-        self._lines = lines
-        self._text = b""
-        self._position = 0
-        self._inside = b""  # _QUOTE or _COMMENT
-        self._escaped = False  # the next byte of the string belongs to an escape
-        self._line = 0
-        self._counted = 0  # line breaks before this position are counted in `_line`
-        self._aliases: dict[str, str] = {}
-
-    def feed(self, chunk: bytes) -> Iterator[ParameterReference]:
-        """What is found now that the text continues with this chunk."""
-        self._count_line(self._position)
-        self._text = self._text[self._position :] + chunk
-        self._position = self._counted = 0
-        yield from self._scan(final=False)
-
-    def finish(self) -> Iterator[ParameterReference]:
-        """What is found now that the text is at its end."""
-        yield from self._scan(final=True)
-        if self._inside == _QUOTE:
-            self._fail("the text ends within a string", len(self._text))
-
-    def _scan(self, *, final: bool) -> Iterator[ParameterReference]:
-        text = self._text
-        if self._inside == _QUOTE and _QUOTE not in text and b"\n" not in text:
-            # Weights: nothing but the middle of a string, not to be searched for anything else.
-            self._advance_in_string(len(text))
-            self._counted = len(text)
-            return
-        # The end may be the beginning of a marker, or of what stands before it.
-        end = len(text) if final else max(self._position, len(text) - len(_MARKER) - _LONGEST_PREFIX)
-        marker = alias = -1
-        while True:
-            # Each is searched again only when it is passed; what is not there is at the text's length.
-            if marker < self._position:
-                marker = self._find(_MARKER)
-            if alias < self._position:
-                alias = self._find(_ALIAS_START)
-            found = min(marker, alias)
-            if found == len(text):
-                self._advance(end)
-                return
-            if not final and len(text) - found < _LOOK_AHEAD:
-                self._advance(max(self._position, found - _LONGEST_PREFIX))
-                return
-            if found == alias:
-                self._take_alias(found)
-                continue
-            self._advance(found)
-            if self._inside or not (prefix := _PREFIX.search(text[max(0, found - _LONGEST_PREFIX) : found])):
-                self._advance(found + len(_MARKER))
-            else:
-                yield self._take_reference(found, wrapped=prefix[1] == b"<")
-
-    def _find(self, token: bytes) -> int:
-        found = self._text.find(token, self._position)
-        return found if found >= 0 else len(self._text)
-
-    def _advance(self, end: int) -> None:
-        """Go to a position, and know what continues there."""
-        text = self._text
-        line = text.rfind(b"\n", self._position, end)
-        if line >= 0:
-            self._position, self._inside, self._escaped = line, b"", False
-        while self._position < end:
-            if self._inside == _COMMENT:
-                self._position = end
-            elif self._inside == _QUOTE:
-                self._advance_in_string(end)
-            else:
-                # A comment's second slash may stand behind the end.
-                opening = _OPENING.search(text, self._position, end + 1)
-                if opening is None or opening.start() >= end:
-                    self._position = end
-                else:
-                    self._inside, self._position = opening[0], opening.end()
-
-    def _advance_in_string(self, end: int) -> None:
-        begin = self._position + self._escaped
-        quote = self._text.find(_QUOTE, begin, end)
-        content = self._text[begin : quote if quote >= 0 else end]
-        open_escape = (len(content) - len(content.rstrip(b"\\"))) % 2 == 1
-        if quote < 0:
-            self._escaped, self._position = open_escape, end
-            return
-        self._escaped, self._position = False, quote + 1
-        if not open_escape:
-            self._inside = b""
-
-    def _take_reference(self, found: int, *, wrapped: bool) -> ParameterReference:
-        line = self._count_line(found)
+    position = 0
+    aliases: dict[str, str] = {}
+    for marker, line in _find_markers(text):
+        where = f"{source}:{line}" if lines else source
+        if marker is None:
+            raise ParameterError(f"{where}: the text ends within a string", _DAMAGED)
+        if marker.start() < position:
+            continue
         try:
-            reference, self._position = _read_reference(self._text, found + len(_MARKER), wrapped=wrapped, line=line)
+            reference, position = _read_reference(text, marker.end(), wrapped=marker[1] == b"<")
         except MalformedReferenceError as error:
-            self._fail(f"a parameter is not written as MLIR does: {error}", found)
-        known = self._aliases.get(reference.type)
-        return replace(reference, type=known) if known else reference
+            raise ParameterError(f"{where}: a parameter is not written as MLIR does: {error}", _DAMAGED) from error
+        if reference.type.startswith("!"):
+            aliases = aliases or _read_aliases(text)
+        yield replace(reference, type=aliases.get(reference.type, reference.type), line=line if lines else 0)
 
-    def _take_alias(self, found: int) -> None:
-        self._position, self._inside, self._escaped = found + 1, b"", False
-        match = _ALIAS.match(self._text, found)
-        if match is not None:
-            self._aliases[match[1].decode("ascii")] = re.sub(r"\s", "", match[2].decode(errors="backslashreplace"))
 
-    def _count_line(self, position: int) -> int:
-        """The line of a position, 1-based, 0 where none are counted; positions never go back."""
-        if self._lines:
-            self._line += self._text.count(b"\n", self._counted, position)
-            self._counted = position
-        return self._line
+def _find_markers(text: _Text) -> Iterator[tuple[re.Match[bytes] | None, int]]:
+    """What references begin with, each with its line; None at the end of a text that ends within a string."""
+    line = 1
+    for begin in range(0, len(text), _CHUNK):
+        # One that lies over the end is of this chunk.
+        chunk = text[begin : begin + _CHUNK + _LONGEST_MARKER]
+        for found in _MARKER.finditer(chunk):
+            if found.start() < _CHUNK and not _is_quoted(text, begin + found.start()):
+                yield _MARKER.match(text, begin + found.start()), line + chunk.count(b"\n", 0, found.start())
+        line += chunk.count(b"\n", 0, _CHUNK)
+        if isinstance(text, mmap.mmap):
+            text.madvise(mmap.MADV_DONTNEED)
+    if _is_quoted(text, len(text)):
+        yield None, line
 
-    def _fail(self, what: str, position: int) -> NoReturn:
-        where = f"{self._source}:{self._count_line(position)}" if self._lines else self._source
-        raise ParameterError(f"{where}: {what}", "See what iree-opt says to this program; it is damaged, or no MLIR.")
+
+def _is_quoted(text: _Text, position: int) -> bool:
+    """Whether a string or a comment of its line continues at a position; at the text's end, a string."""
+    for literal in _LITERAL.finditer(text, text.rfind(b"\n", 0, position) + 1):
+        if literal.start() >= position:
+            break
+        if literal.end() > position or (literal.end() == len(text) and literal["open"] is not None):
+            return True
+    return False
+
+
+def _read_aliases(text: _Text) -> dict[str, str]:
+    return {
+        f"!{alias[1].decode('ascii')}": re.sub(r"\s", "", alias[2].decode(errors="backslashreplace"))
+        for alias in _ALIAS.finditer(text)
+    }
 
 
 def collect_parameters(program: Path, ir_tool: str) -> tuple[Parameter, ...]:
@@ -327,7 +247,7 @@ def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterator[Pa
     magic = file.read(len(MAGIC))
     file.seek(0)
     if magic != MAGIC:
-        yield from find_references_in_text(iter(lambda: file.read(_CHUNK), b""), str(program))
+        yield from find_references_in_text(_map(file), str(program))
         return
     try:
         found = list(find_references_in_bytecode(file, str(program)))
@@ -337,40 +257,29 @@ def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterator[Pa
         yield from found
 
 
+def _map(file: BinaryIO) -> _Text:
+    size = os.fstat(file.fileno()).st_size
+    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+
+
 def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[ParameterReference]:
-    with _print_program(program, ir_tool) as text:
-        yield from find_references_in_text(text, f"{program} as iree-opt prints it")
-
-
-@contextmanager
-def _print_program(program: Path, ir_tool: str) -> Iterator[Iterator[bytes]]:
-    """The text of a program in pieces; the tool is gone when the block is left, however it is left."""
+    """As `find_references_in_text`, of what `iree-opt` prints."""
     argv = [ir_tool, str(program.absolute()), *_TOOL_FLAGS, "-o", "-"]
-    with tempfile.TemporaryFile() as messages:
+    with tempfile.TemporaryFile() as printed:
         try:
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages)
+            ended = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE, check=False)
         except OSError as error:
             raise ParameterError(
                 f"{ir_tool}: cannot be started: {error.strerror}",
                 f"{program} needs the compiler's iree-opt to be read: give the path of the one in the toolchain.",
             ) from error
-        assert process.stdout is not None, "a pipe was asked for"
-        with process:
-            output = process.stdout
-            try:
-                yield iter(lambda: output.read(_CHUNK), b"")
-                while output.read(_CHUNK):
-                    pass  # it must not die of a closed pipe: how it ends is asked below
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode != 0:
-            messages.seek(0)
-            said = messages.read(1 << 16).decode(errors="backslashreplace").strip() or "nothing"
+        if ended.returncode != 0:
+            said = ended.stderr.decode(errors="backslashreplace").strip() or "nothing"
             raise ParameterError(
-                f"{program}: iree-opt cannot read it (exit code {process.returncode}): {said[:_SHOWN]}",
+                f"{program}: iree-opt cannot read it (exit code {ended.returncode}): {said[:_SHOWN]}",
                 "Use the compiler that the program was written for.",
             )
+        yield from find_references_in_text(_map(printed), f"{program} as iree-opt prints it")
 
 
 def _merge(references: Iterable[ParameterReference], source: str) -> tuple[Parameter, ...]:
@@ -461,19 +370,9 @@ def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[Pa
             if _read_dialect_name(reader, sections, dialect, version) in ("stream", "flow"):
                 raise UnknownEncodingError("parameters in an encoding of their dialect's own")
         else:
-            yield from _read_references(reader, offset, size, source)
+            reader.seek(offset)
+            yield from find_references_in_text(reader.take(size).rstrip(b"\0"), source, lines=False)
         offset += size
-
-
-def _read_references(reader: _BytecodeReader, offset: int, size: int, source: str) -> Iterator[ParameterReference]:
-    reader.seek(offset)
-    if size <= _CHUNK:
-        text = reader.take(size).rstrip(b"\0")
-        if _MARKER in text:
-            yield from find_references_in_text([text], source, lines=False)
-        return
-    pieces = (reader.take(min(_CHUNK, size - begin)).rstrip(b"\0") for begin in range(0, size, _CHUNK))
-    yield from find_references_in_text(pieces, source, lines=False)
 
 
 def _find_sections(reader: _BytecodeReader) -> dict[int, range]:

@@ -98,13 +98,6 @@ class RandomContent:
             raise ParameterError(f"seed {self.seed} of random weights is negative", "Use a whole number from 0 on.")
 
 
-@dataclass(frozen=True, slots=True)
-class SplatContent:
-    """One value everywhere."""
-
-    value: float = 0
-
-
 def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Iterator[bytes]:
     """The seeded values of a parameter in C order, little-endian, as they lie in memory.
 
@@ -169,15 +162,12 @@ def _make(stream: NDArray[Any], element: ElementType, count: int) -> bytes:
             content[-1] &= (1 << used_bits % 8) - 1
         return content.tobytes()
     picked = _compute_normals(element.dtype).take(stream.view("<u2"))
-    return _compute_sums(picked, _make_stream_bits(element) // 16)[:count].tobytes()
-
-
-def _compute_sums(picked: NDArray[Any], terms: int) -> NDArray[Any]:
-    """Sums of neighbours, always by pairs: the order of additions is part of the bytes."""
+    terms = _make_stream_bits(element) // 16
     while terms > 1:
+        # Always by pairs of neighbours: the order of additions is part of the bytes.
         picked = picked[0::2] + picked[1::2]
         terms //= 2
-    return picked
+    return picked[:count].tobytes()
 
 
 @cache
@@ -237,7 +227,8 @@ def quantiles() -> NDArray[np.float64]:
     near = distance[centre]
     square = 0.180625 - near * near
     upper[centre] = near * np.polyval(_NEAR_MEDIAN[0], square) / np.polyval(_NEAR_MEDIAN[1], square)
-    root = np.sqrt(np.array([_compute_minus_log(0.5 - q) for q in distance[~centre].tolist()]))
+    context = decimal.Context(prec=_LOG_DIGITS, rounding=decimal.ROUND_HALF_EVEN)
+    root = np.sqrt(np.array([float(-context.ln(decimal.Decimal(0.5 - q))) for q in distance[~centre].tolist()]))
     assert root.max() <= _FAR, "the table ends before the far tail, which has coefficients of its own"
     upper[~centre] = np.polyval(_IN_TAIL[0], root - 1.6) / np.polyval(_IN_TAIL[1], root - 1.6)
     table = np.concatenate([-upper[::-1], upper])
@@ -245,18 +236,13 @@ def quantiles() -> NDArray[np.float64]:
     return table
 
 
-def _compute_minus_log(p: float) -> float:
-    context = decimal.Context(prec=_LOG_DIGITS, rounding=decimal.ROUND_HALF_EVEN)
-    return float(-context.ln(decimal.Decimal(p)))
-
-
-def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> None:
+def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomContent | float) -> None:
     """Write the archive of one scope; it appears whole or not at all.
 
     Args:
         path: the archive; its folder is made where it is missing.
         parameters: at least one, all of one scope and of different names.
-        content: their values.
+        content: their values; a number stands everywhere.
 
     Raises:
         ParameterError: a type cannot hold the value.
@@ -298,12 +284,18 @@ class _ArchiveEntry:
     offset: int | None
 
 
-def _lay_out(parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> list[_ArchiveEntry]:
+def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) -> list[_ArchiveEntry]:
     entries = []
     end = 0
     for parameter in parameters:
         parameter.check()
-        pattern = b"" if isinstance(content, RandomContent) else _make_pattern(parameter, content.value)
+        pattern = b""
+        if not isinstance(content, RandomContent):
+            try:
+                pattern = make_splat_pattern(parameter.element, content)
+            except ParameterError as error:
+                what = f"parameter {parameter.label} ({parameter.type}): {error.what}"
+                raise ParameterError(what, error.hint) from error
         if 0 < len(pattern) <= _LONGEST_FILL:
             entries.append(_ArchiveEntry(parameter, pattern, None))
             continue
@@ -311,13 +303,6 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | SplatCont
         end = offset + parameter.byte_size
         entries.append(_ArchiveEntry(parameter, pattern, offset))
     return entries
-
-
-def _make_pattern(parameter: Parameter, value: float) -> bytes:
-    try:
-        return make_splat_pattern(parameter.element, value)
-    except ParameterError as error:
-        raise ParameterError(f"parameter {parameter.label} ({parameter.type}): {error.what}", error.hint) from error
 
 
 def _compute_storage_size(entries: Sequence[_ArchiveEntry]) -> int:
@@ -353,7 +338,7 @@ def _make_table_entry(entry: _ArchiveEntry, name_offset: int, name_size: int) ->
     return _ENTRY.pack(_ENTRY.size + len(body), kind, 0, name_offset, name_size, 0, 0, alignment) + body
 
 
-def _make_content(entry: _ArchiveEntry, content: RandomContent | SplatContent) -> Iterator[bytes]:
+def _make_content(entry: _ArchiveEntry, content: RandomContent | float) -> Iterator[bytes]:
     if isinstance(content, RandomContent):
         return make_random_bytes(entry.parameter, content.seed)
     full, rest = divmod(entry.parameter.byte_size, _SPLAT_PIECE)

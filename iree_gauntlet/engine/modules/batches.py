@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError, ModuleCache, ModuleEntry, link_or_copy
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, ModuleEntry, link_or_copy
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.engine.modules.modules import is_edited
 from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
+    from iree_gauntlet.progress import Progress
 
 
 # Its value is a path of the step's own folder; a batch has none of its own.
 _STATISTICS = "--iree-scheduling-dump-statistics-"
-_RECORD = "batch.json"
+# Beside a module that a case has from a batch.
+BATCH_RECORD = "batch.json"
 # What an entry of the cache holds at most.
 _MOST_MODULES = 16
 
@@ -130,14 +132,6 @@ def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: 
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlace:
-    """Where a case is found that was compiled in a batch: the batch's step, and the function in its module."""
-
-    batch: str
-    function: str
-
-
-@dataclass(frozen=True, slots=True)
 class _BatchPart:
     """A module of a batch: its file, and the functions of each case by the case's number in the batch, as text."""
 
@@ -145,77 +139,85 @@ class _BatchPart:
     functions: Mapping[str, Sequence[str]]
 
 
-def place_of(module: Path) -> BatchPlace | None:
-    """Of a case's module, where in a batch it comes from; None where it was compiled by itself."""
+def place_of(module: Path) -> tuple[str, str] | None:
+    """Of a case's module, the step of the batch that it comes from and the function there.
+
+    None where it was compiled by itself.
+    """
     try:
-        record = json.loads(module.with_name(_RECORD).read_bytes())
+        record = json.loads(module.with_name(BATCH_RECORD).read_bytes())
     except FileNotFoundError:
         return None
-    return BatchPlace(record["batch"], record["function"])
+    return record["batch"], record["function"]
 
 
+@dataclass(slots=True)
 class BatchCompiler:
     """Compiles batches, and hands their modules to the cases.
 
-    Args:
+    Attributes:
         server: compiles.
         cache: what was compiled before.
         members: compile steps of each batch, by the id of its step.
         memory_bytes: that a compile may take; 0 for no limit.
         forced: whether the cache is not to be looked into.
+        progress: is told of what the cache has lost.
     """
 
-    def __init__(
-        self,
-        server: CompileServer,
-        cache: ModuleCache,
-        members: Mapping[str, Sequence[Step]],
-        *,
-        memory_bytes: int,
-        forced: bool,
-    ) -> None:
-        self._server = server
-        self._cache = cache
-        self._members = members
-        self._memory_bytes = memory_bytes
-        self._forced = forced
-        self._place = {
-            step.id: (batch, number) for batch, steps in members.items() for number, step in enumerate(steps)
-        }
-        # The modules of each batch that was made.
-        self._made: dict[str, list[_BatchPart]] = {}
-        self._mutex = threading.Lock()
+    server: CompileServer
+    cache: ModuleCache
+    members: Mapping[str, Sequence[Step]]
+    memory_bytes: int
+    forced: bool
+    progress: Progress
+    # The modules of each batch that was made.
+    _made: dict[str, list[_BatchPart]] = field(default_factory=dict)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    # Of each case, the batch and its number there.
+    _places: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for batch, steps in self.members.items():
+            self._places |= {step.id: (batch, number) for number, step in enumerate(steps)}
 
     def owns(self, step: Step) -> bool:
         """Whether a step is a batch."""
-        return step.id in self._members
+        return step.id in self.members
 
     def make(self, step: Step) -> Result:
         """Compiles a batch, or takes it from the cache; it passes whatever the results of its cases."""
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         key = make_key(dict(step.cache.ingredients))
-        found = None if self._forced else self._cache.lookup(key).entry
+        found = Lookup(None) if self.forced else self.cache.lookup(key)
+        if found.note:
+            self.progress.message(f"{step.id}: in the cache it is {found.note}: making it again")
         tally = _Tally()
-        members = self._members[step.id]
-        kept = self._find_kept(found, folder)
+        members = self.members[step.id]
+        kept = self._find_kept(found.entry, folder)
         if kept is None:
             missing = [number for number, member in enumerate(members) if not member.cache.hit]
             parts = self._compile(step, missing, tally)
             whole = len(missing) == len(members) and not tally.disturbed and len(parts) <= _MOST_MODULES
             if whole and not any(is_edited(member) for member in members):
-                if self._forced:
-                    self._cache.remove(key)
-                self._publish(step, parts)
+                if self.forced:
+                    self.cache.remove(key)
+                self.cache.publish(
+                    {f"module{number}": part.module for number, part in enumerate(parts)},
+                    name=step.id,
+                    ingredients=dict(step.cache.ingredients),
+                    metadata={"functions": [part.functions for part in parts]},
+                    created=datetime.now(UTC),
+                )
         else:
             parts = kept
         record = [{"module": part.module.name, "functions": part.functions} for part in parts]
-        write_atomic(folder / _RECORD, json.dumps({"parts": record}))
+        write_atomic(folder / BATCH_RECORD, json.dumps({"parts": record}))
         with self._mutex:
             self._made[step.id] = parts
         together = sum(len(part.functions) for part in parts)
-        had = sum(member.cache.hit for member in self._members[step.id])
-        alone = max(len(self._members[step.id]) - had - together, 0)
+        had = sum(member.cache.hit for member in self.members[step.id])
+        alone = max(len(self.members[step.id]) - had - together, 0)
         note = f"{together} cases in {len(parts)} module{'' if len(parts) == 1 else 's'}"
         note += f"; {alone} are compiled by themselves" if alone else ""
         note += f"; {had} are in the cache by themselves" if had else ""
@@ -244,7 +246,7 @@ class BatchCompiler:
 
     def hand_out(self, step: Step) -> Result | None:
         """A case's compile from its batch; None where it has to be compiled by itself."""
-        place = self._place.get(step.id)
+        place = self._places.get(step.id)
         if place is None or step.cache.hit or is_edited(step):
             return None
         batch, number = place
@@ -256,7 +258,7 @@ class BatchCompiler:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         link_or_copy(module, target)
-        write_atomic(target.with_name(_RECORD), json.dumps({"batch": batch, "function": function}))
+        write_atomic(target.with_name(BATCH_RECORD), json.dumps({"batch": batch, "function": function}))
         return Result(
             Verdict.PASSED,
             cache=CacheUse(False, reason=f"compiled in {batch}"),
@@ -268,9 +270,11 @@ class BatchCompiler:
         """The module of a case and its function there; None where it has none, or several: which, its own says."""
         with self._mutex:
             if batch not in self._made:
-                # An earlier part of this run has made it.
-                folder = _locate_folder(batch, self._members[batch][number])
-                record = json.loads((folder / _RECORD).read_bytes())["parts"]
+                # An earlier part of this run has made it, next to the steps of the cases.
+                case, _, target = batch.rpartition(":")[0].rpartition("@")
+                steps = next(path for path in Path(self.members[batch][number].folder).parents if path.name == "steps")
+                folder = steps / f"{case}.{target}" / "compile"
+                record = json.loads((folder / BATCH_RECORD).read_bytes())["parts"]
                 self._made[batch] = [_BatchPart(folder / item["module"], item["functions"]) for item in record]
             for part in self._made[batch]:
                 names = part.functions.get(str(number), ())
@@ -280,7 +284,7 @@ class BatchCompiler:
 
     def _compile(self, step: Step, numbers: list[int], tally: _Tally) -> list[_BatchPart]:
         """Compiles some cases of a batch as one, without those that keep it from compiling."""
-        members, folder = self._members[step.id], Path(step.folder)
+        members, folder = self.members[step.id], Path(step.folder)
         while len(numbers) > 1:
             module = folder / f"module{tally.attempts}.vmfb"
             log = folder / f"attempt{tally.attempts}"
@@ -293,9 +297,9 @@ class BatchCompiler:
                 stderr=log.with_suffix(".stderr.txt"),
                 cwd=str(folder),
                 timeout=step.timeout,
-                memory_bytes=self._memory_bytes,
+                memory_bytes=self.memory_bytes,
             )
-            outcome, functions, culprits = self._server.compile_batch(job)
+            outcome, functions, culprits = self.server.compile_batch(job)
             tally.add(outcome)
             if outcome.cancelled:
                 return []
@@ -310,17 +314,6 @@ class BatchCompiler:
             head = self._compile(step, numbers[:half], tally)
             return [*head, *self._compile(step, numbers[half:], tally)]
         return []
-
-    def _publish(self, step: Step, parts: Sequence[_BatchPart]) -> None:
-        files = {f"module{number}": part.module for number, part in enumerate(parts)}
-        functions = [part.functions for part in parts]
-        self._cache.publish(
-            files,
-            name=step.id,
-            ingredients=dict(step.cache.ingredients),
-            metadata={"functions": functions},
-            created=datetime.now(UTC),
-        )
 
 
 @dataclass(slots=True)
@@ -349,13 +342,3 @@ def with_function(step: Step, function: str) -> Step:
     """A run of a case whose function has another name in a batch."""
     argv = [word for word in step.process.argv if not word.startswith("--function=")]
     return replace(step, command=replace(step.process, argv=(*argv, f"--function={function}")))
-
-
-def _locate_folder(batch: str, member: Step) -> Path:
-    """The folder of a batch's step, next to those of the cases."""
-    folder = Path(member.folder)
-    while folder.name != "steps":
-        folder = folder.parent
-    chain = batch.rpartition(":")[0]
-    case, _, target = chain.rpartition("@")
-    return folder / f"{case}.{target}" / "compile"

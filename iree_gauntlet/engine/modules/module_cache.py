@@ -112,15 +112,12 @@ class ModuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The result of a lookup; `damage` is what is wrong with what is there, in one line, where that keeps it away."""
+    """What the store has now.
 
-    entry: ModuleEntry | None
-    damage: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """The result of publishing: the entry that is in the store now, or a note why there is none."""
+    Attributes:
+        note: why it has none, in one line: what is wrong with what is there, or what kept it from being published; or
+            what else is worth knowing of it. Empty for nothing.
+    """
 
     entry: ModuleEntry | None
     note: str = ""
@@ -171,6 +168,13 @@ class ModuleCache:
             return Lookup(None, f"unreadable: {error.strerror}")
         return Lookup(None, f"damaged: {what}")
 
+    def list_entries(self) -> Iterator[ModuleEntry]:
+        """Every entry that there is, its files unchecked; without damaged ones, which `cache.verify` reports."""
+        for path in self._modules.glob(f"??/*/{ENTRY_FILE}"):
+            # Or removed meanwhile.
+            with contextlib.suppress(OSError, DamageError):
+                yield _read_entry(path.parent.name, path.parent)[0]
+
     def publish(
         self,
         files: Mapping[str, Path],
@@ -179,7 +183,7 @@ class ModuleCache:
         ingredients: Mapping[str, str],
         metadata: Mapping[str, Any],
         created: datetime,
-    ) -> Publication:
+    ) -> Lookup:
         """Put a module into the store.
 
         The module exists already, so nothing that is wrong with the store is an error: a read-only or full
@@ -216,7 +220,7 @@ class ModuleCache:
                 hashes = self._fill(temporary, sources, document)
                 publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
-            return Publication(None, f"not kept in the cache: {error.strerror}")
+            return Lookup(None, f"not kept in the cache: {error.strerror}")
         return self._name_entry(publication, name, key, ingredients)
 
     @contextlib.contextmanager
@@ -235,7 +239,7 @@ class ModuleCache:
             # Of no effect after the rename.
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def adopt(self, temporary: Path, key: str, hashes: Mapping[str, str], name: str = "") -> Publication:
+    def adopt(self, temporary: Path, key: str, hashes: Mapping[str, str], name: str = "") -> Lookup:
         """Put an entry into the store that was made elsewhere, and whose every file was checked.
 
         Args:
@@ -247,7 +251,7 @@ class ModuleCache:
         try:
             publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
-            return Publication(None, f"not kept in the cache: {error.strerror}")
+            return Lookup(None, f"not kept in the cache: {error.strerror}")
         entry = publication.entry
         return self._name_entry(publication, name or entry.name, key, entry.ingredients) if entry else publication
 
@@ -309,14 +313,14 @@ class ModuleCache:
             raise ValueError(f"{key!r} is no key")
         return self._modules / key[:2] / key
 
-    def _name_entry(self, publication: Publication, name: str, key: str, ingredients: Mapping[str, str]) -> Publication:
+    def _name_entry(self, publication: Lookup, name: str, key: str, ingredients: Mapping[str, str]) -> Lookup:
         """Note what was last made under a name."""
         try:
             by_name = self._name_file(name)
             by_name.parent.mkdir(exist_ok=True)
             write_atomic(by_name, canonical_json({"key": key, "ingredients": dict(ingredients)}))
         except OSError as error:
-            return Publication(publication.entry, f"a later miss cannot be explained: {error.strerror}")
+            return Lookup(publication.entry, f"a later miss cannot be explained: {error.strerror}")
         return publication
 
     def _name_file(self, name: str) -> Path:
@@ -326,15 +330,11 @@ class ModuleCache:
 
     def _read(self, key: str, place: Path) -> ModuleEntry:
         """Read and check an entry."""
-        document = open_sealed((place / ENTRY_FILE).read_bytes(), key)
-        files: dict[str, Path] = {}
-        for role, expected in document["files"].items():
-            files[role] = place / role
-            if self._hash(files[role], expected["sha256"]) != expected["sha256"]:
+        entry, hashes = _read_entry(key, place)
+        for role, path in entry.files.items():
+            if self._hash(path, hashes[role]) != hashes[role]:
                 raise DamageError(f"the checksum of {role} does not match")
-        return ModuleEntry(
-            key, files, document["metadata"], document["name"], document["ingredients"], document["created"]
-        )
+        return entry
 
     def _hash(self, path: Path, expected: str) -> str:
         status = path.stat()
@@ -360,7 +360,7 @@ class ModuleCache:
         write_atomic(temporary / ENTRY_FILE, sealed(document))
         return {role: file["sha256"] for role, file in described.items()}
 
-    def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Publication:
+    def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Lookup:
         temporary.chmod(0o755)
         place = self.folder_of(key)
         place.parent.mkdir(exist_ok=True)
@@ -376,9 +376,9 @@ class ModuleCache:
                 self._remember(place, hashes)
             found = self.lookup(key)
             if found.entry is not None:
-                return Publication(found.entry)
+                return Lookup(found.entry)
             self.remove(key)
-        return Publication(None, f"not kept in the cache: {found.damage or 'it is gone again'}")
+        return Lookup(None, f"not kept in the cache: {found.note or 'it is gone again'}")
 
     def _remember(self, place: Path, hashes: Mapping[str, str]) -> None:
         """Note the hashes of files that were just written, and hashed, by nobody else."""
@@ -388,6 +388,15 @@ class ModuleCache:
                 self._checked[_read_stamp(status)] = sha256
                 if status.st_size >= _LARGE_BYTES:
                     self._verified.remember(place / role, sha256)
+
+
+def _read_entry(key: str, place: Path) -> tuple[ModuleEntry, dict[str, str]]:
+    """An entry, and the SHA-256 that its files should have, by role."""
+    document = open_sealed((place / ENTRY_FILE).read_bytes(), key)
+    hashes = {role: file["sha256"] for role, file in document["files"].items()}
+    files = {role: place / role for role in hashes}
+    said = {name: document[name] for name in ("metadata", "name", "ingredients", "created")}
+    return ModuleEntry(key=key, files=files, **said), hashes
 
 
 def _read_stamp(status: os.stat_result) -> tuple[int, int, int, int]:
@@ -418,18 +427,13 @@ def _place(source: Path, destination: Path) -> None:
         raise
     except OSError:
         # Something is there already, or the file system has no links.
-        _replace(source, destination)
-
-
-def _replace(source: Path, destination: Path) -> None:
-    folder = Path(tempfile.mkdtemp(prefix=".module-", dir=destination.parent))
-    try:
-        temporary = folder / "module"
-        link_or_copy(source, temporary)
-        temporary.replace(destination)
-    finally:
-        # Also because rename(2) leaves both names where they are links to one file.
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=".module-", dir=destination.parent))
+        try:
+            link_or_copy(source, folder / "module")
+            (folder / "module").replace(destination)
+        finally:
+            # Also because rename(2) leaves both names where they are links to one file.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def link_or_copy(source: Path, destination: Path) -> None:

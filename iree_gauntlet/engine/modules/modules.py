@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,22 +13,22 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.judging import after_process, first_error
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError, ModuleEntry
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
-from iree_gauntlet.engine.modules.shared_modules import SharedLookup, SharedModules
+from iree_gauntlet.engine.modules.shared_modules import SharedLookup
 from iree_gauntlet.engine.plan_modules import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.steps import Step, StepInput
+    from iree_gauntlet.steps import Step
 
 
 # Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
@@ -50,145 +50,140 @@ _TOOLS = {
 _OURS = (Stage.PARAMETERS, Stage.REFERENCE, Stage.COUNT)
 
 
+@dataclass(frozen=True, slots=True)
+class KeptFailure(Recorded):
+    """What a compiler had against a program."""
+
+    reason: str
+    exit_code: int
+    tail: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Recorded):
+    """What the cache keeps with what a step has made.
+
+    Attributes:
+        diagnostics: the end of what the tool said.
+        failure: None where it made what it should.
+    """
+
+    statistics: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    diagnostics: str = ""
+    failure: KeptFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleMaker:
     """Makes what import, parameters, compile and reference steps make.
 
-    Args:
+    Attributes:
         session: what it runs in.
         workbench: the caches.
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.
-        processes: start the tools, in place of the session's.
     """
 
-    def __init__(
-        self,
-        session: Session[Any],
-        workbench: Workbench,
-        *,
-        made_again: Path | None,
-        processes: Processes | None = None,
-    ) -> None:
-        self._cache = workbench.modules
-        self._store = workbench.store
-        self._shared = workbench.shared
-        self._processes = processes or session.processes
-        self._cancelled = session.cancelled
-        self._progress = session.progress
-        self._made_again = made_again
+    session: Session[Any]
+    workbench: Workbench
+    made_again: Path | None
 
     def make(self, step: Step) -> Result:
         """Runs an import, parameters, compile or reference step."""
         ingredients = dict(step.cache.ingredients)
         for item in step.inputs:
-            if item.role == "program" or item.role.startswith(FILE_ROLE):
-                ingredients[item.role] = ingredients[item.role] or self._hash(item)
+            if (item.role == "program" or item.role.startswith(FILE_ROLE)) and not ingredients[item.role]:
+                # What is fetched, or what another step has made.
+                fetched = self.workbench.store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
+                ingredients[item.role] = fetched
         key = make_key(ingredients)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         dumps = step.command is not None and makes_dumps(step.command.argv)
+        cache, cancelled = self.workbench.modules, self.session.cancelled
         if not dumps and not self._is_forced(step, key):
-            result = self._look_up(step, key)
+            result = self._use(step, cache.lookup(key).entry, "in the cache")
             if result is not None:
                 return result
         # Synthetic weights are large, and made faster than they are fetched. Dumps are in no cache.
-        shared = None if dumps or step.stage in _OURS else self._shared
-        with self._cache.making(key, self._cancelled) as waited:
+        shared = None if dumps or step.stage in _OURS else self.workbench.shared
+        answer, note = SharedLookup(), ""
+        with cache.making(key, cancelled) as waited:
             # Again: another process may have made it meanwhile.
-            forced, found = self._is_forced(step, key), SharedLookup()
-            result = None if dumps or forced else self._look_up(step, key)
+            forced, found = self._is_forced(step, key), cache.lookup(key)
+            result = None if dumps or forced else self._use(step, found.entry, "in the cache")
             if result is None and shared is not None and not forced:
-                found, result = self._from_shared(shared, step, key)
+                roles = [role for role, _ in step.outputs if role != "splat"]
+                answer = shared.find(key, cache, step.id, roles, cancelled)
+                result = self._use(step, answer.entry, f"from the shared cache {shared.url}")
             made = result is None
             if result is None:
-                previous, reason = self._explain_miss(step, key, ingredients, dumps=dumps, forced=forced)
-                result = _with_shared(self._run_tool(step, key, ingredients, reason, previous), found)
+                reason = "--force-recompile" if forced else self._explain_miss(step, found, ingredients, dumps=dumps)
+                if answer.asked and not answer.note:
+                    reason += "; not in the shared cache"
+                result = self._run_tool(step, key, ingredients, reason, found.entry)
             if forced and result.verdict is Verdict.PASSED:
-                note_made_again(self._made_again, key)
+                note_made_again(self.made_again, key)
         if made and shared is not None and result.verdict is Verdict.PASSED:
             # Outside of the lock: nobody here waits for what others will use.
-            note = shared.offer(key, self._cache, self._cancelled)
-            result = replace(result, notes=(*result.notes, note)) if note else result
-        return replace(result, waited_seconds=waited)
-
-    def _hash(self, item: StepInput) -> str:
-        """The SHA-256 of what is fetched, or of what another step has made."""
-        return self._store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
-
-    def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[SharedLookup, Result | None]:
-        """What the shared store has, put where the step wants it."""
-        roles = [role for role, _ in step.outputs if role != "splat"]
-        found = shared.find(key, self._cache, step.id, roles, self._cancelled)
-        if found.entry is None:
-            return found, None
-        try:
-            result = self._from_cache(step, found.entry, key, f"from the shared cache {shared.url}")
-        except EntryGoneError:
-            return found, None
-        return found, replace(result, notes=(*result.notes, found.note)) if found.note else result
+            note = shared.offer(key, cache, cancelled)
+        notes = (*result.notes, *filter(None, (answer.note, note)))
+        return replace(result, notes=notes, waited_seconds=waited)
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
-        if self._made_again is None or step.stage in _OURS:
+        if self.made_again is None or step.stage in _OURS:
             return False
-        return not (self._made_again / key).exists()
+        return not (self.made_again / key).exists()
 
-    def _look_up(self, step: Step, key: str) -> Result | None:
-        found = self._cache.lookup(key)
-        if found.entry is None:
+    def _use(self, step: Step, entry: ModuleEntry | None, reason: str) -> Result | None:
+        """What an entry gives, put where the step wants it; None where it cannot be used."""
+        if entry is None:
             return None
         try:
-            result = self._from_cache(step, found.entry, key)
+            result = self._from_cache(step, entry, reason)
         except EntryGoneError:
-            # Somebody cleared the cache between the two lines above.
+            # Somebody cleared the cache meanwhile.
             return None
         # Of what a tool says, only the end is kept: the text that is expected may be in what is not.
         kept = result.verdict is Verdict.PASSED or step.expect_match in f"{result.reason}\n{result.said}"
         return result if kept else None
 
-    def _explain_miss(
-        self, step: Step, key: str, ingredients: Mapping[str, str], *, dumps: bool, forced: bool
-    ) -> tuple[ModuleEntry | None, str]:
-        """What the cache has, and why it is made all the same."""
-        found = self._cache.lookup(key)
-        if forced:
-            return found.entry, "--force-recompile"
+    def _explain_miss(self, step: Step, found: Lookup, ingredients: Mapping[str, str], *, dumps: bool) -> str:
         if dumps:
-            return found.entry, step.cache.reason
-        if found.damage:
-            self._progress.message(f"{step.id}: in the cache it is {found.damage}: making it again")
-            return found.entry, found.damage
-        return found.entry, self._cache.explain_miss(step.id, ingredients)
+            return step.cache.reason
+        if not found.note:
+            return self.workbench.modules.explain_miss(step.id, ingredients)
+        self.session.progress.message(f"{step.id}: in the cache it is {found.note}: making it again")
+        return found.note
 
-    def _from_cache(self, step: Step, entry: ModuleEntry, key: str, reason: str = "in the cache") -> Result:
-        metadata = entry.metadata
-        failure = metadata.get("failure")
-        if failure is not None:
-            return self._find_failed_before(step, failure, key, metadata.get("diagnostics", ""))
+    def _from_cache(self, step: Step, entry: ModuleEntry, reason: str) -> Result:
+        kept = Kept.from_dict(entry.metadata)
+        command = self.session.processes.typed(step)
+        if kept.failure is not None:
+            # The same program, with the same flags.
+            for _, path in step.outputs:
+                Path(path).unlink(missing_ok=True)
+            return Result(
+                Verdict.FAILED,
+                kept.failure.reason,
+                command=command,
+                exit_code=kept.failure.exit_code,
+                cache=CacheUse(True, entry.key, "failed before; --force-recompile tries again"),
+                notes=step.notes,
+                tail=kept.failure.tail,
+                failure=FailureKind.DOES_NOT_COMPILE,
+                said=kept.diagnostics,
+            )
         for role, path in step.outputs:
             if role in entry.files:
                 entry.materialise(role, Path(path))
         return Result(
             Verdict.PASSED,
-            command=self._processes.typed(step),
-            cache=CacheUse(True, key, reason),
-            statistics=metadata.get("statistics", {}),
-            notes=(*step.notes, *metadata.get("notes", ())),
-        )
-
-    def _find_failed_before(self, step: Step, failure: Mapping[str, Any], key: str, diagnostics: str) -> Result:
-        """What the compiler had against the same program, with the same flags, before."""
-        for _, path in step.outputs:
-            Path(path).unlink(missing_ok=True)
-        return Result(
-            Verdict.FAILED,
-            failure["reason"],
-            command=self._processes.typed(step),
-            exit_code=failure["exit_code"],
-            cache=CacheUse(True, key, "failed before; --force-recompile tries again"),
-            notes=step.notes,
-            tail=tuple(failure["tail"]),
-            failure=FailureKind.DOES_NOT_COMPILE,
-            said=diagnostics,
+            command=command,
+            cache=CacheUse(True, entry.key, reason),
+            statistics=kept.statistics,
+            notes=(*step.notes, *kept.notes),
         )
 
     def _run_tool(
@@ -197,11 +192,11 @@ class ModuleMaker:
         for _, path in step.outputs:
             # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
             Path(path).unlink(missing_ok=True)
-        outcome = self._processes.run(step)
+        outcome = self.session.processes.run(step)
         judge = self._judge if outcome.exit_code != 0 else self._published
         result = judge(step, key, ingredients, outcome, previous)
-        result = replace(result, cache=CacheUse(False, key, reason), log=self._processes.log(step))
-        return self._processes.complete(step, outcome, result)
+        result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
+        return self.session.processes.complete(step, outcome, result)
 
     def _published(
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
@@ -212,13 +207,20 @@ class ModuleMaker:
             return Result(Verdict.ERROR, f"exit code 0, but {Path(missing[0]).name} was not written")
         if is_edited(step):
             return _edit(step)
-        statistics = self._read_statistics(step, outcome.seconds, outcome.peak_rss_bytes)
+        statistics = self._read_statistics(step, outcome)
         notes = [*step.notes]
         if previous is not None:
-            notes.append(_format_comparison_note(step, previous))
-            if "failure" in previous.metadata:
+            role, path = step.outputs[0]
+            if role not in previous.files:
+                notes.append("made again: it had failed before")
+            elif hash_file(Path(path)) == hash_file(previous.files[role]):
+                notes.append("made again: the same bytes as in the cache")
+            else:
+                why = "this compiler is not deterministic here, or the entry is stale"
+                notes.append(f"made again: other bytes than in the cache; {why}")
+            if Kept.from_dict(previous.metadata).failure is not None:
                 # What stands in the store is never written over.
-                self._cache.remove(key)
+                self.workbench.modules.remove(key)
         files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
         note = self._publish(step, files, ingredients, statistics=statistics)
         notes += [note] if note else []
@@ -226,10 +228,10 @@ class ModuleMaker:
 
     def _publish(self, step: Step, files: Mapping[str, Path], ingredients: Mapping[str, str], **metadata: Any) -> str:
         """Puts files into the cache, with what the tool said; a note, empty where all is well."""
-        metadata["diagnostics"] = "\n".join(self._processes.error_lines(step))[-_MOST_DIAGNOSTICS:]
-        metadata["command"] = self._processes.typed(step)
+        metadata["diagnostics"] = "\n".join(self.session.processes.error_lines(step))[-_MOST_DIAGNOSTICS:]
+        metadata["command"] = self.session.processes.typed(step)
         created = datetime.now(UTC)
-        return self._cache.publish(
+        return self.workbench.modules.publish(
             files, name=step.id, ingredients=ingredients, metadata=metadata, created=created
         ).note
 
@@ -237,10 +239,11 @@ class ModuleMaker:
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
     ) -> Result:
         """What a tool that ended badly says, kept where it says it of the program."""
-        lines = self._processes.error_lines(step)
+        lines = self.session.processes.error_lines(step)
         ours = _SAYING.get(step.stage, "\n")
         said = next((line for line in lines if line.startswith(ours)), "")
-        reason = shorten(said.removeprefix(ours)) or first_error(lines) or _find_only_line(lines)
+        only = [line.strip() for line in lines if line.strip()]
+        reason = shorten(said.removeprefix(ours)) or first_error(lines) or (shorten(only[0]) if len(only) == 1 else "")
         result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
@@ -252,39 +255,36 @@ class ModuleMaker:
             return replace(result, verdict=Verdict.ERROR)
         if is_edited(step):
             return _edit(step)
-        if _is_of_the_program(lines):
-            notes = self._keep_failure(step, key, result, ingredients, previous)
-            return replace(result, notes=(*result.notes, *notes))
-        return result
-
-    def _keep_failure(
-        self, step: Step, key: str, result: Result, ingredients: Mapping[str, str], previous: ModuleEntry | None
-    ) -> tuple[str, ...]:
-        """Keeps a failure without files; where the cache cannot, the next run compiles again. Returns notes."""
-        notes: tuple[str, ...] = ()
-        if previous is not None and "failure" not in previous.metadata:
+        # Of a place in the program, and not of the linker or of this machine.
+        placed = any(map(_PLACED_ERROR.search, lines)) and not any(map(_PASSING.search, lines))
+        if not placed:
+            return result
+        # Kept without files; where the cache cannot, the next run compiles again.
+        if previous is not None and Kept.from_dict(previous.metadata).failure is None:
             # Made again, with another end: the compiler is not deterministic here, and this end is the news.
-            notes = ("it compiled before: that module was taken out of the cache",)
-            self._cache.remove(key)
+            note = "it compiled before: that module was taken out of the cache"
+            result = replace(result, notes=(*result.notes, note))
+            self.workbench.modules.remove(key)
         failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
         self._publish(step, {}, ingredients, failure=failure)
-        return notes
+        return result
 
-    def _read_statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:
-        figures: dict[str, Any] = {"tool_seconds": seconds, "peak_rss_bytes": peak_rss}
-        outputs = dict(step.outputs)
-        if step.stage is Stage.PARAMETERS:
-            figures["archive_bytes"] = Path(outputs["parameters"]).stat().st_size
-        if step.stage is Stage.COUNT:
-            # Which CPU and which counter say what the count is worth.
-            ingredients = dict(step.cache.ingredients)
-            counts = read_counts(Path(outputs["counts"]))
-            figures |= {"instructions": counts.instructions, "calls": counts.calls}
-            figures |= {name: ingredients[name] for name in ("counter", "cpu")}
-        if step.stage is Stage.COMPILE:
-            figures["binary_size_bytes"] = Path(outputs["module"]).stat().st_size
-            if "statistics" in outputs:
-                figures["dispatch_count"] = dispatch_count(read_statistics(Path(outputs["statistics"])))
+    def _read_statistics(self, step: Step, outcome: Outcome) -> dict[str, Any]:
+        figures: dict[str, Any] = {"tool_seconds": outcome.seconds, "peak_rss_bytes": outcome.peak_rss_bytes}
+        made = {role: Path(path) for role, path in step.outputs}
+        match step.stage:
+            case Stage.PARAMETERS:
+                figures |= {"archive_bytes": made["parameters"].stat().st_size}
+            case Stage.COUNT:
+                # Which CPU and which counter say what the count is worth.
+                ingredients = dict(step.cache.ingredients)
+                counts = read_counts(made["counts"])
+                figures |= {"instructions": counts.instructions, "calls": counts.calls}
+                figures |= {name: ingredients[name] for name in ("counter", "cpu")}
+            case Stage.COMPILE:
+                figures |= {"binary_size_bytes": made["module"].stat().st_size}
+                if "statistics" in made:
+                    figures |= {"dispatch_count": read_dispatch_count(made["statistics"])}
         return figures
 
 
@@ -301,20 +301,19 @@ def read_statistics(path: Path) -> dict[str, Any]:
     Raises:
         GauntletError: the file is missing or no JSON object.
     """
+    again = "Run again with --force-recompile."
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise GauntletError(
-            f"the compile statistics {path} cannot be read: {error}", "Run again with --force-recompile."
-        ) from error
+        raise GauntletError(f"the compile statistics {path} cannot be read: {error}", again) from error
     if not isinstance(content, dict):
-        raise GauntletError(f"the compile statistics {path} are no JSON object", "Run again with --force-recompile.")
+        raise GauntletError(f"the compile statistics {path} are no JSON object", again)
     return content
 
 
-def dispatch_count(statistics: Mapping[str, Any]) -> int | None:
-    """`stream-aggregate / execution / dispatch-count`; None where the compiler gives none."""
-    count = statistics.get("stream-aggregate", {}).get("execution", {}).get("dispatch-count")
+def read_dispatch_count(path: Path) -> int | None:
+    """`stream-aggregate / execution / dispatch-count` of the compiler's statistics; None where it gives none."""
+    count = read_statistics(path).get("stream-aggregate", {}).get("execution", {}).get("dispatch-count")
     return int(count) if count is not None else None
 
 
@@ -332,33 +331,3 @@ def is_edited(step: Step) -> bool:
 def _edit(step: Step) -> Result:
     what = f"{step.input('program').path} was changed or removed while this ran: what became of it is kept nowhere"
     return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again.",))
-
-
-def _is_of_the_program(lines: Sequence[str]) -> bool:
-    """Whether a failure is said to be of a place in the program, and not of the linker or of this machine."""
-    return any(_PLACED_ERROR.search(line) for line in lines) and not any(_PASSING.search(line) for line in lines)
-
-
-def _find_only_line(lines: Sequence[str]) -> str:
-    """What a tool said, where that is one line; empty where it said more, or nothing."""
-    said = [line.strip() for line in lines if line.strip()]
-    return shorten(said[0]) if len(said) == 1 else ""
-
-
-def _with_shared(result: Result, found: SharedLookup) -> Result:
-    """A result with what the shared store answered, where it was of no use."""
-    if found.note:
-        return replace(result, notes=(*result.notes, found.note))
-    if found.asked and result.cache is not None:
-        return replace(result, cache=replace(result.cache, reason=f"{result.cache.reason}; not in the shared cache"))
-    return result
-
-
-def _format_comparison_note(step: Step, previous: ModuleEntry) -> str:
-    role = step.outputs[0][0]
-    if role not in previous.files:
-        return "made again: it had failed before"
-    same = hash_file(Path(dict(step.outputs)[role])) == hash_file(previous.files[role])
-    if same:
-        return "made again: the same bytes as in the cache"
-    return "made again: other bytes than in the cache; this compiler is not deterministic here, or the entry is stale"

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 import threading
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote
@@ -72,31 +72,29 @@ class _RemoteError(Exception):
     """The store cannot be reached, or refuses."""
 
 
+@dataclass(slots=True)
 class SharedModules:
     """A shared store, for one run; may be used by several threads.
 
-    Args:
+    Attributes:
         url: where it is.
         configuration: credentials and options.
         write: whether it may be filled.
         stall_timeout: seconds without a byte after which it is given up.
     """
 
-    def __init__(
-        self, url: str, configuration: Configuration, *, write: bool = False, stall_timeout: float = _STALL_SECONDS
-    ) -> None:
-        self.url = url.rstrip("/")
-        self.write = write
-        self._configuration = configuration
-        self._stall_timeout = stall_timeout
-        self._location: StoreLocation | None = None
-        # Held for the first request, so that one thread alone waits for a store that is not there.
-        self._first = threading.Lock()
-        self._answers = False
-        self._failed = False
-        self._reported = False
-        self._unwritable = False
-        self._damaged: set[str] = set()
+    url: str
+    configuration: Configuration
+    write: bool = False
+    stall_timeout: float = _STALL_SECONDS
+    # Held for the first request, so that one thread alone waits for a store that is not there.
+    _first: threading.Lock = field(default_factory=threading.Lock)
+    _location: StoreLocation | None = None
+    _answers: bool = False
+    _failed: bool = False
+    _reported: bool = False
+    _unwritable: bool = False
+    _damaged: set[str] = field(default_factory=set)
 
     def find(
         self, key: str, cache: ModuleCache, name: str, roles: Collection[str], cancelled: threading.Event
@@ -186,7 +184,7 @@ class SharedModules:
                 raise _RemoteError(f"there is no folder {folder}")
             try:
                 self._location = open_store(
-                    self.url, self._configuration, stall_timeout=self._stall_timeout, retries=_RETRIES
+                    self.url, self.configuration, stall_timeout=self.stall_timeout, retries=_RETRIES
                 )
             except ArtifactError as error:
                 raise _RemoteError(error.what) from error
@@ -219,9 +217,9 @@ class SharedModules:
                 if _is_settled(location, path, content):
                     return
         if not replaces:
-            with _explain_remote_errors():
-                if _exists(location, path):
-                    return
+            with _explain_remote_errors(), suppress(FileNotFoundError):
+                obstore.head(location.store, path)
+                return
         blocks = _Source(pack(folder, key))
         try:
             with _explain_remote_errors():
@@ -237,7 +235,7 @@ class _Source:
     """Blocks on their way to the store, and what went wrong with them on this side."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._read_blocks = blocks
+        self._blocks = blocks
         self.error: DamageError | OSError | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -245,7 +243,7 @@ class _Source:
 
     def __next__(self) -> bytes:
         try:
-            return next(self._read_blocks)
+            return next(self._blocks)
         except (DamageError, OSError) as error:
             self.error = error
             raise
@@ -256,17 +254,7 @@ def shared_modules(configuration: Configuration, *, offline: bool) -> SharedModu
     settings = configuration.shared_modules
     if settings is None or (offline and not settings.url.startswith(_FILE)):
         return None
-    return SharedModules(settings.url, configuration, write=settings.write)
-
-
-def _exists(location: StoreLocation, path: str) -> bool:
-    import obstore  # noqa: PLC0415 - a large library, which few runs need
-
-    try:
-        obstore.head(location.store, path)
-    except FileNotFoundError:
-        return False
-    return True
+    return SharedModules(settings.url.rstrip("/"), configuration, write=settings.write)
 
 
 def _is_settled(location: StoreLocation, path: str, content: bytes) -> bool:

@@ -17,13 +17,15 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.processes.processes import is_plain_path, require_pipes
+from iree_gauntlet.engine.processes.reaper import Report
 from iree_gauntlet.engine.processes.supervisor import Outcome, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.short_process import name_signal
 from iree_gauntlet.system.tail import read_tail
 from iree_gauntlet.workers import iree_side
@@ -63,7 +65,6 @@ class CompileJob:
         cwd: where relative paths begin; empty for the toolkit's own folder.
         timeout: seconds until it gets SIGTERM, and SIGKILL after the server's grace; `inf` for no limit.
         memory_bytes: limit of its address space, the compiler's own 0.3 GB included; 0 for none.
-        prefixes: of many programs, put before the names of each one's symbols; `c0_`, `c1_`, … where empty.
     """
 
     programs: tuple[str, ...]
@@ -74,7 +75,26 @@ class CompileJob:
     cwd: str
     timeout: float
     memory_bytes: int = 0
-    prefixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _CompileDetail(Recorded):
+    """Of programs that are compiled as one: the public functions of each, and the indices of those at fault."""
+
+    functions: tuple[tuple[str, ...], ...] = ()
+    refused: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class CompileAnswer(Report, Recorded):
+    """What the server says: that it is ready; of a compile that it runs, that it could not be started, or its end."""
+
+    ready: bool = False
+    id: int = 0
+    pid: int = 0
+    error: str = ""
+    detail: _CompileDetail = _CompileDetail()
+    notes: tuple[str, ...] = ()
 
 
 def served(flags: Sequence[str]) -> bool:
@@ -86,29 +106,27 @@ def served(flags: Sequence[str]) -> bool:
     return not any(_UNSERVED.fullmatch(flag) for flag in flags)
 
 
+@dataclass
 class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
     """Compiles in children of one server; `compile` may be called from several threads at once.
 
     The server starts with the first compile, and again after it was killed. Use it as a context manager.
 
-    Args:
+    Attributes:
         python: the toolchain's Python, which has `iree.compiler`.
         tmpdir: folder for private TMPDIRs; the system's temporary folder where a shell would not leave its path alone.
         environment: what the compiler inherits; the toolkit's own environment by default.
         grace: seconds between SIGTERM and SIGKILL.
     """
 
-    def __init__(
-        self, python: str, tmpdir: Path, environment: Mapping[str, str] | None = None, *, grace: float = _GRACE_SECONDS
-    ) -> None:
-        self._python = python
-        self._tmpdir = tmpdir
-        self._grace = grace
-        self._environment = {**(os.environ if environment is None else environment), **_ENVIRONMENT}
-        self._lock = threading.Lock()
-        self._server: _ServerProcess | None = None
-        self._cancelled = False
-        self._closed = False
+    python: str
+    tmpdir: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    grace: float = _GRACE_SECONDS
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _server: _ServerProcess | None = None
+    _cancelled: bool = False
+    _closed: bool = False
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -141,13 +159,13 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             ToolchainError: the server cannot be started.
             GauntletError: a folder is missing or cannot be written.
         """
-        prefixes = job.prefixes or tuple(f"c{index}_" for index in range(len(job.programs)))
+        # What goes before the names of each one's symbols.
+        prefixes = tuple(f"c{index}_" for index in range(len(job.programs)))
         outcome, detail = self._ask(job, prefixes)
-        functions = tuple(tuple(names) for names in (detail or {}).get("functions", ()))
-        culprits: tuple[int, ...] = tuple((detail or {}).get("refused", ()))
+        culprits = detail.refused
         if outcome.exit_code and not culprits:
             culprits = blamed_programs(job.stderr, job.programs)
-        return outcome, functions, culprits
+        return outcome, detail.functions, culprits
 
     def cancel(self) -> None:
         """End every compile, and start no further one.
@@ -167,37 +185,37 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         if server is not None:
             server.close()
 
-    def _ask(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[Outcome, dict[str, Any] | None]:
+    def _ask(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[Outcome, _CompileDetail]:
         if self._is_cancelled():
-            return Outcome(None, cancelled=True), None
+            return Outcome(None, cancelled=True), _CompileDetail()
         for log in (job.stdout, job.stderr):
             _make_folder(log.parent)
         begun = time.monotonic()
         try:
-            server, waiter = self._send(job, prefixes)
-            answer = server.wait(waiter)
-            if answer is None and not waiter.pid and not self._is_cancelled():
-                # That server was killed before it saw the request; nothing was tried yet.
+            for _ in range(2):
                 server, waiter = self._send(job, prefixes)
                 answer = server.wait(waiter)
+                if answer is not None or waiter.pid or self._is_cancelled():
+                    break
+                # That server was killed before it saw the request; nothing was tried yet.
         except _NeverStartedError as error:
             if self._is_cancelled():
-                return Outcome(None, cancelled=True), None
+                return Outcome(None, cancelled=True), _CompileDetail()
             raise ToolchainError(
-                f"{self._python}: the compile server cannot be started: {error}",
+                f"{self.python}: the compile server cannot be started: {error}",
                 "install iree-base-compiler for that Python; without it each compile is a process of its own",
             ) from error
         if answer is None:
             outcome = Outcome(None, signal="SIGKILL", seconds=time.monotonic() - begun, notes=(_KILLED_NOTE,))
-        elif "error" in answer:
+        elif answer.error:
             raise GauntletError(
-                f"a compile cannot be started: {answer['error']}", "make room there, or make it readable and writable"
+                f"a compile cannot be started: {answer.error}", "make room there, or make it readable and writable"
             )
         else:
-            outcome = compile_outcome(answer, job.stdout, job.stderr, job.memory_bytes)
+            outcome = compile_outcome(answer, job)
         if outcome.exit_code is None and self._is_cancelled():
             outcome = replace(outcome, cancelled=True, notes=())
-        return outcome, answer["detail"] if answer is not None else None
+        return outcome, answer.detail if answer is not None else _CompileDetail()
 
     def _is_cancelled(self) -> bool:
         return self._cancelled
@@ -213,7 +231,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             "stderr": str(job.stderr.absolute()),
             "cwd": str(Path(job.cwd).absolute()),
             "timeout": job.timeout,
-            "grace": self._grace,
+            "grace": self.grace,
             "memory_bytes": job.memory_bytes,
         }
         with self._lock:
@@ -222,7 +240,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
             if self._server is None or self._server.ended:
                 if self._server is not None:
                     self._server.close()
-                self._server = _ServerProcess(self._python, self._tmpdir, self._environment)
+                self._server = _ServerProcess(self.python, self.tmpdir, {**self.environment, **_ENVIRONMENT})
                 if self._is_cancelled():
                     self._server.terminate()
             return self._server, self._server.send(request)
@@ -232,20 +250,20 @@ class _NeverStartedError(Exception):
     """The server ended before it was ready; the text is its last line."""
 
 
+@dataclass(slots=True)
 class _Waiter:
     """A compile that is waited for."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.done = threading.Event()
-        self.pid = 0
-        self.answer: dict[str, Any] | None = None
+    number: int
+    done: threading.Event = field(default_factory=threading.Event)
+    pid: int = 0
+    answer: CompileAnswer | None = None
 
 
 class _ServerProcess:
     """One process of the server, and the thread that reads its answers."""
 
-    def __init__(self, python: str, tmpdir: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, python: str, tmpdir: Path, environment: dict[str, str]) -> None:
         _make_folder(tmpdir)
         place = tmpdir.absolute() if is_plain_path(str(tmpdir.absolute())) else None
         try:
@@ -263,7 +281,7 @@ class _ServerProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    env=dict(environment),
+                    env=environment,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -291,7 +309,7 @@ class _ServerProcess:
             self._write({**request, "id": waiter.number})
         return waiter
 
-    def wait(self, waiter: _Waiter) -> dict[str, Any] | None:
+    def wait(self, waiter: _Waiter) -> CompileAnswer | None:
         """The answer to a compile; None where the server was killed."""
         try:
             waiter.done.wait()
@@ -331,21 +349,18 @@ class _ServerProcess:
         for line in self._answers:
             if not line.endswith(b"\n"):
                 break
-            answer = json.loads(line)
-            if "ready" in answer:
+            answer = CompileAnswer.from_dict(json.loads(line))
+            if answer.ready:
                 self._ready = True
                 continue
-            waiter = self._waiters[answer["id"]]
-            if "pid" in answer:
-                waiter.pid = answer["pid"]
+            waiter = self._waiters[answer.id]
+            if answer.pid:
+                waiter.pid = answer.pid
                 continue
             with self._lock:
                 del self._waiters[waiter.number]
             waiter.answer = answer
             waiter.done.set()
-        self._finish()
-
-    def _finish(self) -> None:
         with self._lock:
             self.ended = True
             waiters = list(self._waiters.values())
@@ -358,15 +373,12 @@ class _ServerProcess:
                     os.killpg(waiter.pid, signal.SIGKILL)
         if not self._ready:
             lines = [line for line in read_tail(self._errors).lines if line.strip()]
-            self._failure = lines[-1].strip() if lines else f"it ended with {_describe_ending(status)}"
+            ended = name_signal(-status) if status < 0 else f"exit code {status}"
+            self._failure = lines[-1].strip() if lines else f"it ended with {ended}"
         self._answers.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         for waiter in waiters:
             waiter.done.set()
-
-
-def _describe_ending(status: int) -> str:
-    return name_signal(-status) if status < 0 else f"exit code {status}"
 
 
 def _make_folder(folder: Path) -> None:
@@ -376,43 +388,29 @@ def _make_folder(folder: Path) -> None:
         raise GauntletError(f"{folder}: cannot make a folder: {error.strerror}", "make room there") from error
 
 
-def compile_outcome(answer: Mapping[str, Any], stdout: Path, stderr: Path, memory_bytes: int) -> Outcome:
-    """How a compile ended, in the terms of all processes.
-
-    Args:
-        answer: of the server.
-        stdout: its log.
-        stderr: its other log.
-        memory_bytes: its limit; 0 for none.
-    """
-    if os.WIFSIGNALED(answer["status"]):
-        _cut_stack(stderr)
-    outcome = process_outcome(answer, stdout, stderr, tuple(answer["notes"]))
-    if memory_bytes and outcome.exit_code != 0 and _lacked_memory(stderr):
-        note = f"the compiler ran into its memory limit of {memory_bytes / 1e9:.3g} GB"
-        return replace(outcome, out_of_memory=True, notes=(*outcome.notes, note))
+def compile_outcome(answer: CompileAnswer, job: CompileJob) -> Outcome:
+    """How a compile ended, in the terms of all processes."""
+    if os.WIFSIGNALED(answer.status):
+        # The frames that the tool itself would have shown; the log's end is what people see first.
+        with job.stderr.open("r+b") as stream:
+            frames = list(_MAIN_FRAME.finditer(stream.read(_ERRORS_BYTES)))
+            if frames:
+                stream.truncate(frames[-1].end())
+    outcome = process_outcome(answer, job.stdout, job.stderr, answer.notes)
+    if job.memory_bytes and outcome.exit_code != 0:
+        text = _read_head(job.stderr).lower()
+        if any(words in text for words in _NO_MEMORY_WORDS):
+            note = f"the compiler ran into its memory limit of {job.memory_bytes / 1e9:.3g} GB"
+            return replace(outcome, out_of_memory=True, notes=(*outcome.notes, note))
     return outcome
-
-
-def _cut_stack(stderr: Path) -> None:
-    """Leave the frames that the tool itself would have shown; the log's end is what people see first."""
-    with stderr.open("r+b") as stream:
-        frames = list(_MAIN_FRAME.finditer(stream.read(_ERRORS_BYTES)))
-        if frames:
-            stream.truncate(frames[-1].end())
-
-
-def _lacked_memory(stderr: Path) -> bool:
-    text = _make_head(stderr).lower()
-    return any(words in text for words in _NO_MEMORY_WORDS)
 
 
 def blamed_programs(stderr: Path, programs: Sequence[str]) -> tuple[int, ...]:
     """Programs that the compiler's errors point at, by their index."""
-    places = set(_ERROR_PLACE.findall(_make_head(stderr)))
+    places = set(_ERROR_PLACE.findall(_read_head(stderr)))
     return tuple(index for index, program in enumerate(programs) if program in places)
 
 
-def _make_head(path: Path) -> str:
+def _read_head(path: Path) -> str:
     with path.open("rb") as stream:
         return stream.read(_ERRORS_BYTES).decode(errors="replace")

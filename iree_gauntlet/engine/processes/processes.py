@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -24,17 +24,17 @@ _MOST_LOG = 1 << 20
 _PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
 
 
+@dataclass
 class Processes:
     """Runs the processes of steps under one supervisor.
 
-    Args:
+    Attributes:
         supervisor: owns them.
         run_dir: the run's folder, for relative log paths.
     """
 
-    def __init__(self, supervisor: Supervisor, run_dir: Path) -> None:
-        self._supervisor = supervisor
-        self._run_dir = run_dir
+    supervisor: Supervisor
+    run_dir: Path
 
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
         """Runs a step's command, or another one for it, to its end.
@@ -47,7 +47,7 @@ class Processes:
         command = command or step.process
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        return self._supervisor.run(
+        return self.supervisor.run(
             command,
             stdout=folder / f"{name}stdout.txt",
             stderr=folder / f"{name}stderr.txt",
@@ -62,7 +62,7 @@ class Processes:
 
     def log(self, step: Step, stream: str = "stderr.txt") -> str:
         """Path of a step's log, relative to the run's folder."""
-        return str((Path(step.folder) / stream).relative_to(self._run_dir))
+        return str((Path(step.folder) / stream).relative_to(self.run_dir))
 
     def write_log(self, step: Step, stream: str, lines: Sequence[str]) -> str:
         """Writes what there is to say of a failure where no process has; the file's path, as of `log`.

@@ -35,7 +35,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,8 @@ _DRAIN_SECONDS = 0.02
 _MOST_DESCRIPTORS = 8
 
 
-class Request(TypedDict):
+@dataclass(frozen=True, slots=True)
+class Request:
     """A process to start; paths are absolute, times are seconds."""
 
     argv: list[str]
@@ -187,8 +188,7 @@ class _Reaper:
         if not buffer.endswith(b"\n"):
             return None
         del self._reading[connection]
-        request: Request = json.loads(buffer)
-        return request
+        return Request(**json.loads(buffer))
 
     def _start(self, connection: socket.socket, request: Request) -> None:
         report = Report()
@@ -199,13 +199,13 @@ class _Reaper:
         begun = self._clock()
         try:
             # The same file for both streams is opened once, or they would overwrite each other.
-            with Path(request["stdout"]).open("wb") as out, contextlib.ExitStack() as opened:
-                same = request["stdout"] == request["stderr"]
-                err = out if same else opened.enter_context(Path(request["stderr"]).open("wb"))
+            with Path(request.stdout).open("wb") as out, contextlib.ExitStack() as opened:
+                same = request.stdout == request.stderr
+                err = out if same else opened.enter_context(Path(request.stderr).open("wb"))
                 process = subprocess.Popen(
-                    request["argv"],
-                    cwd=request["cwd"],
-                    env=request["env"],
+                    request.argv,
+                    cwd=request.cwd,
+                    env=request.env,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -223,7 +223,7 @@ class _Reaper:
         report.started = True
         with contextlib.suppress(OSError):
             connection.sendall(b"%d\n" % process.pid)
-        deadline = begun + request["timeout"]
+        deadline = begun + request.timeout
         self._runs[process.pid] = _ReapedProcess(connection, request, report, process, begun, deadline)
 
     def _cancel(self, run: _ReapedProcess) -> None:
@@ -235,13 +235,13 @@ class _Reaper:
 
     def _terminate(self, run: _ReapedProcess) -> None:
         run.terminated = True
-        run.deadline = self._clock() + run.request["grace"]
+        run.deadline = self._clock() + run.request.grace
         _send_signal_to_group(run.group, signal.SIGTERM)
 
     def _kill(self, run: _ReapedProcess) -> None:
         if not run.killed:
             run.terminated = run.killed = True
-            run.deadline = self._clock() + run.request["kill_patience"]
+            run.deadline = self._clock() + run.request.kill_patience
         _send_signal_to_group(run.group, signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -345,8 +345,8 @@ class _Reaper:
             self._tend()
         _kill_children()
         for run in runs:
-            if run.request["private"]:
-                shutil.rmtree(run.request["private"], ignore_errors=True)
+            if run.request.private:
+                shutil.rmtree(run.request.private, ignore_errors=True)
 
 
 def _send_signal_to_group(group: int, number: signal.Signals) -> None:

@@ -29,12 +29,13 @@ import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from iree_gauntlet.engine.processes.processes import require_pipes
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.figures import byte_size
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import SENT_SIGNALS
 from iree_gauntlet.system.short_process import name_signal
 from iree_gauntlet.system.tail import TAIL_LINES, clean_line
@@ -106,6 +107,36 @@ class RunJob:
 
 
 @dataclass(frozen=True, slots=True)
+class RunOutput(Recorded):
+    """An output of a case that gives something else than it should.
+
+    Attributes:
+        type: empty for one that is missing.
+        file: what keeps it; empty for none.
+        max_abs_error: None where it was not looked for.
+    """
+
+    index: int
+    type: str
+    passed: bool
+    count: int
+    file: str
+    max_abs_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _RunRecord(Recorded):
+    """What a process says of a case; of none at first, when it is ready."""
+
+    verdict: str = ""
+    message: str = ""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    outputs: tuple[RunOutput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunAnswer:
     """The result of a case.
 
@@ -113,16 +144,18 @@ class RunAnswer:
         outcome: as of a process of its own; its exit code is 0 where the case passed, and 1 where it did not.
         verdict: one of `RunVerdict`.
         message: IREE's status of an error, without the place in its source.
-        outputs: of a mismatch, of each output: index, type, passed, count, max_abs_error, and the file that keeps it;
-            else empty.
+        outputs: of a mismatch, each output; else empty.
         logged: bytes that it printed.
     """
 
     outcome: Outcome
     verdict: str
     message: str = ""
-    outputs: tuple[dict[str, Any], ...] = ()
+    outputs: tuple[RunOutput, ...] = ()
     logged: int = 0
+
+
+_CANCELLED = RunAnswer(Outcome(None, cancelled=True), RunVerdict.DIED)
 
 
 class RunServers(contextlib.AbstractContextManager["RunServers"]):
@@ -151,7 +184,6 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         self._slots: queue.LifoQueue[RunWorker | None] = queue.LifoQueue()
         self._workers: set[RunWorker] = set()
         self._lock = threading.Lock()
-        self._numbers = iter(range(1 << 62))
         for _ in range(count):
             self._slots.put(None)
 
@@ -250,17 +282,18 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
     def _run_in(self, worker: RunWorker | None, job: RunJob) -> tuple[RunAnswer, RunWorker | None]:
         """Runs a case in a process, or in a new one; the process is None where it is gone afterwards."""
-        answer = _answer_cancelled()
+        answer = _CANCELLED
         for _ in range(_MOST_STARTS):
             if self._stop():
-                return _answer_cancelled(), worker
+                return _CANCELLED, worker
             if worker is None or not worker.ready:
                 worker = self._find_ready(worker)
             if worker is None:
-                return _answer_cancelled(), None
+                return _CANCELLED, None
             begun = time.monotonic()
-            request = _request(job, next(self._numbers))
-            record = worker.ask(request, job.timeout)
+            asked = json.dumps({name: getattr(job, name) for name in _SENT})
+            request = f'{asked[:-1]}, "limits": {_format_limits(job.limits)}}}\n'
+            record = worker.ask(request.encode(), job.timeout)
             if record is not None:
                 return _answer(record, worker, job), worker
             if worker.overdue:
@@ -300,35 +333,28 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
         )
 
 
-def _request(job: RunJob, number: int) -> bytes:
-    record = {"id": number, **{name: getattr(job, name) for name in _SENT}}
-    return f'{json.dumps(record)[:-1]}, "limits": {_format_limits(job.limits)}}}\n'.encode()
-
-
 @lru_cache(maxsize=64)
 def _format_limits(limits: tuple[tuple[str, float, float], ...]) -> str:
-    """The same for all cases of a suite, and as long as the rest."""
+    """The same for all cases of a suite, and as long as the rest of a request."""
     return json.dumps({name: (absolute, relative) for name, absolute, relative in limits})
 
 
-def _answer(record: Mapping[str, Any], worker: RunWorker, job: RunJob) -> RunAnswer:
+def _answer(record: _RunRecord, worker: RunWorker, job: RunJob) -> RunAnswer:
     logged = worker.printed_bytes()
     lines = worker.printed(job.log) if logged else []
-    passed = record["verdict"] == RunVerdict.PASSED
-    if record["message"]:
-        lines = [*lines, clean_line(record["message"])][-TAIL_LINES:]
-    exhausted = record["message"].startswith("RESOURCE_EXHAUSTED") and job.on_cpu
+    if record.message:
+        lines = [*lines, clean_line(record.message)][-TAIL_LINES:]
+    exhausted = record.message.startswith("RESOURCE_EXHAUSTED") and job.on_cpu
     outcome = Outcome(
-        0 if passed else 1,
-        seconds=record["seconds"],
-        cpu_seconds=record["cpu_seconds"],
-        peak_rss_bytes=record["peak_rss_bytes"],
+        0 if record.verdict == RunVerdict.PASSED else 1,
+        seconds=record.seconds,
+        cpu_seconds=record.cpu_seconds,
+        peak_rss_bytes=record.peak_rss_bytes,
         tail=tuple(lines),
-        output_bytes=logged,
         out_of_memory=bool(worker.memory_bytes) and exhausted,
         notes=_describe_memory(worker) if exhausted else (),
     )
-    return RunAnswer(outcome, record["verdict"], record["message"], tuple(record["outputs"]), logged)
+    return RunAnswer(outcome, record.verdict, record.message, record.outputs, logged)
 
 
 def _answer_death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -> RunAnswer:
@@ -336,6 +362,7 @@ def _answer_death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: 
     code = worker.process.returncode
     logged = worker.printed_bytes()
     lines = worker.printed(job.log)
+    exhausted = any("bad_alloc" in line for line in lines)
     outcome = Outcome(
         code if code is not None and code >= 0 else None,
         signal=name_signal(-code) if code is not None and code < 0 else "",
@@ -343,10 +370,9 @@ def _answer_death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: 
         cancelled=cancelled,
         seconds=seconds,
         tail=tuple(lines),
-        output_bytes=logged,
         stuck=code is None,
-        out_of_memory=bool(worker.memory_bytes) and any("bad_alloc" in line for line in lines),
-        notes=_describe_memory(worker) if any("bad_alloc" in line for line in lines) else (),
+        out_of_memory=bool(worker.memory_bytes) and exhausted,
+        notes=_describe_memory(worker) if exhausted else (),
     )
     return RunAnswer(outcome, RunVerdict.DIED, logged=logged)
 
@@ -355,10 +381,6 @@ def _describe_memory(worker: RunWorker) -> tuple[str, ...]:
     """What there is to say to one that had too little memory."""
     limit = worker.memory_bytes
     return (f"the memory that it may take is limited to {byte_size(limit)}",) if limit else ()
-
-
-def _answer_cancelled() -> RunAnswer:
-    return RunAnswer(Outcome(None, cancelled=True), RunVerdict.DIED)
 
 
 def _may_be_anothers_fault(answer: RunAnswer, job: RunJob) -> bool:
@@ -399,7 +421,12 @@ class RunWorker:
         self.overdue = False
         self.taken = False
         self._pending = b""
-        self._log = _open_unnamed_file()
+        try:
+            # For what cases print.
+            self._log: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `forget`
+        except OSError:
+            # In memory where the disk is full.
+            self._log = os.fdopen(os.memfd_create("printed"), "w+b", buffering=0)
         try:
             # Emptied after every case that printed something: the process has to write where the end is then.
             fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
@@ -437,7 +464,7 @@ class RunWorker:
             self._log.truncate(0)
         return self.ready
 
-    def ask(self, request: bytes, timeout: float) -> dict[str, Any] | None:
+    def ask(self, request: bytes, timeout: float) -> _RunRecord | None:
         """Has a request answered; None where the process died, or did not answer in time.
 
         `taken` says whether it had begun to read it: a process that was ended while it was idle has not.
@@ -458,7 +485,7 @@ class RunWorker:
             self.taken = int.from_bytes(unread, sys.byteorder) < len(request)
         return record
 
-    def _read(self, deadline: float) -> dict[str, Any] | None:
+    def _read(self, deadline: float) -> _RunRecord | None:
         while not self._pending.endswith(b"\n"):
             left = deadline - time.monotonic()
             if left <= 0 or not self._poll.poll(min(left, 1e6) * 1000):
@@ -469,8 +496,7 @@ class RunWorker:
                 return None
             self._pending += data
         line, self._pending = self._pending, b""
-        record: dict[str, Any] = json.loads(line)
-        return record
+        return _RunRecord.from_dict(json.loads(line))
 
     def printed_bytes(self) -> int:
         """How much has been printed."""
@@ -519,11 +545,3 @@ class RunWorker:
     def forget(self) -> None:
         """Lets go of what it has printed."""
         self._log.close()
-
-
-def _open_unnamed_file() -> IO[bytes]:
-    """A file for what cases print; in memory where the disk is full."""
-    try:
-        return tempfile.TemporaryFile(buffering=0)  # closed by `forget`
-    except OSError:
-        return os.fdopen(os.memfd_create("printed"), "w+b", buffering=0)

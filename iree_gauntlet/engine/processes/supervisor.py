@@ -20,9 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from iree_gauntlet.engine.processes.reaper import Report, Request
 from iree_gauntlet.errors import GauntletError, ToolchainError
@@ -30,7 +30,7 @@ from iree_gauntlet.system.short_process import name_signal
 from iree_gauntlet.system.tail import TAIL_LINES, read_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from iree_gauntlet.steps import Command
 
@@ -76,12 +76,12 @@ class Outcome:
     peak_rss_bytes: int = 0
     tail: tuple[str, ...] = ()
     truncated: bool = False
-    output_bytes: int = 0
     stuck: bool = False
     out_of_memory: bool = False
     notes: tuple[str, ...] = ()
 
 
+@dataclass(kw_only=True)
 class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     """Owns the child processes of a run; `run` may be called from several threads at once.
 
@@ -89,28 +89,21 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     reaper does the same. (It notices when the last copy of its control socket is closed: do not fork the
     toolkit without exec while a supervisor is open.)
 
-    Args:
+    Attributes:
         grace: seconds between SIGTERM and SIGKILL.
         kill_patience: seconds after SIGKILL until a process is given up as stuck.
         locks: descriptors of the locks that the calling thread holds: a process that it starts holds them too, so
             that they are not free before it is gone, whatever becomes of the toolkit.
     """
 
-    def __init__(
-        self,
-        *,
-        grace: float = _GRACE_SECONDS,
-        kill_patience: float = _KILL_PATIENCE_SECONDS,
-        locks: Callable[[], Sequence[int]] = tuple,
-    ) -> None:
-        self._grace = grace
-        self._locks = locks
-        self._kill_patience = kill_patience
-        self._lock = threading.Lock()
-        self._reaper: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._cancels = 0
-        self._closed = False
+    grace: float = _GRACE_SECONDS
+    kill_patience: float = _KILL_PATIENCE_SECONDS
+    locks: Callable[[], Sequence[int]] = tuple
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _reaper: subprocess.Popen[bytes] | None = None
+    _control: socket.socket | None = None
+    _cancels: int = 0
+    _closed: bool = False
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -146,14 +139,24 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                     "make room there, or make it writable",
                 ) from error
             stack.callback(_remove_folder, private, notes)
-            request = self._request(command, stdout, stderr, timeout, private)
+            request = Request(
+                argv=list(command.argv),
+                cwd=str(Path(command.cwd).absolute()),
+                env={**os.environ, "TMPDIR": str(private), **dict(command.env)},
+                stdout=str(stdout.absolute()),
+                stderr=str(stderr.absolute()),
+                timeout=timeout,
+                grace=self.grace,
+                kill_patience=self.kill_patience,
+                private=str(private),
+            )
             report = self._ask(request)
             stack.pop_all().close()
             if report.error_text:
                 raise _explain_refusal(report, request)
             if not report.started:
                 return Outcome(None, cancelled=report.cancelled, notes=tuple(notes))
-            return process_outcome(asdict(report), stdout, stderr, tuple(notes))
+            return process_outcome(report, stdout, stderr, tuple(notes))
 
     def cancel_all(self) -> None:
         """End every process, and start no further one; a second call kills without grace.
@@ -178,19 +181,6 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         if reaper is not None:
             reaper.wait()
 
-    def _request(self, command: Command, stdout: Path, stderr: Path, timeout: float, private: Path) -> Request:
-        return Request(
-            argv=list(command.argv),
-            cwd=str(Path(command.cwd).absolute()),
-            env={**os.environ, "TMPDIR": str(private), **dict(command.env)},
-            stdout=str(stdout.absolute()),
-            stderr=str(stderr.absolute()),
-            timeout=timeout,
-            grace=self._grace,
-            kill_patience=self._kill_patience,
-            private=str(private),
-        )
-
     def _ask(self, request: Request) -> Report:
         """Hand a request over and wait for its report.
 
@@ -203,7 +193,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                 self._hand_over(theirs)
             answer = bytearray()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                ours.sendall(json.dumps(request).encode() + b"\n")
+                ours.sendall(json.dumps(asdict(request)).encode() + b"\n")
                 while not answer.endswith(b"}\n") and (data := ours.recv(1 << 16)):
                     answer += data
         lines = bytes(answer).splitlines()
@@ -214,7 +204,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(lines[0]), signal.SIGKILL)
         else:
-            _kill_unknown(request["private"])
+            _kill_unknown(request.private)
         raise _explain_reaper_lost()
 
     def _hand_over(self, connection: socket.socket) -> None:
@@ -225,7 +215,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                 self._start_reaper()
             control = self._control
             try:
-                descriptors = [connection.fileno(), *self._locks()]
+                descriptors = [connection.fileno(), *self.locks()]
                 socket.send_fds(cast("socket.socket", control), [b"r"], descriptors)
             except (BrokenPipeError, ConnectionResetError):
                 raise _explain_reaper_lost() from None
@@ -296,7 +286,7 @@ def disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
     return room.f_bavail * room.f_frsize < _DISK_FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)
 
 
-def process_outcome(report: Mapping[str, Any], stdout: Path, stderr: Path, notes: tuple[str, ...]) -> Outcome:
+def process_outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str, ...]) -> Outcome:
     """How a process ended that was started.
 
     Args:
@@ -305,8 +295,8 @@ def process_outcome(report: Mapping[str, Any], stdout: Path, stderr: Path, notes
         stderr: the file of its errors, which may be the same.
         notes: what else a person should know.
     """
-    number = os.WTERMSIG(report["status"]) if os.WIFSIGNALED(report["status"]) else 0
-    ended = not (number or report["stuck"])
+    number = os.WTERMSIG(report.status) if os.WIFSIGNALED(report.status) else 0
+    ended = not (number or report.stuck)
     errors = read_tail(stderr, TAIL_LINES)
     spare = max(_STDOUT_LINES, TAIL_LINES - len(errors.lines))
     output = read_tail(stdout, spare) if stdout != stderr else None
@@ -315,26 +305,25 @@ def process_outcome(report: Mapping[str, Any], stdout: Path, stderr: Path, notes
         lines = (*output.lines, *lines[-(TAIL_LINES - len(output.lines)) :])[-TAIL_LINES:]
     total = len(errors.lines) + (len(output.lines) if output else 0)
     return Outcome(
-        exit_code=os.WEXITSTATUS(report["status"]) if ended else None,
+        exit_code=os.WEXITSTATUS(report.status) if ended else None,
         signal=name_signal(number),
-        timed_out=report["timed_out"],
-        cancelled=report.get("cancelled", False),
-        seconds=report["seconds"],
-        cpu_seconds=report["cpu_seconds"],
-        peak_rss_bytes=report["peak_rss_bytes"],
+        timed_out=report.timed_out,
+        cancelled=report.cancelled,
+        seconds=report.seconds,
+        cpu_seconds=report.cpu_seconds,
+        peak_rss_bytes=report.peak_rss_bytes,
         tail=lines,
         truncated=errors.truncated or (output is not None and output.truncated) or total > len(lines),
-        output_bytes=errors.size + (output.size if output else 0),
-        stuck=report["stuck"],
+        stuck=report.stuck,
         notes=notes,
     )
 
 
 def _explain_refusal(report: Report, request: Request) -> GauntletError:
     """Why a process could not be started, in the user's words."""
-    program, folder = request["argv"][0] if request["argv"] else "", Path(request["cwd"])
+    program, folder = request.argv[0] if request.argv else "", Path(request.cwd)
     number, text = report.error_number, report.error_text
-    if report.error_file in (request["stdout"], request["stderr"]):
+    if report.error_file in (request.stdout, request.stderr):
         return GauntletError(f"{report.error_file}: cannot write the log: {text}", "make room there")
     if not folder.is_dir():
         return GauntletError(

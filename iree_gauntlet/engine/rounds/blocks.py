@@ -4,6 +4,10 @@ Programs that are compared are measured in blocks, whose rounds are taken one ri
 by lot. Which rounds a block has is its design: A B B A of two programs here, there and back over all programs of a
 point in `torch_models/point_measurement.py`. How they are taken is the same for all.
 
+On all CPUs, as its spec has it, a program of many threads varies with every wake-up and migration; pinned to one CPU
+it varies least on most machines, and does not run as users run it. Which is steadier is a matter of the program and
+the machine, so that it is tried: a few blocks of A against A in each way, in turn.
+
 Everything that is measured goes into a log of events at once: an event `block` holds the rounds, fewer where one
 failed or was disturbed, and `counted` says whether they are evidence. So what was cut short is resumed where it was.
 """
@@ -11,19 +15,27 @@ failed or was disturbed, and `counted` says whether they are evidence. So what w
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import re
+import shutil
+import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound, take_round
+from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY, Measurement, TakenRound, take_round
+from iree_gauntlet.measuring.machine.machine_state import choose_fastest_cores
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, block_orders
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.steps import Step
 
 
 # CPUs that rounds are pinned to; none for the spec's own way, on all of them.
@@ -32,11 +44,21 @@ Cpus: TypeAlias = tuple[int, ...]
 AB = "ab"
 CONTROL = "aa"
 # A against itself, to see on which CPUs it is steadiest; and B against A in the spec's own way, where that is another.
-TRIAL = "trial"
+_TRIAL = "trial"
 OWN = "own"
 # Blocks that may be replaced for a disturbance, beyond one for each that counts.
 _SPARE_BLOCKS = 5
 _PAUSE_SECONDS = 1.0
+# Of A against itself, in each way.
+_TRIAL_BLOCKS = 3
+# Where rounds on pinned CPUs spread so many times less, as they mostly do, it takes no more of a trial.
+_CLEARLY = 3.0
+# The spec's own way stays unless another is steadier by more than a trial of so few blocks shows by chance.
+_STEADIER = 0.8
+_WORKERS = f"{TOPOLOGY}group_count"
+# Blocks in the spec's own way, next to those on other CPUs: as few as give an interval at 95 %.
+OWN_BLOCKS = 6
+_MOST_WORKERS = 64  # IREE's own bound (--task_topology_max_group_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +78,26 @@ class PlannedBlock:
     rounds: Sequence[tuple[str, Measurement]]
     attempts: int = 1
     cpus: Cpus = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOfBlock(Recorded):
+    """What evidence is of a round in the log."""
+
+    side: str
+    times_ms: tuple[float, ...]
+    peak_rss_bytes: int
+    disturbed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent(Recorded):
+    """What evidence is of a block in the log; one from before there was a choice says nothing of CPUs."""
+
+    kind: str
+    counted: bool
+    rounds: tuple[RoundOfBlock, ...]
+    cpus: Cpus | None = None
 
 
 @dataclass(slots=True)
@@ -94,12 +136,13 @@ class RoundsEvidence:
 
     def add(self, event: Mapping[str, Any]) -> None:
         """A block, as it stands in the log."""
-        self.attempts[event["kind"]] += 1
-        self.count += event["counted"]
-        for item in event["rounds"]:
-            name = _name(event["kind"], item["side"])
-            self.peak_bytes[name] = max(self.peak_bytes.get(name, 0), int(item["peak_rss_bytes"]))
-            self.disturbances.update(item["disturbed"])
+        block = BlockEvent.from_dict(event)
+        self.attempts[block.kind] += 1
+        self.count += block.counted
+        for item in block.rounds:
+            name = _name(block.kind, item.side)
+            self.peak_bytes[name] = max(self.peak_bytes.get(name, 0), item.peak_rss_bytes)
+            self.disturbances.update(item.disturbed)
 
 
 @dataclass(slots=True)
@@ -132,22 +175,22 @@ class PairEvidence(RoundsEvidence):
 
     def add(self, event: Mapping[str, Any]) -> None:
         """A block, as it stands in the log."""
-        kind, cpus = event["kind"], tuple(event.get("cpus") or ())
+        block = BlockEvent.from_dict(event)
+        kind, cpus = block.kind, block.cpus or ()
         into = {AB: self.blocks, CONTROL: self.control, OWN: self.own}.get(kind)
         # Blocks next to the comparison say nothing of how disturbed it is.
         if kind == OWN:
             self.own_tried += 1
-        elif kind == TRIAL:
+        elif kind == _TRIAL:
             self.tried[cpus] += 1
             into = self.trials.setdefault(cpus, [])
         else:
             RoundsEvidence.add(self, event)
-            # A log from before there was a choice does not say.
-            self.cpus = cpus if "cpus" in event else self.cpus
-        if event["counted"] and into is not None:
-            rounds = [Round(tuple(item["times_ms"])) for item in event["rounds"]]
+            self.cpus = self.cpus if block.cpus is None else cpus
+        if block.counted and into is not None:
+            rounds = [Round(item.times_ms) for item in block.rounds]
             into.append(Block.of_rounds(BlockOrder(event["order"]), rounds))
-            self.marked += kind in (AB, CONTROL) and any(item["disturbed"] for item in event["rounds"])
+            self.marked += kind in (AB, CONTROL) and any(item.disturbed for item in block.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +210,12 @@ class Pair:
         """The next block of a kind.
 
         Args:
-            kind: `AB` or `OWN`; or `CONTROL` or `TRIAL`, in which B's rounds are A's too.
+            kind: `AB` or `OWN`; or `CONTROL` or `_TRIAL`, in which B's rounds are A's too.
             evidence: what there is so far.
             seed: of the coins that choose the order of each block.
             cpus: that its rounds are pinned to.
         """
-        begun = {OWN: evidence.own_tried, TRIAL: evidence.tried[cpus]}
+        begun = {OWN: evidence.own_tried, _TRIAL: evidence.tried[cpus]}
         number = begun.get(kind, evidence.attempts[kind])
         order = block_orders(number + 1, seed_of(seed, self.chain, kind))[number]
         a, b = self.measured(cpus)
@@ -188,39 +231,37 @@ def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, PairEvidence]:
     """
     found: dict[str, PairEvidence] = {}
     for event in events:
-        if event.get("event") == "block":
-            found.setdefault(str(event["chain"]), PairEvidence()).add(event)
-        elif event.get("event") == "measured" and not event["problem"]:
-            evidence = found[str(event["chain"])] = PairEvidence()
-            for block in event["blocks"]:
-                evidence.add(block)
+        match event:
+            case {"event": "block", "chain": chain}:
+                found.setdefault(chain, PairEvidence()).add(event)
+            case {"event": "measured", "chain": chain, "problem": "" | None, "blocks": blocks}:
+                evidence = found[chain] = PairEvidence()
+                for block in blocks:
+                    evidence.add(block)
     return found
 
 
+@dataclass(slots=True)
 class BlockTaker:
     """Takes blocks.
 
     Attributes:
-        waited: seconds that went by until the machine was ours: they are no measuring time.
-
-    Args:
         session: what it runs in; its log takes every block.
         replace_disturbed: whether what other work disturbed is taken again.
+        waited: seconds that went by until the machine was ours: they are no measuring time.
     """
 
-    def __init__(self, session: Session[Any], *, replace_disturbed: bool) -> None:
-        self._session = session
-        self._cancelled = session.cancelled
-        self._replace = replace_disturbed
-        self.waited = 0.0
+    session: Session[Any]
+    replace_disturbed: bool
+    waited: float = 0.0
 
     def gives_up(self, evidence: RoundsEvidence) -> bool:
         """Whether no more blocks are of use: a process failed, or the machine is too disturbed."""
-        return bool(evidence.failure) or (self._replace and evidence.too_disturbed)
+        return bool(evidence.failure) or (self.replace_disturbed and evidence.too_disturbed)
 
     def goes_on(self, evidence: RoundsEvidence) -> bool:
         """Whether there may be one more block."""
-        return not (self._cancelled.is_set() or self.gives_up(evidence))
+        return not (self.session.cancelled.is_set() or self.gives_up(evidence))
 
     def take(self, block: PlannedBlock, evidence: RoundsEvidence) -> list[tuple[str, TakenRound]]:
         """Takes a block, into the evidence and the log; not where it is cut short or cannot be of use.
@@ -234,10 +275,10 @@ class BlockTaker:
         if not self.goes_on(evidence):
             return []
         began = time.monotonic()
-        with self._session.quiet(next((item.device for _, item in block.rounds if item.device), "")):
+        with self.session.quiet(next((item.device for _, item in block.rounds if item.device), "")):
             self.waited += time.monotonic() - began
             rounds = list(self._list_rounds(block))
-        if self._cancelled.is_set():
+        if self.session.cancelled.is_set():
             # What was cut short has no result.
             return []
         good = [(side, taken) for side, taken in rounds if self._is_good(taken)]
@@ -250,28 +291,28 @@ class BlockTaker:
             "cpus": list(block.cpus),
             "rounds": [{"side": side, **taken.as_dict()} for side, taken in rounds],
         }
-        self._session.log.write("block", event)
+        self.session.log.write("block", event)
         evidence.add(event)
         side, last = rounds[-1]
         if last.failure:
             evidence.failure = f"{_name(block.kind, side)}: {last.failure}"
         elif not counted:
-            self._cancelled.wait(_PAUSE_SECONDS)
+            self.session.cancelled.wait(_PAUSE_SECONDS)
         return good if counted else []
 
     def _list_rounds(self, block: PlannedBlock) -> Iterator[tuple[str, TakenRound]]:
         """Rounds with their sides, until one fails or stays disturbed, or the block is cut short."""
         for side, measurement in block.rounds:
             for _ in range(block.attempts):
-                taken = take_round(measurement, self._session.processes, f"rounds.{_name(block.kind, side)}.")
+                taken = take_round(measurement, self.session.processes, f"rounds.{_name(block.kind, side)}.")
                 yield side, taken
-                if self._cancelled.is_set() or taken.failure or self._is_good(taken):
+                if self.session.cancelled.is_set() or taken.failure or self._is_good(taken):
                     break
-            if self._cancelled.is_set() or not self._is_good(taken):
+            if self.session.cancelled.is_set() or not self._is_good(taken):
                 break
 
     def _is_good(self, taken: TakenRound) -> bool:
-        return not taken.failure and not (taken.disturbed and self._replace)
+        return not taken.failure and not (taken.disturbed and self.replace_disturbed)
 
 
 def seed_of(seed: int, chain: str, kind: str) -> int:
@@ -282,8 +323,94 @@ def seed_of(seed: int, chain: str, kind: str) -> int:
 
 def _name(kind: str, side: str) -> str:
     """Whose a round is. Both sides of a control are A; the log has two names, to tell its rounds apart."""
-    return "A" if kind in (CONTROL, TRIAL) else side.strip()
+    return "A" if kind in (CONTROL, _TRIAL) else side.strip()
 
 
 def _without_figures(cause: str) -> str:
     return re.split(r"\d", cause, maxsplit=1)[0]
+
+
+def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
+    """The CPUs that rounds of a benchmark can be pinned to: the spec's own way (none) first, one, one for each worker.
+
+    Args:
+        step: the benchmark; one on a GPU, or with a topology of its own, has no other way than its own.
+        root: where /sys is looked for.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
+    device = step.resources.device
+    if affinity is None or shutil.which("taskset") is None or device not in ("local-task", "local-sync"):
+        return ((),)
+    available = sorted(affinity(0))
+    cores = choose_fastest_cores(root, available)
+    topology = dict(word.partition("=")[::2] for word in step.process.argv if word.startswith(TOPOLOGY))
+    workers = topology.pop(_WORKERS, "")
+    if topology or (workers and not workers.isdecimal()):
+        return ((),)
+    if device == "local-sync":
+        counts = {1}
+    else:
+        counts = {int(workers)} if workers else {1, min(len(choose_fastest_cores(root, ())), _MOST_WORKERS)}
+    # Pinned to all that there are, it would not be pinned.
+    most = min(len(cores), len(available) - 1)
+    return ((), *(tuple(cores[-count:]) for count in sorted(counts) if 0 < count <= most))
+
+
+def spread(blocks: Sequence[Block]) -> float:
+    """How far the rounds of one block lie apart, as a share: 0.01 is 1 %; infinite without blocks."""
+    if not blocks:
+        return math.inf
+    logs = ([math.log(round_.location()) for round_ in (*block.a, *block.b)] for block in blocks)
+    return math.sqrt(statistics.fmean(map(statistics.variance, logs)))
+
+
+def steadiest(trials: Mapping[Cpus, Sequence[Block]]) -> Cpus:
+    """The way whose rounds spread least; a way with fewer undisturbed blocks than another comes after it.
+
+    Args:
+        trials: blocks of A against itself by way, the spec's own first.
+    """
+
+    def rank(cpus: Cpus) -> tuple[int, float]:
+        return -len(trials[cpus]), spread(trials[cpus]) * (1.0 if cpus else _STEADIER)
+
+    return min(trials, key=rank)
+
+
+def choose_way(pair: Pair, evidence: PairEvidence, taker: BlockTaker, seed: int, goes_on: Callable[[], bool]) -> None:
+    """Sets the evidence's way, by a trial where it has none; not where that is cut short.
+
+    Args:
+        pair: what is measured; where it has one way, that.
+        evidence: what there is so far: a trial that was cut short is continued, and what has blocks keeps its way.
+        taker: takes the trial's blocks.
+        seed: of the coins that choose the order of each block.
+        goes_on: whether there is time for one more.
+
+    Raises:
+        GauntletError: a process cannot be started at all.
+    """
+    if evidence.cpus is not None:
+        return
+    if len(pair.ways) == 1 or evidence.attempts:
+        evidence.cpus = pair.ways[0]
+        return
+    for number in range(_TRIAL_BLOCKS):
+        for cpus in pair.ways:
+            if evidence.tried[cpus] > number:
+                continue
+            if not goes_on():
+                return
+            taker.take(pair.block(_TRIAL, evidence, seed, cpus), evidence)
+        trials = {cpus: evidence.trials.get(cpus, []) for cpus in pair.ways}
+        pinned = min(spread(blocks) for cpus, blocks in trials.items() if cpus)
+        if pinned * _CLEARLY < spread(trials[()]) < math.inf:
+            break
+    if goes_on():
+        evidence.cpus = steadiest(trials)
+
+
+def take_own(pair: Pair, evidence: PairEvidence, taker: BlockTaker, seed: int, goes_on: Callable[[], bool]) -> None:
+    """Takes blocks in the spec's own way, where another was chosen; arguments as for `choose_way`."""
+    while evidence.cpus and len(pair.ways) > 1 and evidence.own_tried < OWN_BLOCKS and goes_on():
+        taker.take(pair.block(OWN, evidence, seed, ()), evidence)

@@ -16,7 +16,7 @@ import stat
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,29 +52,22 @@ class LockFolder:
     named: bool = False
 
 
+@dataclass(slots=True)
 class MachineLocks:
     """The locks of this machine, as one run uses them.
 
-    Args:
+    Attributes:
         folder: where they lie.
         patience: seconds to wait for one before giving up.
         cancelled: when set, every wait ends with `WaitCancelledError`.
         clock: seconds.
     """
 
-    def __init__(
-        self,
-        folder: LockFolder,
-        *,
-        patience: float,
-        cancelled: threading.Event,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._folder = folder
-        self._patience = patience
-        self._cancelled = cancelled
-        self._clock = clock
-        self._mine = threading.local()
+    folder: LockFolder
+    patience: float
+    cancelled: threading.Event
+    clock: Callable[[], float] = time.monotonic
+    _mine: threading.local = field(default_factory=threading.local)
 
     def held_here(self) -> tuple[int, ...]:
         """Descriptors of the locks that keep others away for what the calling thread does."""
@@ -91,7 +84,9 @@ class MachineLocks:
             GauntletError: it was not to be had in time, or locks cannot be made here.
             WaitCancelledError: the run was cancelled meanwhile.
         """
-        return self._hold(f"device-{_make_safe(name_gpu(device))}.lock", f"device {device}", on_wait, exclusive=True)
+        # A name of a file; different devices get different ones.
+        safe = re.sub(r"[^A-Za-z0-9-]", lambda match: f"_{ord(match[0]):x}_", name_gpu(device))
+        return self._hold(f"device-{safe}.lock", f"device {device}", on_wait, exclusive=True)
 
     @contextlib.contextmanager
     def quiet_machine(self, *, exclusive: bool, on_wait: Callable[[str], None]) -> Iterator[None]:
@@ -117,20 +112,27 @@ class MachineLocks:
 
     @contextlib.contextmanager
     def _hold(self, file: str, name: str, on_wait: Callable[[str], None], *, exclusive: bool) -> Iterator[None]:
-        lock = LockFile(self._folder.path / file, _prepare(self._folder))
-        begun = self._clock()
+        lock = LockFile(self.folder.path / file, _prepare(self.folder))
+        begun = self.clock()
         tries = 0
-        while not self._acquire(lock, exclusive=exclusive):
+        while True:
+            try:
+                if lock.acquire_now(exclusive=exclusive):
+                    break
+            except OSError as error:
+                what = f"{error.filename or self.folder.path}: cannot lock: {error.strerror}"
+                hint = "the folder must be writable, and on a file system with locks (flock)"
+                raise GauntletError(what, f"{hint}; ${LOCKS_VARIABLE} names one") from error
             tries += 1
             # Not at once: steps of one run pass the gate one by one, in an instant.
             if tries == 2:
                 on_wait(f"for {name}: {_name_holder(lock.holders())}")
-            if self._clock() - begun > self._patience:
+            if self.clock() - begun > self.patience:
                 raise GauntletError(
-                    f"no access to {name} within {self._patience:g} s: {_name_holder(lock.holders())}",
+                    f"no access to {name} within {self.patience:g} s: {_name_holder(lock.holders())}",
                     "wait for that run, or end it, and run again",
                 )
-            if self._cancelled.wait(_POLL_SECONDS):
+            if self.cancelled.wait(_POLL_SECONDS):
                 raise WaitCancelledError(f"cancelled while waiting for {name}")
         held: list[LockFile] = self._mine.__dict__.setdefault("locks", [])
         if exclusive:
@@ -141,15 +143,6 @@ class MachineLocks:
             if exclusive:
                 held.remove(lock)
             lock.release()
-
-    def _acquire(self, lock: LockFile, *, exclusive: bool) -> bool:
-        try:
-            return lock.acquire_now(exclusive=exclusive)
-        except OSError as error:
-            raise GauntletError(
-                f"{error.filename or self._folder.path}: cannot lock: {error.strerror}",
-                f"the folder must be writable, and on a file system with locks (flock); ${LOCKS_VARIABLE} names one",
-            ) from error
 
 
 def machine_locks(environ: Mapping[str, str], cancelled: threading.Event) -> MachineLocks:
@@ -261,11 +254,7 @@ def _name_holder(pids: tuple[int, ...]) -> str:
     return f"{noun} {', '.join(map(str, pids))} of another run" + (" use it" if len(pids) > 1 else " uses it")
 
 
-def _make_safe(name: str) -> str:
-    """A file name for a device; different devices get different ones."""
-    return re.sub(r"[^A-Za-z0-9-]", lambda match: f"_{ord(match[0]):x}_", name)
-
-
+@dataclass(slots=True)
 class QuietStretch:
     """Holds the machine shared for as many steps as there are; may be used from several threads.
 
@@ -277,27 +266,19 @@ class QuietStretch:
     Between two steps the lock is kept, for the thread that takes the next one at once. Whoever does something else
     than such a step calls `rest` first, or a benchmark, of this run too, would wait for nobody.
 
-    Args:
+    Attributes:
         locks: of this machine.
         on_wait: called with a line that says for whom one waits.
         seconds: the age at which a stretch takes no more steps.
         clock: seconds.
     """
 
-    def __init__(
-        self,
-        locks: MachineLocks,
-        on_wait: Callable[[str], None],
-        *,
-        seconds: float = _STRETCH_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._locks = locks
-        self._on_wait = on_wait
-        self._seconds = seconds
-        self._clock = clock
-        self._mutex = threading.Lock()
-        self._current: _Stretch | None = None
+    locks: MachineLocks
+    on_wait: Callable[[str], None]
+    seconds: float = _STRETCH_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    _current: _Stretch | None = None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -324,7 +305,7 @@ class QuietStretch:
     def _join(self) -> _Stretch | None:
         """The present stretch with a step more; None where there is none that is young enough."""
         with self._mutex:
-            if self._current is not None and self._clock() - self._current.began >= self._seconds:
+            if self._current is not None and self.clock() - self._current.began >= self.seconds:
                 self._retire()
             if self._current is not None:
                 self._current.steps += 1
@@ -333,8 +314,8 @@ class QuietStretch:
     def _begin(self) -> _Stretch:
         """A new stretch. Several threads may begin one each; the last one counts from then on."""
         held = contextlib.ExitStack()
-        held.enter_context(self._locks.quiet_machine(exclusive=False, on_wait=self._on_wait))
-        stretch = _Stretch(held, self._clock())
+        held.enter_context(self.locks.quiet_machine(exclusive=False, on_wait=self.on_wait))
+        stretch = _Stretch(held, self.clock())
         with self._mutex:
             self._retire()
             self._current = stretch

@@ -195,7 +195,7 @@ class Confirmation:
 
 
 def confirm_breach(
-    rounds: Sequence[Round], golden: float, factor: float, statistic: Statistic, plan: SequentialPlan
+    rounds: Sequence[Round], golden: float | None, factor: float | None, statistic: Statistic, plan: SequentialPlan
 ) -> Confirmation:
     """Judges rounds that were taken after a breach, in their order.
 
@@ -209,8 +209,8 @@ def confirm_breach(
     Raises:
         EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
     """
-    limit = golden * factor
-    if not (golden > 0 and factor > 0 and math.isfinite(limit)):
+    limit = golden * factor if golden is not None and factor is not None and min(golden, factor) > 0 else 0.0
+    if not 0 < limit < math.inf:
         raise EvidenceError(f"golden {golden!r} × {factor!r}, expected positive finite numbers")
     if not rounds:
         raise EvidenceError("no rounds to confirm a golden's breach with", "take at least one more round")

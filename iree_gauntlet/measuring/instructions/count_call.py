@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.instructions.counters import CounterKind, open_hardware_counter
+from iree_gauntlet.measuring.instructions.counters import CounterKind, Counts, open_hardware_counter
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 
 if TYPE_CHECKING:
@@ -103,10 +103,9 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     kind, _, path = asked.counter.partition(":")
     try:
-        if kind == CounterKind.VALGRIND:
-            counted = count_call(_Valgrind(path, asked.output.parent), asked.command, asked.output.parent)
-        else:
-            counted = count_call(_Hardware(asked.output.parent), asked.command, asked.output.parent)
+        folder = asked.output.parent
+        counter = _Valgrind(path, folder) if kind == CounterKind.VALGRIND else _Hardware(folder)
+        counts = count_call(counter, asked.command, folder)
     except GauntletError as error:
         sys.stderr.write(f"count_call: {error.what}\n")
         return 2
@@ -114,12 +113,12 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"count_call: {error.filename or asked.output}: {error.strerror}\n")
         return 2
     unfinished = asked.output.with_suffix(".part")
-    unfinished.write_text(json.dumps(counted), encoding="utf-8")
+    unfinished.write_text(json.dumps(counts.as_dict()), encoding="utf-8")
     unfinished.replace(asked.output)
     return 0
 
 
-def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) -> dict[str, object]:
+def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) -> Counts:
     """The instructions of one call.
 
     Args:
@@ -142,13 +141,13 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
     added = {name: more.functions.get(name, 0) - once.functions.get(name, 0) for name in names}
     # What has less than an instruction a call is no part of one: starting and ending vary a little.
     of_calls = {name: count for name, count in added.items() if abs(count) >= calls and not _REPORT.fullmatch(name)}
-    dispatches = [
-        [name, round(count / calls), more.places.get(name, "")]
+    dispatches = sorted(
+        (name, round(count / calls), more.places.get(name, ""))
         for name, count in of_calls.items()
         if _DISPATCH.match(name)
-    ]
+    )
     whole = sum(of_calls.values()) if added else more.total - once.total
-    return {"calls": calls, "instructions": round(whole / calls), "dispatches": sorted(dispatches)}
+    return Counts(round(whole / calls), calls, tuple(dispatches))
 
 
 def _run_benchmark(counter: ProcessCounter, command: Sequence[str], calls: int, folder: Path) -> Counted:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, DispatchTime
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.short_process import ask
 
 # What modules are compiled for where a counter does not know every CPU: valgrind has no AVX-512, and computes a fused
@@ -132,7 +133,7 @@ def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _INSTRUCTIONS))
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Recorded):
     """The instructions of one call.
 
     Attributes:
@@ -162,10 +163,8 @@ def read_counts(path: Path) -> Counts:
         GauntletError: the file is not there, or is none of that kind.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        dispatches = tuple((str(name), int(count), str(place)) for name, count, place in document["dispatches"])
-        return Counts(int(document["instructions"]), int(document["calls"]), dispatches)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Counts.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise GauntletError(f"the counts {path} cannot be read: {error}", "Count again.") from error
 
 

@@ -12,7 +12,7 @@ What is judged, and why:
 - A frequency means something under the governor `performance` alone. Under the others, an idle CPU (which it is
   before and after a round) shows what it likes, and a round is not discarded for that. `doctor` says to set it.
 - A GPU's clock means something where the GPU was at work in both readings. That a GPU runs at its power limit is
-  how a large one works, and lies in what is measured, unless `Limits.power_capped_share` says otherwise.
+  how a large one works, and lies in what is measured.
 """
 
 from __future__ import annotations
@@ -40,6 +40,17 @@ _ROOT = Path("/")
 _MIB = 1 << 20
 _ASKED_CPUS = 16
 _SHARES = ("busy_share", "steal_share")
+
+# What is tolerated: what a quiet machine keeps without effort.
+# A share of all CPUs for other work, where the round is not pinned: a tenth is what daemons and an editor take; a whole
+# neighbour on a machine of 8 CPUs is more. Of the CPUs that the round is pinned to every share is its loss.
+_BUSY_SHARE, _PINNED_BUSY_SHARE, _BUSY_SHARE_BESIDE_PINNED = 0.10, 0.02, 0.5
+_STEAL_SHARE = 0.02
+# By which a frequency may fall, of the CPU or of a GPU at work.
+_FREQUENCY_DROP = 0.10
+_SWAP_GROWN_BYTES = 16 << 20
+# Of the round, in which a GPU may be slowed down by heat or its power supply.
+_HEAT_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,55 +95,45 @@ class RoundState:
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def disturbances(self, limits: DisturbanceLimits | None = None) -> tuple[str, ...]:
+    def disturbances(self) -> tuple[str, ...]:
         """What disturbed the round and by how much, a line each; empty for a round that counts."""
-        limits = limits or DisturbanceLimits()
         return (
-            *self._find_other_work(limits),
-            *self._find_steal(limits),
-            *self._find_clock_causes(limits),
-            *self._find_memory_and_power(limits),
-            *_find_gpu_causes(self.before.gpus, self.after.gpus, self.seconds, limits),
+            *self._find_other_work(),
+            *self._find_clock_causes(),
+            *self._find_memory_and_power(),
+            *_find_gpu_causes(self.before.gpus, self.after.gpus, self.seconds),
         )
 
-    def _find_other_work(self, limits: DisturbanceLimits) -> Iterator[str]:
-        if self.pinned is not None and _is_over(self.pinned.busy_share, self.pinned, limits.pinned_busy_share):
-            yield (
-                f"other work kept the round's own CPUs {_percent(self.pinned.busy_share)} busy"
-                f" ({_percent(limits.pinned_busy_share)} is tolerated)"
-            )
-        limit = limits.busy_share if self.pinned is None else limits.busy_share_beside_pinned
+    def _find_other_work(self) -> Iterator[str]:
+        if self.pinned is not None and _is_over(self.pinned.busy_share, self.pinned, _PINNED_BUSY_SHARE):
+            busy = _percent(self.pinned.busy_share)
+            yield f"other work kept the round's own CPUs {busy} busy ({_percent(_PINNED_BUSY_SHARE)} is tolerated)"
+        limit = _BUSY_SHARE if self.pinned is None else _BUSY_SHARE_BESIDE_PINNED
         if self.whole is not None and _is_over(self.whole.busy_share, self.whole, limit):
             yield f"other work kept the CPUs {_percent(self.whole.busy_share)} busy ({_percent(limit)} is tolerated)"
-
-    def _find_steal(self, limits: DisturbanceLimits) -> Iterator[str]:
         use = self.pinned or self.whole
-        if use is not None and _is_over(use.steal_share, use, limits.steal_share):
-            yield (
-                f"the hypervisor took {_percent(use.steal_share)} of the CPU time"
-                f" ({_percent(limits.steal_share)} is tolerated)"
-            )
+        if use is not None and _is_over(use.steal_share, use, _STEAL_SHARE):
+            taken = _percent(use.steal_share)
+            yield f"the hypervisor took {taken} of the CPU time ({_percent(_STEAL_SHARE)} is tolerated)"
 
-    def _find_clock_causes(self, limits: DisturbanceLimits) -> Iterator[str]:
+    def _find_clock_causes(self) -> Iterator[str]:
         before, after = self.before, self.after
-        events = _measure_growth(before.throttle_count, after.throttle_count)
-        if events is not None and events > limits.throttle_events:
+        if events := _measure_growth(before.throttle_count, after.throttle_count):
             hot = f", at {after.cpu_temperature_c:.0f} °C" if after.cpu_temperature_c is not None else ""
-            yield f"the CPU throttled {events} times{hot} ({limits.throttle_events} is tolerated)"
-        first, last, drop = before.frequency_mhz, after.frequency_mhz, limits.frequency_drop
+            yield f"the CPU throttled {events} times{hot} (0 is tolerated)"
+        first, last = before.frequency_mhz, after.frequency_mhz
         if before.governor != after.governor:
             yield f"the frequency governor changed from {before.governor} to {after.governor}"
-        elif after.governor == "performance" and first and last is not None and last < first * (1 - drop):
+        elif after.governor == "performance" and first and last is not None and last < first * (1 - _FREQUENCY_DROP):
             yield (
                 f"the CPU frequency was {last:.0f} MHz, {_percent(1 - last / first)} below the {first:.0f} MHz"
-                f" at its begin ({_percent(drop)} is tolerated)"
+                f" at its begin ({_percent(_FREQUENCY_DROP)} is tolerated)"
             )
 
-    def _find_memory_and_power(self, limits: DisturbanceLimits) -> Iterator[str]:
+    def _find_memory_and_power(self) -> Iterator[str]:
         swapped = _measure_growth(self.before.swap_used_bytes, self.after.swap_used_bytes)
-        if swapped is not None and swapped > limits.swap_grown_bytes:
-            passes = f"({limits.swap_grown_bytes / _MIB:.0f} MiB is tolerated)"
-            yield f"{swapped / _MIB:.0f} MiB went to swap {passes}"
+        if swapped is not None and swapped > _SWAP_GROWN_BYTES:
+            yield f"{swapped / _MIB:.0f} MiB went to swap ({_SWAP_GROWN_BYTES / _MIB:.0f} MiB is tolerated)"
         if self.before.on_battery or self.after.on_battery:
             yield "the machine ran on battery"
 
@@ -198,39 +199,34 @@ def _round_known(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
 
 
-def _find_gpu_causes(
-    before: Sequence[GpuState], after: Sequence[GpuState], seconds: float, limits: DisturbanceLimits
-) -> Iterator[str]:
+def _find_gpu_causes(before: Sequence[GpuState], after: Sequence[GpuState], seconds: float) -> Iterator[str]:
     """A line for each cause."""
     earlier = {gpu.index: gpu for gpu in before}
     for gpu in after:
         first = earlier.get(gpu.index)
-        yield from _find_slowdowns(first, gpu, seconds, limits)
-        yield from _find_gpu_clock_drop(first, gpu, limits)
+        yield from _find_slowdowns(first, gpu, seconds)
+        yield from _find_gpu_clock_drop(first, gpu)
         others = sorted({*(gpu.others or ()), *((first.others or ()) if first else ())})
-        if len(others) > limits.gpu_others:
+        if others:
             named = ", ".join(map(str, others[:4])) + (" …" if len(others) > 4 else "")
             noun = "process" if len(others) == 1 else "processes"
-            yield f"{len(others)} other {noun} on {gpu.label} (pid {named}; {limits.gpu_others} is tolerated)"
+            yield f"{len(others)} other {noun} on {gpu.label} (pid {named}; 0 is tolerated)"
 
 
-def _find_slowdowns(first: GpuState | None, gpu: GpuState, seconds: float, limits: DisturbanceLimits) -> Iterator[str]:
+def _find_slowdowns(first: GpuState | None, gpu: GpuState, seconds: float) -> Iterator[str]:
     shares = _measure_shares(first, gpu, seconds)
     heat = f" at {gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
-    counted = set()
-    for cause, share in shares.items():
-        limit = limits.power_capped_share if cause is Slowdown.POWER_CAP else limits.heat_share
-        if share > limit:
-            counted.add(cause)
-            yield (
-                f"{gpu.label} was slowed down for {100 * share:.0f} % of the round: {cause}{heat}"
-                f" ({100 * limit:.0f} % is tolerated)"
-            )
+    counted = [cause for cause, share in shares.items() if share > _HEAT_SHARE and cause is not Slowdown.POWER_CAP]
+    for cause in counted:
+        yield (
+            f"{gpu.label} was slowed down for {_percent(shares[cause])} of the round: {cause}{heat}"
+            f" ({_percent(_HEAT_SHARE)} is tolerated)"
+        )
     # What is so at the moment of a reading, of causes that are not counted.
     seen = (*(first.ill_reasons if first else ()), *gpu.ill_reasons)
-    for cause in dict.fromkeys(seen):
-        if cause not in counted and (cause not in shares or cause in gpu.ill_reasons):
-            yield f"{gpu.label} is slowed down: {cause}{heat}"
+    for reason in dict.fromkeys(seen):
+        if reason not in counted and (reason not in shares or reason in gpu.ill_reasons):
+            yield f"{gpu.label} is slowed down: {reason}{heat}"
 
 
 def _measure_shares(first: GpuState | None, gpu: GpuState, seconds: float) -> dict[Slowdown, float]:
@@ -249,38 +245,12 @@ def _measure_shares(first: GpuState | None, gpu: GpuState, seconds: float) -> di
     }
 
 
-def _find_gpu_clock_drop(first: GpuState | None, gpu: GpuState, limits: DisturbanceLimits) -> Iterator[str]:
+def _find_gpu_clock_drop(first: GpuState | None, gpu: GpuState) -> Iterator[str]:
     if first is None or first.idle or gpu.idle or not first.clock_mhz or gpu.clock_mhz is None:
         return
-    if gpu.clock_mhz < first.clock_mhz * (1 - limits.frequency_drop):
-        drop = 100 * (1 - gpu.clock_mhz / first.clock_mhz)
+    if gpu.clock_mhz < first.clock_mhz * (1 - _FREQUENCY_DROP):
+        drop = _percent(1 - gpu.clock_mhz / first.clock_mhz)
         yield (
-            f"the clock of {gpu.label} fell from {first.clock_mhz:.0f} to {gpu.clock_mhz:.0f} MHz, by {drop:.0f} %"
-            f" ({100 * limits.frequency_drop:.0f} % is tolerated)"
+            f"the clock of {gpu.label} fell from {first.clock_mhz:.0f} to {gpu.clock_mhz:.0f} MHz, by {drop}"
+            f" ({_percent(_FREQUENCY_DROP)} is tolerated)"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class DisturbanceLimits:
-    """What is tolerated; the defaults are what a quiet machine keeps without effort.
-
-    Attributes:
-        busy_share: share of all CPUs that other work may take, where the round is not pinned. A tenth is what
-            daemons and an editor take; a whole neighbour on a machine of 8 CPUs is more.
-        pinned_busy_share: the same of the CPUs that the round is pinned to: there, every share is its loss.
-        steal_share: share of the CPU time that a hypervisor may take.
-        frequency_drop: share by which a frequency may fall, of the CPU or of a GPU at work.
-        heat_share: share of the round in which a GPU may be slowed down by heat or its power supply.
-        power_capped_share: share of the round that a GPU may spend at its power limit; 1.0 for all of it.
-    """
-
-    busy_share: float = 0.10
-    pinned_busy_share: float = 0.02
-    busy_share_beside_pinned: float = 0.5
-    steal_share: float = 0.02
-    throttle_events: int = 0
-    frequency_drop: float = 0.10
-    swap_grown_bytes: int = 16 << 20
-    gpu_others: int = 0
-    heat_share: float = 0.02
-    power_capped_share: float = 1.0

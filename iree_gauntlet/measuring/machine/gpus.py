@@ -336,14 +336,10 @@ def _read_holders(document: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
         listed = entry.get("process_list")
         if not isinstance(listed, list):
             continue
-        pids: list[int] | None = []
-        for item in listed:
-            info = item.get("process_info", item) if isinstance(item, dict) else None
-            if isinstance(info, dict) and isinstance(info.get("pid"), int):
-                pids = None if pids is None else [*pids, info["pid"]]
-            elif not (isinstance(info, str) and info.startswith("No running process")):
-                pids = None
-        if pids is not None:
+        infos = [item.get("process_info", item) if isinstance(item, dict) else None for item in listed]
+        running = [info for info in infos if not (isinstance(info, str) and info.startswith("No running process"))]
+        pids = [info["pid"] for info in running if isinstance(info, dict) and isinstance(info.get("pid"), int)]
+        if len(pids) == len(running):
             yield entry["gpu"], tuple(sorted(pids))
 
 

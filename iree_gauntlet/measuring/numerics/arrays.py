@@ -20,7 +20,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-import struct
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -369,17 +368,14 @@ def _read_header(path: Path, offset: int) -> tuple[object, int]:
                 raise TensorError(f"{path}: not a .npy file (no {_MAGIC!r} at byte {offset})")
             if prefix[6] not in (1, 2, 3):
                 raise TensorError(f"{path}: .npy version {prefix[6]}.{prefix[7]} is not supported (1 to 3 are)")
-            form = "<H" if prefix[6] == 1 else "<I"
-            length_bytes = file.read(struct.calcsize(form))
-            if len(length_bytes) < struct.calcsize(form):
-                raise TensorError(f"{path}: ends inside the .npy header")
-            length = struct.unpack(form, length_bytes)[0]
+            width = 2 if prefix[6] == 1 else 4
+            length = int.from_bytes(file.read(width), "little")
             if length > _MAX_HEADER_BYTES:
                 raise TensorError(f"{path}: a .npy header of {length} bytes is not plausible")
             text = file.read(length)
-            if len(text) < length:
-                raise TensorError(f"{path}: ends inside the .npy header")
             start = file.tell()
+            if start < offset + len(prefix) + width + length:
+                raise TensorError(f"{path}: ends inside the .npy header")
     except OSError as error:
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
     try:

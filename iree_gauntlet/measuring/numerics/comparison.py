@@ -86,12 +86,15 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
     )
     if actual.type != expected.type:
         return replace(result, message=_describe_types(actual, expected))
-    statistics = _compare_values(actual, expected, tolerances)
+    mine, wanted = actual.array.reshape(-1), expected.array.reshape(-1)
+    limits = tolerances.effective(actual.element_type) if tolerances.applies_to(actual.element_type) else None
+    statistics = _ErrorStatistics(actual.element_type)
+    for start in range(0, mine.size, _PIECE):
+        statistics.add(start, mine[start : start + _PIECE], wanted[start : start + _PIECE], limits)
     result = replace(
         result, passed=statistics.mismatches == 0, **{name: getattr(statistics, name) for name in _FIGURES}
     )
     if statistics.worst is not None:
-        mine, wanted = actual.array.reshape(-1), expected.array.reshape(-1)
         where = np.unravel_index(statistics.worst, actual.array.shape)
         result = replace(
             result,
@@ -100,15 +103,6 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
             worst_expected=_show(wanted[statistics.worst]),
         )
     return replace(result, message=_describe_values(result))
-
-
-def _compare_values(actual: Tensor, expected: Tensor, tolerances: Tolerances) -> _ErrorStatistics:
-    mine, wanted = actual.array.reshape(-1), expected.array.reshape(-1)
-    limits = tolerances.effective(actual.element_type) if tolerances.applies_to(actual.element_type) else None
-    statistics = _ErrorStatistics(actual.element_type)
-    for start in range(0, mine.size, _PIECE):
-        statistics.add(start, mine[start : start + _PIECE], wanted[start : start + _PIECE], limits)
-    return statistics
 
 
 def _describe_types(actual: Tensor, expected: Tensor) -> str:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = {
-    "expected_f16_threshold": "f16",
-    "expected_f32_threshold": "f32",
-    "expected_f64_threshold": "f64",
-    "expected_bf16_threshold": "bf16",
-    "expected_rtol": "rtol",
+    "--expected_f16_threshold": "f16",
+    "--expected_f32_threshold": "f32",
+    "--expected_f64_threshold": "f64",
+    "--expected_bf16_threshold": "bf16",
+    "--expected_rtol": "rtol",
 }
-_MODE = "equality_mode"
+_MODE = "--equality_mode"
 # The tool keeps these three in a C float.
 _SINGLE = frozenset({"f16", "f32", "bf16"})
 DEFAULT_RTOL = 1e-5
@@ -70,45 +70,40 @@ def parse_tolerances(flags: Iterable[str]) -> Tolerances:
         UsageError: a tolerance that is negative, missing or no number, or an unknown equality mode.
     """
     tolerances = Tolerances()
-    for flag in flags:
-        name, equals, text = flag.strip().removeprefix("--").partition("=")
-        if not flag.strip().startswith("--") or (name not in _NUMBERS and name != _MODE):
-            continue
+    for flag in map(str.strip, flags):
+        name, _, text = flag.partition("=")
         if name == _MODE:
             mode = text[1:-1] if len(text) > 2 and text[0] == text[-1] == '"' else text
             if mode not in ("approximate", "exact"):
                 raise UsageError(
-                    f"flag {flag.strip()!r}: unknown equality mode {mode!r}",
+                    f"flag {flag!r}: unknown equality mode {mode!r}",
                     "write --equality_mode=approximate or --equality_mode=exact",
                 )
             tolerances = replace(tolerances, exact=mode == "exact")
-            continue
-        value = _parse_number(flag, name, text if equals else "")
-        # mypy cannot see that every name in the table is a float field.
-        tolerances = replace(tolerances, **{_NUMBERS[name]: value})  # type: ignore[arg-type]
+        elif name in _NUMBERS:
+            # mypy cannot see that every name in the table is a float field.
+            tolerances = replace(tolerances, **{_NUMBERS[name]: _parse_number(flag, name, text)})  # type: ignore[arg-type]
     return tolerances
 
 
 def parse_tolerance(flag: str) -> tuple[str, float] | None:
     """`("f32", 1e-4)` or `("rtol", 1e-5)` for a flag that is a valid tolerance; None for any other."""
-    name, _, text = flag.strip().removeprefix("--").partition("=")
-    if not flag.strip().startswith("--") or name not in _NUMBERS:
-        return None
+    name, _, text = flag.strip().partition("=")
     try:
-        return _NUMBERS[name], _parse_number(flag, name, text)
+        return (_NUMBERS[name], _parse_number(flag.strip(), name, text)) if name in _NUMBERS else None
     except UsageError:
         return None
 
 
 def _parse_number(flag: str, name: str, text: str) -> float:
-    hint = f"write a number that is not negative: --{name}=1e-3 (iree-run-module itself would take this as 0)"
+    hint = f"write a number that is not negative: {name}=1e-3 (iree-run-module itself would take this as 0)"
     try:
         value = parse_c_float(text.strip())
     except ValueError as error:
-        raise UsageError(f"flag {flag.strip()!r}: {text!r} is not a number", hint) from error
+        raise UsageError(f"flag {flag!r}: {text!r} is not a number", hint) from error
     if value != value or value < 0:  # noqa: PLR0124 - NaN is the one number that differs from itself
         raise UsageError(
-            f"flag {flag.strip()!r}: a tolerance of {text} lets nothing pass but equal values",
+            f"flag {flag!r}: a tolerance of {text} lets nothing pass but equal values",
             "write a number that is not negative",
         )
     return value

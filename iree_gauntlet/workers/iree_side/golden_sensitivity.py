@@ -3,10 +3,10 @@
     python golden_sensitivity.py PLAN.json
 
 Each floating-point tensor that the file holds is scaled by 1.01, one at a time, and the model is run again. The plan:
-`model`, `inputs`, `cwd` as of `run_onnx`, and `tolerances`: absolute ones by element type, and `rtol`; empty where
-outputs must be equal. The answer is `{"weights": […]}`, an object a tensor: `name`, `elements`, and `effect`: the
-largest |difference| of any output's element over what the tolerance allows there. Above 1 the comparison sees the
-change, 0 is no effect at all on this input.
+`model`, `inputs` (their first set is taken) and `cwd` as of `run_onnx`; and `tolerances`: absolute ones by element
+type, and `rtol`; empty where outputs must be equal. The answer is `{"weights": […]}`, an object a tensor: `name`,
+`elements`, and `effect`: the largest |difference| of any output's element over what the tolerance allows there. Above 1
+the comparison sees the change, 0 is no effect at all on this input.
 
 Exit codes: as of `plan_file`.
 """
@@ -45,7 +45,7 @@ _TYPES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 @dataclass(frozen=True, slots=True)
 class _SensitivityPlan:
     model: str
-    inputs: list[str]
+    inputs: list[list[str]]
     cwd: str
     tolerances: dict[str, float]
 
@@ -102,7 +102,8 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError, DecodeError) as error:
         raise PlanError(f"cannot read {plan.model}: {error}") from error
     reference, _ = load_reference(model.SerializeToString(), model)
-    arrays = [read_input(text, plan.cwd, item.dtype) for text, item in zip(plan.inputs, reference.inputs, strict=False)]
+    given = zip(plan.inputs[0], reference.inputs, strict=False)
+    arrays = [read_input(text, plan.cwd, item.dtype) for text, item in given]
     allowed = dict(plan.tolerances)
     rtol = allowed.pop("rtol", 0.0)
     before = list(reference.run(arrays).values())

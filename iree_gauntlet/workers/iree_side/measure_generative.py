@@ -230,18 +230,15 @@ def measure(said: dict[str, Any]) -> dict[str, Any]:
     device = OpenDevice(plan.device)
     generator = Generator(device, inputs, plan)
     loaded = time.perf_counter_ns()
-    first: Generation | None = None
-    for _ in range(warm_up):
-        found = generator.generate()
-        first = first or found
+    kept = [generator.generate() for _ in range(warm_up)][:1]
     times = []
     begin_loop = time.perf_counter_ns()
     for _ in range(generations):
         found = generator.generate()
-        first = first or found
+        kept = kept or [found]
         times.append(found.call_ns)
     total = time.perf_counter_ns() - begin_loop
-    assert first is not None
+    first = kept[0]
     samples, tokens = len(first.tokens[0]), plan.tokens
     logits: list[tuple[str, Array | None]] = [(generator.type_name, array) for array in first.logits]
     return {

@@ -4,7 +4,7 @@
 
 Requests come as lines of JSON on standard input, and each is answered by a line on standard output:
 
-    {"id": 7, "cwd": "/…/test_abs",         where relative paths begin
+    {"cwd": "/…/test_abs",                  where relative paths begin
      "device": "local-sync",                made once, and kept
      "module": "/…/module.vmfb",
      "function": "",                        empty for the only one that the module exports
@@ -13,7 +13,7 @@ Requests come as lines of JSON on standard input, and each is answered by a line
      "allclose": null,                      [rtol, atol, equal_nan]: numpy.allclose in place of that
      "kept": ["/…/output_0.npy"]}           where outputs go that are to be looked at: of a case that fails
 
-    {"id": 7, "verdict": "mismatch", "message": "", "seconds": 0.0003, "cpu_seconds": 0.0003,
+    {"verdict": "mismatch", "message": "", "seconds": 0.0003, "cpu_seconds": 0.0003,
      "peak_rss_bytes": 41000000,
      "outputs": [{"index": 0, "type": "3x4xf32", "passed": false, "count": 12, "max_abs_error": 0.5,
                   "file": "/…/output_0.npy"}]}
@@ -188,7 +188,6 @@ class RunServer:
         except _RUNTIME_ERRORS as error:
             verdict, message = "error", _describe_status(error)
         return {
-            "id": request["id"],
             "verdict": verdict,
             "message": message,
             "seconds": time.perf_counter() - wall,
