@@ -221,12 +221,8 @@ class Table:
         cells = [[column.written(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
         cells.insert(0, [column.heading for column in self.columns])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        parts = list(zip(self.columns, widths, strict=True))
-        return ["  ".join(_aligned(text, *part) for text, part in zip(row, parts, strict=True)) for row in cells]
-
-
-def _aligned(text: str, column: Column, width: int) -> str:
-    return text.rjust(width) if column.right else text.ljust(width)
+        signs = [f"{'>' if column.right else '<'}{width}" for column, width in zip(self.columns, widths, strict=True)]
+        return ["  ".join(map(format, row, signs)) for row in cells]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunEvent
 from iree_gauntlet.results import Result
 from iree_gauntlet.steps import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -24,9 +26,11 @@ JOURNAL = "journal.jsonl"
 # Above these shares of the CPUs' time, other work and other machines of the host disturb what is measured.
 BUSY_SHARE = 0.2
 STEAL_SHARE = 0.02
+# What is raised by an event of another version.
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JournalRecord:
     """What a journal says.
 
@@ -43,17 +47,22 @@ class JournalRecord:
     """
 
     path: Path
-    runs: tuple[dict[str, Any], ...] = ()
+    runs: tuple[RunEvent, ...] = ()
     steps: tuple[dict[str, Any], ...] = ()
     starts: dict[str, str] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
     result_times: dict[str, str] = field(default_factory=dict)
-    end: dict[str, Any] | None = None
+    end: EndEvent | None = None
     torn: bool = False
-    workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    workers: dict[str, MachineFacts] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     @property
+    def run(self) -> RunEvent:
+        """The last `run` event; an empty one for a journal that has lost it."""
+        return self.runs[-1] if self.runs else RunEvent()
+
+    @cached_property
     def planned(self) -> tuple[Step, ...]:
         """The steps, read.
 
@@ -62,12 +71,8 @@ class JournalRecord:
         """
         try:
             return tuple(map(Step.from_dict, self.steps))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            version = self.runs[-1].get("version", "unknown") if self.runs else "unknown"
-            raise GauntletError(
-                f"{self.path}: the journal cannot be read: {type(error).__name__}: {error}",
-                f"it was written by version {version}; use that version to report on it",
-            ) from error
+        except _UNREADABLE as error:
+            raise _explain_unreadable(f"{self.path}: the journal", error, self.run) from error
 
     def result_event(self, step: str) -> dict[str, Any]:
         """The `result` event of a step, for another journal."""
@@ -80,7 +85,14 @@ class JournalRecord:
         start, whatever the wall clock was set to in between.
         """
         started, ended = self.starts.get(step, ""), self.result_times.get(step, "")
-        return any(ended < str(run.get("time", "")) <= started for run in self.runs[1:])
+        return any(ended < run.time <= started for run in self.runs[1:])
+
+
+def _explain_unreadable(what: str, error: Exception, run: RunEvent) -> GauntletError:
+    return GauntletError(
+        f"{what} cannot be read: {type(error).__name__}: {error}",
+        f"it was written by version {run.version or 'unknown'}; use that version to report on it",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,48 +130,42 @@ def read_journal(path: Path) -> JournalRecord:
 
     Raises:
         GauntletError: there is no such journal, or a line of it that is not the last one of its writer
-            is no JSON object, lacks what its event needs, or is a result that this version cannot read.
+            is no JSON object, lacks what its event needs, or is one that this version cannot read.
     """
     reader, found = _LogReader(path, "run"), JournalRecord(path)
-    runs: list[dict[str, Any]] = []
-    steps: list[dict[str, Any]] = []
-    end: dict[str, Any] | None = None
     # One by one: of ten thousands of events, only what counts in the end is kept.
     for number, event in reader:
-        match event.get("event"):
-            case "run" | "steps" as kind:
-                if not isinstance(event.get("steps"), list):
-                    refuse(path, number, f"is a {kind} event without a list of steps")
-                if kind == "run":
-                    runs.append(event)
-                    steps.clear()
-                    end = None
-                steps += event["steps"]
-            case "start":
-                found.starts[_step_of(path, number, event)] = str(event.get("time", ""))
-            case "result":
-                step = _step_of(path, number, event)
-                found.result_times[step] = str(event.get("time", ""))
-                try:
-                    found.results[step] = Result.from_dict(event)
-                except (AttributeError, KeyError, TypeError, ValueError) as error:
-                    version = runs[-1].get("version", "unknown") if runs else "unknown"
-                    raise GauntletError(
-                        f"{path}:{number}: the result of {step} cannot be read: {type(error).__name__}: {error}",
-                        f"it was written by version {version}; use that version to report on it",
-                    ) from error
-            case "end":
-                end = event
-            case _:
-                _take_of_a_cluster(found, event)
-    return replace(found, runs=tuple(runs), steps=tuple(steps), end=end, torn=reader.torn)
+        kind, step = event.get("event"), event.get("step")
+        if kind in ("run", "steps") and not isinstance(event.get("steps"), list):
+            refuse(path, number, f"is a {kind} event without a list of steps")
+        if kind in ("start", "result") and not isinstance(step, str):
+            refuse(path, number, f"is a {kind} event without a step")
+        try:
+            found = _take(found, event)
+        except _UNREADABLE as error:
+            what = f"the result of {step}" if kind == "result" else f"the {kind} event"
+            raise _explain_unreadable(f"{path}:{number}: {what}", error, found.run) from error
+    return replace(found, torn=reader.torn)
 
 
-def _take_of_a_cluster(found: JournalRecord, event: Mapping[str, Any]) -> None:
-    if event.get("event") == "worker":
-        found.workers[str(event.get("name", ""))] = dict(event.get("machine") or {})
-    elif event.get("event") == "remark":
-        found.remarks.append(str(event.get("text", "")))
+def _take(found: JournalRecord, event: dict[str, Any]) -> JournalRecord:
+    match event:
+        case {"event": "run", "steps": steps}:
+            return replace(found, runs=(*found.runs, RunEvent.from_dict(event)), steps=tuple(steps), end=None)
+        case {"event": "steps", "steps": steps}:
+            return replace(found, steps=(*found.steps, *steps))
+        case {"event": "start", "step": step}:
+            found.starts[step] = str(event.get("time", ""))
+        case {"event": "result", "step": step}:
+            found.result_times[step] = str(event.get("time", ""))
+            found.results[step] = Result.from_dict(event)
+        case {"event": "end"}:
+            return replace(found, end=EndEvent.from_dict(event))
+        case {"event": "worker"}:
+            found.workers[str(event.get("name", ""))] = MachineFacts.from_dict(event.get("machine") or {})
+        case {"event": "remark"}:
+            found.remarks.append(str(event.get("text", "")))
+    return found
 
 
 class _LogReader:
@@ -214,18 +220,11 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
-
-
-def _step_of(path: Path, number: int, event: dict[str, Any]) -> str:
-    step = event.get("step")
-    if not isinstance(step, str):
-        refuse(path, number, f"is a {event['event']} event without a step")
-    return step
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def refuse(path: Path, number: int, what: str) -> NoReturn:

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from iree_gauntlet.errors import ExitCode
+    from iree_gauntlet.journal_events import RunEvent
     from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import Step
 
 
 class Progress:
     """Receives what happens, from several threads at once; by itself it shows nothing.
 
-    What it raises ends the work that called it. Runs, steps and results are as the journal has them, and stay so.
+    What it raises ends the work that called it.
     """
 
-    def run_started(self, run: dict[str, Any]) -> None:
-        """A run begins, or continues: the journal's `run` event, and `ids` of its steps where they are all known."""
+    def run_started(self, run: RunEvent, count: int, ids: Sequence[str] = ()) -> None:
+        """A run begins, or continues: so many steps are left to do, and these are their `ids` where all are known."""
 
     def steps_added(self, count: int) -> None:
         """There are so many further steps, which were not known when the run began."""
 
-    def step_started(self, step: dict[str, Any]) -> None:
-        """A step begins to run: its `id`, `chain` and `stage` at least."""
+    def step_started(self, step: Step, worker: str = "") -> None:
+        """A step begins to run, on a machine of a cluster where one is named."""
 
-    def step_finished(self, step: dict[str, Any], result: Result) -> None:
+    def step_finished(self, step: Step, result: Result) -> None:
         """A step has its result; it need not have been started (skipped)."""
 
-    def step_put_back(self, step: dict[str, Any]) -> None:
+    def step_put_back(self, step: Step) -> None:
         """A step that began is not done, and waits again."""
 
     def download(self, url: str, done: int, total: int | None) -> None:

@@ -189,6 +189,50 @@ class Fetched(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
+class CpuShares(Recorded):
+    """Of the CPUs' time while a benchmark ran, 0 to 1: what other work took, and what other machines of the host."""
+
+    busy_share: float = 0.0
+    steal_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles(Recorded):
+    """Of latencies, in ms."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepStatistics(Recorded):
+    """What reports know of a result's statistics; None for what it has not.
+
+    Attributes:
+        counter, cpu: what has counted instructions, and for which CPU the modules were compiled.
+        disturbed: what the machine did besides while times were taken; empty where it was quiet.
+        samples_per_sec, total_samples, total_s, tokens_per_sec, latency_ms: of a benchmark that pushes inputs again and
+            again from the host.
+    """
+
+    tool_seconds: float | None = None
+    peak_rss_bytes: float | None = None
+    dispatch_count: float | None = None
+    binary_size_bytes: float | None = None
+    instructions: float | None = None
+    counter: str = ""
+    cpu: str = ""
+    disturbed: tuple[str, ...] = ()
+    machine: CpuShares = CpuShares()
+    samples_per_sec: float | None = None
+    total_samples: float | None = None
+    total_s: float | None = None
+    tokens_per_sec: float | None = None
+    latency_ms: Percentiles | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Result(Recorded):
     """The journal's `result` event, without its name, time and step.
 
@@ -228,6 +272,11 @@ class Result(Recorded):
     worker: str = ""
     failure: FailureKind | None = None
     said: str = field(default="", metadata=UNRECORDED)
+
+    @property
+    def known(self) -> StepStatistics:
+        """Its statistics, read."""
+        return StepStatistics.from_dict(self.statistics)
 
     @property
     def max_abs_error(self) -> float | None:

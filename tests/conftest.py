@@ -13,7 +13,7 @@ import pytest
 
 from iree_gauntlet.engine.rounds.machine_lock import LOCKS_VARIABLE
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.toolchains.devices import Device, find_device
+from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Server, serving
 from tests.support.budgets import register_budgets
@@ -24,6 +24,8 @@ from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from iree_gauntlet.journal_events import Device
 
 # How long one test may take. In pyproject.toml it would be an unknown option to who runs model tests with pytest alone.
 _SECONDS = 600

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "iree_gauntlet"
 # A file may import its own room and those with a lower number; rooms of one number know nothing of each other.
 ROOMS = {
     # The words: they import each other alone.
-    **dict.fromkeys(("cases", "diagnostics", "document", "errors", "figures", "journal_format"), 0),
+    **dict.fromkeys(("cases", "diagnostics", "document", "errors", "figures", "journal_events", "journal_format"), 0),
     **dict.fromkeys(("messages", "progress", "recorded", "requests", "results", "settings", "steps"), 0),
     **dict.fromkeys(("targets", "written_numbers", "__version__"), 0),
     "system": 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -169,7 +169,7 @@ class Engine:
 
     def announce(self, steps: Sequence[Step]) -> None:
         """Journals steps that were not known when the run began, before they are performed."""
-        self.session.log.more_steps([asdict(step) for step in steps])
+        self.session.log.more_steps(steps)
         self.session.progress.steps_added(len(steps))
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
@@ -230,7 +230,7 @@ class Engine:
         """
         if not again:
             self.session.log.start(step.id)
-        self.session.progress.step_started(_collect_event_fields(step) | ({"worker": worker} if worker else {}))
+        self.session.progress.step_started(step, worker)
 
     def result_of(self, step: Step) -> Result:
         """Performs a step under its locks, judged by what was expected of it; nothing is journalled."""
@@ -264,12 +264,12 @@ class Engine:
         """Journals the result of a step."""
         self.results[step.id] = result
         self.session.log.result(step.id, result)
-        self.session.progress.step_finished(_collect_event_fields(step), result)
+        self.session.progress.step_finished(step, result)
         return result.verdict
 
     def put_back(self, step: Step) -> None:
         """A step that began elsewhere is not done, and waits again."""
-        self.session.progress.step_put_back(_collect_event_fields(step))
+        self.session.progress.step_put_back(step)
 
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
         """Journals that another machine takes part."""
@@ -372,7 +372,3 @@ def _with_gone_input(step: Step, result: Result) -> Result:
     what = f"{gone[0]} is not there any more: was the cache or the run's folder cleared while this ran?"
     hint = "Run again; `--resume` makes what is missing."
     return Result(Verdict.ERROR, what, notes=step.notes, tail=(hint,), command=result.command, log=result.log)
-
-
-def _collect_event_fields(step: Step) -> dict[str, Any]:
-    return {"id": step.id, "chain": step.chain, "stage": step.stage}

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.errors import Problem
-    from iree_gauntlet.toolchains.devices import Device
+    from iree_gauntlet.journal_events import Device
     from iree_gauntlet.toolchains.translate import Translation
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet import __version__
@@ -20,11 +20,12 @@ from iree_gauntlet.engine.plan import Plan, blocked
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.journal_events import Device, RunEvent, RunTarget, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
-from iree_gauntlet.toolchains.devices import Device, find_device
+from iree_gauntlet.toolchains.devices import find_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -91,7 +92,7 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
 
 def run_event(
     plan: Plan, run_dir: Path, machine: Workbench, suite: str, targets: Sequence[Target], command: Sequence[str]
-) -> dict[str, Any]:
+) -> RunEvent:
     """The journal's `run` event, but for what was selected and by which options: those who know add that.
 
     Args:
@@ -102,38 +103,38 @@ def run_event(
         targets: where it is done.
         command: of the process, as typed.
     """
-    return {
-        "run": run_dir.name,
-        "version": __version__,
-        "suite": suite,
-        "command": shlex.join(command),
-        "cwd": str(Path.cwd()),
-        "target": [{"name": target.name, "sku": target.sku} for target in targets],
-        "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},
-        "machine": read_machine_facts().as_dict()
-        | ({"devices": list(map(asdict, plan.devices))} if plan.devices else {}),
-        **lock_facts(os.environ),
-        "resumed": False,
-        "steps": list(plan.steps),
-    }
+    return RunEvent(
+        run=run_dir.name,
+        version=__version__,
+        suite=suite,
+        command=shlex.join(command),
+        cwd=str(Path.cwd()),
+        target=tuple(RunTarget(target.name, target.sku) for target in targets),
+        toolchain=machine.toolchain.facts if machine.toolchain else ToolchainFacts(),
+        machine=replace(read_machine_facts(), devices=plan.devices),
+        lock_folder=lock_facts(os.environ).get("lock_folder", ""),
+    )
 
 
 @contextmanager
-def model_session(run_dir: Path, progress: Progress, event: dict[str, Any]) -> Iterator[Session[Journal]]:
+def model_session(
+    run_dir: Path, progress: Progress, event: RunEvent, steps: Sequence[Step]
+) -> Iterator[Session[Journal]]:
     """A session in a run's folder, whose journal has begun; Ctrl-C and SIGTERM end it.
 
     Args:
         run_dir: the run's folder.
         progress: shows how it goes.
         event: the journal's first.
+        steps: that are known, of a resumed run those that are done.
     """
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, progress) as session,
     ):
-        journal.run(event)
+        journal.run(event, steps)
         # Of a resumed run only what is left to do counts.
-        progress.run_started({**event, "steps": []} if event["resumed"] else event)
+        progress.run_started(event, 0 if event.resumed else len(steps))
         with session.interruptible():
             yield session
 

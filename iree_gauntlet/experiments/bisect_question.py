@@ -395,8 +395,7 @@ def run_candidate(
         if code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         record = read_journal(run_dir / JOURNAL)
-        toolchain = record.runs[-1].get("toolchain", {}) if record.runs else {}
-        return replace(_read_value(metric, record, chain), toolchain=toolchain)
+        return replace(_read_value(metric, record, chain), toolchain=record.run.toolchain.as_dict())
 
     return candidate_run(candidate, folder, presenter, work)
 

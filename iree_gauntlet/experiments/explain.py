@@ -103,7 +103,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     run_dir = run_named(run, "explain").resolve()
     record = read_journal(run_dir / JOURNAL)
     failures = failures_of(record, patterns)
-    toolchain = record.runs[-1]["toolchain"]
+    toolchain = record.run.toolchain.as_dict()
     cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
     with presenter.progress() as progress:
         machine = open_iree(run_dir, toolchain, cache, progress)

@@ -21,7 +21,6 @@ from iree_gauntlet.records.matrix_outcome import (
     MATRIX_RECORD,
     AskedIree,
     FoundIree,
-    MatrixEnd,
     MatrixOpening,
     MatrixRecord,
     MatrixResult,
@@ -105,7 +104,7 @@ class _Runs:
             stopped = self._describe_each(machines)
         except KeyboardInterrupt:
             interrupted = True
-        self.log.write("end", MatrixEnd(interrupted=interrupted, stopped=stopped).as_dict())
+        self.log.write("end", {"interrupted": interrupted, "stopped": stopped})
 
     def _describe_each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
@@ -146,11 +145,12 @@ class _Runs:
         iree_here = machine.iree
         versions = dict.fromkeys((iree_here.compiler.version, iree_here.runtime.version))
         self.presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
-        described = iree_here.as_dict() | {
-            "runtime_identity": iree_here.runtime.identity,
-            "compiler_release": iree_here.compiler.release,
-            "runtime_release": iree_here.runtime.release,
-        }
+        described = replace(
+            iree_here.facts,
+            runtime_identity=iree_here.runtime.identity,
+            compiler_release=iree_here.compiler.release,
+            runtime_release=iree_here.runtime.release,
+        )
         self.log.write("toolchain", FoundIree(label=iree.label, toolchain=described).as_dict())
         return machine
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Stage
@@ -32,11 +32,11 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.shards import only_chains, only_shard
 from iree_gauntlet.history.index import add_itself
+from iree_gauntlet.journal_events import Asked
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.earlier_runs import (
-    Asked,
     asked_for,
     begun_with,
     failed_chains,
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.run_client import RunServers
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.engine.workspace import Selection
+    from iree_gauntlet.journal_events import RunShard
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import CacheRequest
     from iree_gauntlet.results import Result
@@ -181,7 +182,7 @@ def _remove_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]
 
 def _plan(
     chosen: Chosen, machine: Workbench, run_dir: Path, elsewhere: Elsewhere | None
-) -> tuple[Plan, dict[str, Any] | None]:
+) -> tuple[Plan, RunShard | None]:
     """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
     baseline = request.conduct.baseline
@@ -222,7 +223,7 @@ def _with_baseline(plan: Plan, folder: Path, machine: Workbench) -> Plan:
 
 @contextmanager
 def _open_engine(
-    plan: Plan, shard: dict[str, Any] | None, chosen: Chosen, parts: RunParts
+    plan: Plan, shard: RunShard | None, chosen: Chosen, parts: RunParts
 ) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
     """What runs a plan, its steps with those of batches, and the verdicts of those that were run before."""
     machine, run_dir, progress = parts.machine, parts.run_dir, parts.progress
@@ -234,22 +235,23 @@ def _open_engine(
         finished = finished_verdicts(run_dir, plan.steps, toolchain.compiler.identity if toolchain else "")
     batches = batched(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
-    event = run_event(plan, run_dir, machine, selection.name, selection.targets, typed_command()) | {
-        "markers": request.selection.markers,
-        "resumed": folder.resume,
-        "last_failed": folder.last_failed or (folder.resume and begun_with(run_dir) is not None),
-        "asked": asdict(Asked(request.kept, asdict(request.defaults), request.stages or None)),
-        "shard": shard,
-        "batch": conduct.batch,
-    }
+    event = replace(
+        run_event(plan, run_dir, machine, selection.name, selection.targets, typed_command()),
+        markers=request.selection.markers,
+        resumed=folder.resume,
+        last_failed=folder.last_failed or (folder.resume and begun_with(run_dir) is not None),
+        asked=Asked(request.kept, asdict(request.defaults), request.stages or None),
+        shard=shard,
+        batch=conduct.batch,
+    )
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         _perform(journal, batches, request, parts) as (session, engine),
     ):
-        journal.run(event)
+        journal.run(event, plan.steps)
         # Of a resumed run only what is left to do counts.
-        left = [step for step in event["steps"] if step.id not in finished]
-        progress.run_started({**event, "steps": left, "ids": [step.id for step in left]})
+        left = [step.id for step in plan.steps if step.id not in finished]
+        progress.run_started(event, len(left), left)
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = missing_files(plan.steps, cases, machine.store, finished)

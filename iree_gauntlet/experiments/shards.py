@@ -12,12 +12,13 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
+from iree_gauntlet.journal_events import RunShard
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.earlier_runs import run_named
 from iree_gauntlet.steps import BATCH_MODEL
@@ -54,7 +55,7 @@ def asked_shard(request: ShardRequest) -> tuple[int, int] | None:
     return index, count
 
 
-def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, dict[str, Any] | None]:
+def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, RunShard | None]:
     """The steps of a plan that are asked for, and what the run's journal says of the shard (`shard`).
 
     Chains that need each other's modules are one unit: no step is in two shards.
@@ -93,7 +94,7 @@ def only_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ..
 
 def _list_chains(
     chains: Iterable[str], needs: Iterable[tuple[str, str]], asked: tuple[int, int], request: ShardRequest
-) -> tuple[frozenset[str], dict[str, Any]]:
+) -> tuple[frozenset[str], RunShard]:
     """The chains of a shard, and what a journal says of it."""
     index, count = asked
     shards = shards_of_groups(chain_groups(chains, needs), _read_costs(request.shard_costs), count)
@@ -102,7 +103,7 @@ def _list_chains(
         # A job of several, all of which have to be green.
         those = counted(len(shards), "chain")
         messages.warn(f"--shard {index}/{count}: none of the {those} belongs to it: use fewer, or --shard-costs")
-    return mine, {"index": index, "count": count, "cut": cut_of(shards), "chains": len(shards)}
+    return mine, RunShard(index, count, cut_of(shards), len(shards))
 
 
 def only_chains(plan: Plan, chains: Collection[str]) -> Plan:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
@@ -20,7 +20,7 @@ from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.machine.gpus import is_gpu, pick_gpus, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.run_folder import make_folder
-from iree_gauntlet.records.sweep_record import MICRO, SweepAsked
+from iree_gauntlet.records.sweep_record import SweepAsked
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown, typed_command
 from iree_gauntlet.steps import step_id
@@ -34,12 +34,14 @@ from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, f
 from iree_gauntlet.torch_models.torch_chain import choose_devices, choose_target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from iree_gauntlet.engine.plan_modules import PlanContext
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.journal_events import RunEvent
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.event_log import Journal
+    from iree_gauntlet.steps import Step
     from iree_gauntlet.torch_models.plugins import PluginRegistry
     from iree_gauntlet.torch_models.torch_chain import TorchPython
 
@@ -77,23 +79,23 @@ class Earlier:
                 "Start a new run: what is done comes from the cache.",
             )
 
-    def done(self, identity: str) -> dict[str, list[dict[str, Any]]]:
+    def done(self, identity: str) -> dict[str, list[Step]]:
         """Steps of the points that are done, by the point's chain.
 
         Raises:
             UsageError: the run was made by another IREE.
         """
-        before = self.record.runs[-1].get("toolchain", {})
-        if before.get("identity", "") != identity:
+        before = self.record.run.toolchain
+        if before.identity != identity:
             raise UsageError(
-                f"{self.folder.name} was run with another IREE ({before.get('compiler', 'none')})",
+                f"{self.folder.name} was run with another IREE ({before.compiler or 'none'})",
                 "Start a new run: one run measures one IREE.",
             )
-        found: dict[str, list[dict[str, Any]]] = {}
-        for step in self.record.steps:
-            result = self.record.results.get(step_id(step["chain"], Stage.BENCHMARK))
+        found: dict[str, list[Step]] = {}
+        for step in self.record.planned:
+            result = self.record.results.get(step_id(step.chain, Stage.BENCHMARK))
             if result is not None and result.verdict in _STANDING:
-                found.setdefault(step["chain"], []).append(step)
+                found.setdefault(step.chain, []).append(step)
         return found
 
 
@@ -123,9 +125,9 @@ def _read(folder: Path) -> Earlier | None:
     except GauntletError:
         # Another run's journal is nothing to resume, whatever is wrong with it.
         return None
-    if not record.runs or MICRO not in record.runs[-1]:
+    if record.run.micro is None:
         return None
-    return Earlier(folder, record, SweepAsked.from_dict(record.runs[-1][MICRO]))
+    return Earlier(folder, record, SweepAsked.from_dict(record.run.micro))
 
 
 @dataclass(slots=True)
@@ -159,7 +161,8 @@ class MicroRun:
         done = {} if self.earlier is None else self.earlier.done(iree.compiler.identity)
         context = plan_context(self.workbench, run_dir)
         chains = [self._make_chain(point, context) for point in points]
-        with model_session(run_dir, self.progress, self._describe_event(run_dir, chains, done)) as session:
+        before = [step for steps in done.values() for step in steps]
+        with model_session(run_dir, self.progress, self._describe_event(run_dir, chains), before) as session:
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for said in dict.fromkeys((*self._refused.values(), *recipes)):
                 self.progress.message(f"not measured: {said}")
@@ -240,9 +243,7 @@ class MicroRun:
             torch=self.torch,
         )
 
-    def _describe_event(
-        self, run_dir: Path, chains: Sequence[PointChain], done: Mapping[str, Sequence[dict[str, Any]]]
-    ) -> dict[str, Any]:
+    def _describe_event(self, run_dir: Path, chains: Sequence[PointChain]) -> RunEvent:
         targets = list({chain.target.name: chain.target for chain in chains}.values())
         devices = dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)
         plan = Plan((), devices=tuple(devices))
@@ -262,10 +263,10 @@ class MicroRun:
         # As far as their vendor's tool tells.
         devices_asked = dict.fromkeys(chain.device for chain in chains if is_gpu(chain.device))
         gpus = [gpu for device in devices_asked for gpu in pick_gpus(read_gpus(device).gpus, device, os.environ)]
-        return event | {
-            "resumed": self.earlier is not None,
-            "remarks": list(dict.fromkeys(self._refused.values())),
-            "gpus": [gpu.as_dict() for gpu in {gpu.index: gpu for gpu in gpus}.values()],
-            "steps": [step for steps in done.values() for step in steps],
-            MICRO: asked.as_dict(),
-        }
+        return replace(
+            event,
+            resumed=self.earlier is not None,
+            remarks=tuple(dict.fromkeys(self._refused.values())),
+            gpus=tuple(gpu.as_dict() for gpu in {gpu.index: gpu for gpu in gpus}.values()),
+            micro=asked.as_dict(),
+        )

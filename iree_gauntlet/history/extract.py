@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
-from iree_gauntlet.records.chain_figures import MatrixCell, chain_figures, matrix_cell
+from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
 from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
-    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.journal_events import ToolchainFacts
+    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
     from iree_gauntlet.results import Check
 
 
@@ -43,8 +43,8 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
         raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
     done: dict[HistoryMachine, list[ChainOutcome]] = {}
     for chain in outcome.chains:
-        done.setdefault(HistoryMachine.from_dict(_find_machine(chain, outcome)), []).append(chain)
-    machines = done or {HistoryMachine.from_dict(outcome.machine): []}
+        done.setdefault(HistoryMachine.of(_find_machine(chain, outcome)), []).append(chain)
+    machines = done or {HistoryMachine.of(outcome.machine): []}
     return [
         HistoryRun(
             run=outcome.run,
@@ -62,24 +62,34 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
     ]
 
 
-def _find_machine(chain: ChainOutcome, outcome: RunOutcome) -> Mapping[str, Any]:
+def _find_machine(chain: ChainOutcome, outcome: RunOutcome) -> MachineFacts:
     """What a chain was measured on; where nothing was measured, what it ran on."""
     ran = [step for step in chain.steps if step.worker]
     measured = [step for step in ran if step.samples is not None] or [step for step in ran if step.device] or ran
-    return outcome.workers.get(_find_worker(measured[-1]), {}) if measured else outcome.machine
+    return _find_worker(measured[-1], outcome) if measured else outcome.machine
 
 
-def _find_worker(step: StepOutcome) -> str:
-    return step.worker.partition("/")[0]
+def _find_worker(step: StepOutcome, outcome: RunOutcome) -> MachineFacts:
+    return outcome.workers.get(step.worker.partition("/")[0], MachineFacts())
 
 
-def iree_version(toolchain: Mapping[str, Any]) -> IreeVersion:
+def iree_version(toolchain: ToolchainFacts) -> IreeVersion:
     """Of a toolchain, as journals have it."""
-    named = str(toolchain.get("source", "")).partition(":")[0]
-    return replace(IreeVersion.from_dict(toolchain), named=named if _RELEASE.fullmatch(named) else "")
+    named = toolchain.source.partition(":")[0]
+    return IreeVersion(
+        toolchain.compiler,
+        toolchain.compiler_commit,
+        toolchain.runtime,
+        toolchain.runtime_commit,
+        named if _RELEASE.fullmatch(named) else "",
+    )
 
 
 def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
+    # The compile time of another machine is not that of the one that it was measured on.
+    machine = _find_machine(chain, outcome)
+    compiles = [step for step in chain.steps if step.stage is Stage.COMPILE and step.worker]
+    compiled_there = all(_find_worker(step, outcome) == machine for step in compiles)
     bad = next((step for step in chain.steps if step.reason and step.verdict is chain.verdict), None)
     device = next((step.device for step in chain.steps if step.device), "")
     return HistoryCase(
@@ -91,15 +101,8 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
         flags=_format_flags(chain.steps),
         verdict=str(chain.verdict),
         reason=bad.reason[:_REASON_CHARACTERS] if bad is not None and chain.verdict is not Verdict.PASSED else "",
-        figures=tuple(_list_figures(chain, compiled_there=_was_compiled_there(chain, outcome))),
+        figures=tuple(_list_figures(chain, compiled_there=compiled_there)),
     )
-
-
-def _was_compiled_there(chain: ChainOutcome, outcome: RunOutcome) -> bool:
-    """Whether what compiled it is the machine that it was measured on; the time of another is not that one's."""
-    machine = _find_machine(chain, outcome)
-    compiles = [step for step in chain.steps if step.stage == "compile" and step.worker]
-    return all(outcome.workers.get(_find_worker(step), {}) == machine for step in compiles)
 
 
 def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
@@ -137,25 +140,20 @@ def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[Hist
         if cell.compile_peak_bytes is not None:
             yield HistoryFigure("compile_peak_bytes", cell.compile_peak_bytes)
     counted = _format_flags(chain.steps, counted=True)
+    counter, _, cpu = cell.counted_by.partition(", ")
+    # A series for each kind of counter and CPU: counts of two have nothing to do with each other.
+    kind = "" if is_usual_count(counter, cpu) else f" ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
     for name, value, check, flags in (
         ("size_bytes", cell.binary_size_bytes, figures.size, ""),
         ("dispatches", cell.dispatch_count, figures.dispatches, ""),
         # Of a module of its own, which is there with others or alone.
-        (_format_instructions_name(cell), cell.instructions, figures.work, counted),
+        (f"instructions{kind}", cell.instructions, figures.work, counted),
     ):
         if value is not None:
             golden, limit = _hold_against(check)
             yield HistoryFigure(name, value, golden=golden, limit=limit, flags=flags)
     if cell.max_abs_error is not None and math.isfinite(cell.max_abs_error):
         yield HistoryFigure("max_error", cell.max_abs_error)
-
-
-def _format_instructions_name(cell: MatrixCell) -> str:
-    """A series for each kind of counter and CPU: counts of two have nothing to do with each other."""
-    counter, _, cpu = cell.counted_by.partition(", ")
-    if is_usual_count(counter, cpu):
-        return "instructions"
-    return f"instructions ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
 
 
 def _hold_against(check: Check | None) -> tuple[float | None, float | None]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,31 +23,50 @@ _DATA_JS = re.compile(r"\s*window\.BENCHMARK_DATA\s*=\s*(.*?);?\s*\Z", re.DOTALL
 _TIMES = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "seconds": 1e3}
 _PER_ITERATION = re.compile(r"/(?:iter|op)\Z")
 _JOB_TYPES = ("quality", "benchmark", "compstat")
+# Of iree-test-suites' tables, the columns of each figure: measured, golden, and up to which it passes.
+_COLUMNS = {
+    "benchmark": {"time_ms": ("Current Time (ms)", "Golden Time (ms)", "Threshold (ms)")},
+    "compstat": {
+        "dispatches": ("Current Dispatch Count", "Golden Dispatch Count", "Golden Dispatch Count"),
+        "size_bytes": ("Current Binary Size (bytes)", "Golden Binary Size (bytes)", "Golden Binary Size (bytes)"),
+    },
+}
 _BIGGER = re.compile(r"bigger|pytest|benchmarkjs|jmh-throughput", re.IGNORECASE)
 
 
-def imported(
-    file: Path, *, date: str = "", commit: str = "", machine: str = "", sku: str = ""
-) -> tuple[HistoryRun, ...]:
+@dataclass(frozen=True, slots=True)
+class ImportFacts:
+    """What a file of another tool does not say.
+
+    Attributes:
+        date: when the run was, ISO 8601.
+        commit: of IREE.
+        machine: its CPU.
+        sku: of the device.
+    """
+
+    date: str = ""
+    commit: str = ""
+    machine: str = ""
+    sku: str = ""
+
+
+def imported(file: Path, given: ImportFacts) -> tuple[HistoryRun, ...]:
     """The runs that a file of another tool holds.
 
     Args:
         file: iree-test-suites' `job_summary.json`, Google Benchmark's JSON, github-action-benchmark's `data.js`, or a
             file of asv's results.
-        date: when the run was, ISO 8601, where the file does not say.
-        commit: of IREE, where the file does not say.
-        machine: its CPU, where the file does not say.
-        sku: of the device.
+        given: what holds where it does not say.
 
     Raises:
-        UsageError: the file does not say when the run was, and neither does `date`.
+        UsageError: the file does not say when the run was, and nobody else does.
         GauntletError: it is none of these, or cannot be read.
     """
     try:
         text = file.read_text(encoding="utf-8")
         script = _DATA_JS.match(text)
         content = json.loads(script[1] if script else text)
-        given = {"date": date, "commit": commit, "machine": machine, "sku": sku}
         return tuple(_choose_reader(file, content)(file, content, given))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         missing = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
@@ -57,7 +78,7 @@ def imported(
         ) from error
 
 
-def _choose_reader(file: Path, content: Any) -> Callable[..., Iterable[HistoryRun]]:
+def _choose_reader(file: Path, content: Any) -> Callable[[Path, dict[str, Any], ImportFacts], Iterable[HistoryRun]]:
     """What reads a document."""
     if not isinstance(content, dict):
         raise ValueError("expected an object")  # noqa: TRY004 - as for all else that is not as expected
@@ -75,7 +96,7 @@ def _choose_reader(file: Path, content: Any) -> Callable[..., Iterable[HistoryRu
     raise ValueError(f"its fields are {', '.join(list(content)[:5]) or 'none'}")
 
 
-def _read_google_benchmark(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _read_google_benchmark(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Iterable[HistoryRun]:
     context = content["context"]
     rounds: dict[str, list[float]] = {}
     for row in content["benchmarks"]:
@@ -85,53 +106,55 @@ def _read_google_benchmark(file: Path, content: Mapping[str, Any], given: Mappin
                 raise ValueError(f"{row['name']}: time_unit is {unit!r}: expected one of {', '.join(_TIMES)}")
             value = float(row["real_time"]) * _TIMES[unit]
             rounds.setdefault(str(row.get("run_name", row["name"])), []).append(value)
-    machine = HistoryMachine(given["machine"], int(context.get("num_cpus", 0)))
-    cases = [
-        _make_case(file.stem, name, given["sku"], HistoryFigure("time_ms", min(values), "min", tuple(values)))
-        for name, values in rounds.items()
-    ]
-    date = given["date"] or str(context.get("date", ""))
-    yield _run(file, date, given["commit"], cases, machine, "Google Benchmark", dict(context))
+    figures = {name: HistoryFigure("time_ms", min(times), "min", tuple(times)) for name, times in rounds.items()}
+    cases = [_make_case(file.stem, name, given.sku, figure) for name, figure in figures.items()]
+    facts = replace(given, date=given.date or str(context.get("date", "")))
+    yield _run(file, "Google Benchmark", cases, facts, int(context.get("num_cpus", 0)), dict(context))
 
 
-def _read_data_js(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _read_data_js(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Iterable[HistoryRun]:
     for suite, entries in content["entries"].items():
         for entry in entries:
             bigger = _BIGGER.search(str(entry.get("tool", ""))) is not None
-            cases = [
-                _make_case(
-                    suite, str(bench["name"]), given["sku"], _make_figure(bench["value"], str(bench["unit"]), bigger)
-                )
-                for bench in entry["benches"]
-            ]
-            commit = entry.get("commit", {})
-            date = _format_milliseconds(entry.get("date")) or given["date"]
+            cases = []
+            for bench in entry["benches"]:
+                unit, value = str(bench["unit"]), float(bench["value"])
+                scale = _TIMES.get(_PER_ITERATION.sub("", unit))
+                figure = HistoryFigure(unit or "value", value, more_is_better=bigger)
+                if scale is not None and not bigger:
+                    figure = HistoryFigure("time_ms", value * scale)
+                cases.append(_make_case(suite, str(bench["name"]), given.sku, figure))
+            date = _format_milliseconds(entry.get("date")) or given.date
+            facts = replace(given, date=date, commit=str(entry.get("commit", {}).get("id", given.commit)))
             more = {name: value for name, value in entry.items() if name != "benches"}
-            machine = HistoryMachine(given["machine"])
-            identity = str(commit.get("id", given["commit"]))
-            yield _run(file, date, identity, cases, machine, "github-action-benchmark", more)
+            yield _run(file, "github-action-benchmark", cases, facts, more=more)
 
 
-def _read_asv(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _read_asv(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Iterable[HistoryRun]:
     columns = content.get("result_columns", ["result", "params"])
     cases = []
     for name, row in content["results"].items():
         found = dict(zip(columns, row, strict=False)) if isinstance(row, list) else {"result": row}
         values = found["result"] if isinstance(found["result"], list) else [found["result"]]
-        names = _list_parameters(found.get("params") or [])
-        for value, label in zip(values, names or [""], strict=False):
+        # The labels of a benchmark's combinations, in asv's order.
+        combinations = itertools.product(*(found.get("params") or []))
+        labels = [f"({', '.join(map(str, combination))})" if combination else "" for combination in combinations]
+        for value, label in zip(values, labels, strict=False):
             if isinstance(value, int | float) and math.isfinite(value):
                 # Without `time_` in its name it is no time.
                 kind = name.rpartition(".")[2]
-                timed = kind.startswith("time")
                 memory = "peak_bytes" if kind.startswith("peakmem") else "value"
-                figure = HistoryFigure("time_ms", 1e3 * value) if timed else HistoryFigure(memory, float(value))
-                cases.append(_make_case("asv", f"{name}{label}", given["sku"], figure))
+                timed = HistoryFigure("time_ms", 1e3 * value)
+                figure = timed if kind.startswith("time") else HistoryFigure(memory, float(value))
+                cases.append(_make_case("asv", f"{name}{label}", given.sku, figure))
     parameters = content.get("params", {})
-    machine = HistoryMachine(str(parameters.get("cpu") or given["machine"]), int(parameters.get("num_cpu") or 0))
-    date = _format_milliseconds(content.get("date")) or given["date"]
+    facts = ImportFacts(
+        _format_milliseconds(content.get("date")) or given.date,
+        str(content["commit_hash"]),
+        str(parameters.get("cpu") or given.machine),
+    )
     more = {name: value for name, value in content.items() if name not in ("results", "result_columns")}
-    yield _run(file, date, str(content["commit_hash"]), cases, machine, "asv", more)
+    yield _run(file, "asv", cases, facts, int(parameters.get("num_cpu") or 0), more)
 
 
 def _format_milliseconds(since: Any) -> str:
@@ -143,40 +166,20 @@ def _format_milliseconds(since: Any) -> str:
     return datetime.fromtimestamp(since / 1000, UTC).isoformat()
 
 
-def _list_parameters(axes: list[list[str]]) -> list[str]:
-    """The labels of a benchmark's combinations, in asv's order."""
-    labels = [""] if axes else []
-    for axis in axes:
-        labels = [f"{label}, {value}" if label else f"({value}" for label in labels for value in axis]
-    return [f"{label})" for label in labels]
-
-
-def _read_job_summary(file: Path, content: Mapping[str, Any], given: Mapping[str, str]) -> Iterable[HistoryRun]:
+def _read_job_summary(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Iterable[HistoryRun]:
     cases = []
     for kind, table in content.items():
         for cells in table["rows"]:
             row = dict(zip(table["headers"], cells, strict=True))
             figures = []
-            if kind == "benchmark":
-                figures = _list_columns(row, {"time_ms": ("Current Time (ms)", "Golden Time (ms)", "Threshold (ms)")})
-            elif kind == "compstat":
-                dispatches = ("Current Dispatch Count", "Golden Dispatch Count", "Golden Dispatch Count")
-                size = ("Current Binary Size (bytes)", "Golden Binary Size (bytes)", "Golden Binary Size (bytes)")
-                figures = _list_columns(row, {"dispatches": dispatches, "size_bytes": size})
+            for figure, columns in _COLUMNS.get(kind, {}).items():
+                value, golden, limit = (_find_number(row.get(column)) for column in columns)
+                if value is not None:
+                    figures.append(HistoryFigure(figure, value, golden=golden, limit=limit))
             model, _, submodel = str(row["Name"]).partition("/")
             verdict = str(row.get("Status", "")).lower()
-            cases.append(HistoryCase(model, submodel, kind, given["sku"], verdict=verdict, figures=tuple(figures)))
-    machine = HistoryMachine(given["machine"])
-    yield _run(file, given["date"], given["commit"], cases, machine, "iree-test-suites", {})
-
-
-def _list_columns(row: Mapping[str, Any], names: Mapping[str, tuple[str, str, str]]) -> list[HistoryFigure]:
-    found = []
-    for figure, (measured, golden, limit) in names.items():
-        value, held, most = (_find_number(row.get(column)) for column in (measured, golden, limit))
-        if value is not None:
-            found.append(HistoryFigure(figure, value, golden=held, limit=most))
-    return found
+            cases.append(HistoryCase(model, submodel, kind, given.sku, verdict=verdict, figures=tuple(figures)))
+    yield _run(file, "iree-test-suites", cases, given)
 
 
 def _find_number(value: Any) -> float | None:
@@ -186,41 +189,33 @@ def _find_number(value: Any) -> float | None:
         return None
 
 
-def _make_figure(value: float, unit: str, bigger: bool) -> HistoryFigure:
-    scale = _TIMES.get(_PER_ITERATION.sub("", unit))
-    if scale is not None and not bigger:
-        return HistoryFigure("time_ms", float(value) * scale)
-    return HistoryFigure(unit or "value", float(value), more_is_better=bigger)
-
-
 def _make_case(model: str, name: str, sku: str, figure: HistoryFigure) -> HistoryCase:
     return HistoryCase(model, name, "", sku, verdict="passed", figures=(figure,))
 
 
 def _run(
     file: Path,
-    date: str,
-    commit: str,
-    cases: Iterable[HistoryCase],
-    machine: HistoryMachine,
     source: str,
-    more: dict[str, Any],
+    cases: Iterable[HistoryCase],
+    facts: ImportFacts,
+    cores: int = 0,
+    more: dict[str, Any] | None = None,
 ) -> HistoryRun:
-    if not date:
+    if not facts.date:
         raise UsageError(f"{file} does not say when it was made", "Say it: --date 2026-04-24T10:00:00Z.")
     try:
-        time = datetime.fromisoformat(date)
+        time = datetime.fromisoformat(facts.date)
     except ValueError as error:
         raise UsageError(
-            f"{file}: {date!r} is no date", "Expected one such as 2026-04-24 or 2026-04-24T10:00:00Z."
+            f"{file}: {facts.date!r} is no date", "Expected one such as 2026-04-24 or 2026-04-24T10:00:00Z."
         ) from error
     return HistoryRun(
         run=file.name,
         time=(time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat(),
         cases=tuple(cases),
-        iree=IreeVersion(compiler_commit=commit),
-        machine=machine,
+        iree=IreeVersion(compiler_commit=facts.commit),
+        machine=HistoryMachine(facts.machine, cores),
         state="imported",
         source=source,
-        more=more,
+        more=more or {},
     )

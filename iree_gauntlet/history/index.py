@@ -6,15 +6,16 @@ import json
 import math
 import sqlite3
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.stores import UnreadableError, history_of, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.records.history_outcome import Point, Series, SeriesKey
-from iree_gauntlet.records.history_run import HistoryRun, history_file, read_history_file
+from iree_gauntlet.records.history_outcome import ConfirmedFigure, IndexedRun, Point, Series, SeriesKey
+from iree_gauntlet.records.history_run import history_file, read_history_file
 from iree_gauntlet.records.outcome import outcome_of
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ WITH counted AS MATERIALIZED (
     )
 )
 SELECT model, submodel, target, figure, sku, flags, machine, more_is_better,
-       figures.file, run, time, iree, named, commit_id, value, disturbed, golden, bound
+       figures.file, run, time, iree, commit_id, value, disturbed, golden, bound, named
 FROM figures JOIN counted ON counted.file = figures.file
 ORDER BY model, submodel, target, figure, sku, flags, machine, more_is_better, day, time, figures.file
 """
-# Columns of a key that are text; what follows them is whether more is better.
-_TEXTS = 7
+# Columns of a key, in the order of its fields; those of a point follow.
+_KEYS = 8
 _FORGET = ("DELETE FROM files WHERE name = ?", "DELETE FROM runs WHERE file = ?", "DELETE FROM figures WHERE file = ?")
 
 
@@ -96,24 +97,23 @@ class HistoryIndex:
         found: dict[SeriesKey, list[Point]] = {}
         with self._open() as database:
             for row in database.execute(_READ):
-                model, submodel, target, figure, sku, flags, machine, more = row[: _TEXTS + 1]
+                model, submodel, target, figure, sku, flags, machine, more = row[:_KEYS]
                 key = SeriesKey(model, submodel, target, figure, sku, flags, machine, bool(more))
-                file, run, time, iree, named, commit, value, disturbed, golden, limit = row[_TEXTS + 1 :]
+                file, run, time, iree, commit, value, disturbed, golden, limit, named = row[_KEYS:]
                 point = Point(file, run, time, iree, commit, value, bool(disturbed), golden, limit, named)
                 found.setdefault(key, []).append(point)
         return tuple(Series(key, tuple(points)) for key, points in found.items())
 
-    def runs(self) -> list[dict[str, str | int]]:
-        """All runs, the newest last: the columns of their table by name."""
+    def runs(self) -> list[IndexedRun]:
+        """All runs, the newest last."""
         with self._open() as database:
-            database.row_factory = sqlite3.Row
-            return [dict(row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
+            return [IndexedRun(*row) for row in database.execute("SELECT * FROM runs ORDER BY time, file")]
 
-    def confirmations(self) -> tuple[dict[str, Any], ...]:
+    def confirmations(self) -> tuple[ConfirmedFigure, ...]:
         """What steps were confirmed by, the newest last."""
         with self._open() as database:
             rows = database.execute("SELECT confirms FROM runs WHERE confirms != '{}' ORDER BY time, file")
-            return tuple(json.loads(text) for (text,) in rows)
+            return tuple(ConfirmedFigure.from_dict(json.loads(text)) for (text,) in rows)
 
     def problems(self) -> tuple[str, ...]:
         """Of files that could not be read."""
@@ -167,28 +167,25 @@ def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> N
         database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (name, stamp, error.on_one_line))
         return
     database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, '')", (name, stamp))
-    rows = list(_list_figures(name, run))
+    rows = [
+        (
+            *(name, case.model, case.submodel, case.target, item.name, case.sku, item.flags or case.flags),
+            *(item.value, int(item.disturbed), item.golden, item.limit, int(item.more_is_better)),
+        )
+        for case in run.cases
+        for item in case.figures
+        # What is no number is in the file, and in no series.
+        if math.isfinite(item.value)
+    ]
     # Where another process was quicker, these are there.
     database.execute("DELETE FROM figures WHERE file = ?", (name,))
-    database.execute(
-        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            *(name, run.run, run.time, run.position[0], run.suite, run.state, run.exit_code, run.source),
-            *(run.iree.shown, run.iree.named, run.iree.compiler_commit, json.dumps(run.more.get("confirms") or {})),
-            *(run.machine.shown, len(run.cases), len(rows)),
-        ),
+    row = IndexedRun(
+        *(name, run.run, run.time, run.position[0], run.suite, run.state, run.exit_code, run.source),
+        *(run.iree.shown, run.iree.named, run.iree.compiler_commit, json.dumps(run.more.get("confirms") or {})),
+        *(run.machine.shown, len(run.cases), len(rows)),
     )
+    database.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
     database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-
-
-def _list_figures(name: str, run: HistoryRun) -> Iterator[tuple[str | float | None, ...]]:
-    for case in run.cases:
-        # What is no number is in the file, and in no series.
-        for item in (figure for figure in case.figures if math.isfinite(figure.value)):
-            yield (
-                *(name, case.model, case.submodel, case.target, item.name, case.sku, item.flags or case.flags),
-                *(item.value, int(item.disturbed), item.golden, item.limit, int(item.more_is_better)),
-            )
 
 
 def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None:

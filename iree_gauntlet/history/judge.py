@@ -7,17 +7,17 @@ import statistics
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjust_p_values
 from iree_gauntlet.records.history_outcome import Finding, FindingKind, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.configuration_file import Mark
-    from iree_gauntlet.records.history_outcome import Point, SeriesKey
+    from iree_gauntlet.records.history_outcome import ConfirmedFigure, Point, SeriesKey
 
 
 # An error that changes more often than in a third of its runs depends on more than the IREE.
@@ -245,11 +245,11 @@ def _came_with(point: Point, iree: str) -> bool:
     return iree in (point.iree, point.named, point.time[:10]) or (len(iree) >= 7 and point.commit.startswith(iree))
 
 
-def with_confirmations(findings: Iterable[Finding], confirmations: Iterable[Mapping[str, Any]]) -> tuple[Finding, ...]:
+def with_confirmations(findings: Iterable[Finding], confirmations: Iterable[ConfirmedFigure]) -> tuple[Finding, ...]:
     """The findings, with what comparisons of their two IREEs came to; the newest counts."""
-    known = {(item["case"], item["figure"], item["before"], item["after"]): item for item in confirmations}
+    known = {(item.case, item.figure, item.before, item.after): item for item in confirmations}
     found = []
     for item in findings:
         said = known.get((item.key.case, item.key.figure, item.before.iree, item.after.iree))
-        found.append(item if said is None else replace(item, confirmed=str(said["verdict"]), ratio=said["ratio"]))
+        found.append(item if said is None else replace(item, confirmed=said.verdict, ratio=said.ratio))
     return tuple(found)

@@ -13,12 +13,14 @@ import re
 import shutil
 import subprocess
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
 from iree_gauntlet.artifacts.remote import without_queries
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.records.history_run import is_history_file
 from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
@@ -28,11 +30,13 @@ from iree_gauntlet.system.short_process import run_short, show_last_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from contextlib import AbstractContextManager
+    from types import ModuleType
 
     from iree_gauntlet.settings import Configuration
     from iree_gauntlet.system.short_process import Answer
 
 
+Changed = TypeVar("Changed")
 _OBJECTS = re.compile(r"(?:az|s3|gs)://")
 _GIT = re.compile(r"git:(?P<repository>[^#]+)#(?P<branch>\w[\w./-]*)\Z")
 # `s3:/bucket`, `gitx:repository`: a slip, and no folder that anybody wants.
@@ -42,6 +46,7 @@ _OF_CONNECTIONS = re.compile(r"(?:http|credential|url|user)\.|core\.sshcommand\Z
 _GIT_SECONDS = 300.0
 # Others may add at the same time; each time one of them gets through.
 _PUSHES = 20
+_AUTHOR = ("-c", "user.name=IREE Gauntlet", "-c", "user.email=gauntlet@localhost")
 _NO_BRANCH = "couldn't find remote ref"
 _OVERTAKEN = ("[rejected]", "fetch first", "cannot lock ref", "failed to update ref")
 
@@ -143,24 +148,15 @@ class FolderHistory:
         return found
 
     def read(self, name: str) -> bytes:
-        """A file.
-
-        Raises:
-            UnreadableError: it cannot be read.
-        """
+        """A file."""
+        path = self._make_path(name)
         try:
-            return self._make_path(name).read_bytes()
+            return path.read_bytes()
         except OSError as error:
-            raise UnreadableError(
-                f"{self._make_path(name)}: {error.strerror}", "Make it readable, or remove it."
-            ) from error
+            raise UnreadableError(f"{path}: {error.strerror}", "Make it readable, or remove it.") from error
 
     def add(self, files: Mapping[str, bytes]) -> int:
-        """Keep files; how many were not there yet.
-
-        Raises:
-            GauntletError: they cannot be written.
-        """
+        """Keep files; how many were not there yet."""
         added = 0
         for name, data in files.items():
             path = self._make_path(name)
@@ -177,18 +173,12 @@ class FolderHistory:
         return added
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove files.
-
-        Raises:
-            GauntletError: one cannot be removed.
-        """
-        for name in names:
+        """Remove files."""
+        for path in map(self._make_path, names):
             try:
-                self._make_path(name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             except OSError as error:
-                raise GauntletError(
-                    f"{self._make_path(name)}: {error.strerror}", "Give the right to remove it."
-                ) from error
+                raise GauntletError(f"{path}: {error.strerror}", "Give the right to remove it.") from error
 
     def _make_path(self, name: str) -> Path:
         return self._folder / name[:4] / name
@@ -242,45 +232,24 @@ class GitHistory:
         self._files = FolderHistory(place, self._clone, beside)
 
     def stamps(self) -> dict[str, str]:
-        """Of all files on the branch.
-
-        Raises:
-            GauntletError: it cannot be fetched.
-        """
+        """Of all files on the branch."""
         with self._lock_clone():
             self._fetch()
         return self._files.stamps()
 
     def read(self, name: str) -> bytes:
-        """A file, as it was fetched.
-
-        Raises:
-            UnreadableError: it cannot be read.
-        """
+        """A file, as it was fetched."""
         return self._files.read(name)
 
     def add(self, files: Mapping[str, bytes]) -> int:
-        """Commit and push files; how many were not there yet.
-
-        Raises:
-            GauntletError: they cannot be pushed.
-        """
-        return self._count_changed(lambda: self._files.add(files), f"Add {len(files)} run{'s' * (len(files) != 1)}")
+        """Commit and push files; how many were not there yet."""
+        return self._push_changed(lambda: self._files.add(files), f"Add {counted(len(files), 'run')}")
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove files in a commit of its own.
+        """Remove files in a commit of its own."""
+        self._push_changed(lambda: self._files.remove(names), f"Remove {counted(len(names), 'run')}")
 
-        Raises:
-            GauntletError: it cannot be pushed.
-        """
-
-        def take() -> int:
-            self._files.remove(names)
-            return len(names)
-
-        self._count_changed(take, f"Remove {len(names)} run{'s' * (len(names) != 1)}")
-
-    def _count_changed(self, change: Callable[[], int], message: str) -> int:
+    def _push_changed(self, change: Callable[[], Changed], message: str) -> Changed:
         with self._lock_clone():
             for _ in range(_PUSHES):
                 self._fetch()
@@ -288,7 +257,9 @@ class GitHistory:
                 self._run_git("add", "--all", ".")
                 if self._run_git("diff", "--cached", "--quiet", check=False).exit_code == 0:
                     return count
-                self._run_git(*self._make_author(), "commit", "--quiet", "--message", message)
+                # Whoever git says that the user is; where it does not know, this program.
+                known = self._run_git("config", "user.email", check=False).exit_code == 0
+                self._run_git(*(() if known else _AUTHOR), "commit", "--quiet", "--message", message)
                 pushed = self._run_git("push", "--quiet", "origin", f"HEAD:refs/heads/{self._branch}", check=False)
                 if pushed.exit_code == 0:
                     return count
@@ -297,12 +268,6 @@ class GitHistory:
         raise GauntletError(
             f"history {self.place}: others were quicker {_PUSHES} times in a row", "Add the run again later."
         )
-
-    def _make_author(self) -> tuple[str, ...]:
-        """Whoever git says that the user is; where it does not know, this program."""
-        if self._run_git("config", "user.email", check=False).exit_code == 0:
-            return ()
-        return ("-c", "user.name=IREE Gauntlet", "-c", "user.email=gauntlet@localhost")
 
     def _fetch(self) -> None:
         """Bring the clone to where the branch is; what a killed process left in it goes."""
@@ -352,85 +317,58 @@ class ObjectHistory:
         self.place = place.rstrip("/")
         self.beside = beside
         self._configuration = configuration
-        self._location: StoreLocation | None = None
 
     def stamps(self) -> dict[str, str]:
-        """Of all objects.
-
-        Raises:
-            GauntletError: it cannot be asked.
-        """
-        import obstore  # noqa: PLC0415 - a large library, which few runs need
-
-        location = self._open()
-        with self._explain_errors():
-            pages = obstore.list(location.store, prefix=location.path or None)
+        """Of all objects."""
+        with self._open() as (library, location):
+            pages = library.list(location.store, prefix=location.path or None)
             items = [item for page in pages for item in page]
         named = ((item["path"].rpartition("/")[2], f"{item['size']} {item['e_tag']}") for item in items)
         return {name: stamp for name, stamp in named if is_history_file(name)}
 
     def read(self, name: str) -> bytes:
-        """An object.
-
-        Raises:
-            GauntletError: it cannot be read.
-        """
-        import obstore  # noqa: PLC0415 - a large library, which few runs need
-
-        location = self._open()
-        with self._explain_errors():
-            return bytes(obstore.get(location.store, self._make_path(name)).bytes())
+        """An object."""
+        with self._open() as (library, location):
+            return bytes(library.get(location.store, _name_object(location, name)).bytes())
 
     def add(self, files: Mapping[str, bytes]) -> int:
-        """Put what is absent; how many were not there yet.
-
-        Raises:
-            GauntletError: one cannot be put.
-        """
-        import obstore  # noqa: PLC0415 - a large library, which few runs need
-        from obstore.exceptions import AlreadyExistsError, NotSupportedError  # noqa: PLC0415 - a large library
-
-        location, added = self._open(), 0
-        for name, data in files.items():
-            path = self._make_path(name)
-            with self._explain_errors():
+        """Put what is absent; how many were not there yet."""
+        added = 0
+        with self._open() as (library, location):
+            for name, data in files.items():
+                path = _name_object(location, name)
                 try:
-                    obstore.put(location.store, path, data, mode="create", use_multipart=False)
-                except AlreadyExistsError:
+                    library.put(location.store, path, data, mode="create", use_multipart=False)
+                except library.exceptions.AlreadyExistsError:
                     continue
-                except (NotSupportedError, NotImplementedError):
+                except (library.exceptions.NotSupportedError, NotImplementedError):
                     # The same name is the same content: to put it again does no harm.
-                    obstore.put(location.store, path, data)
-            added += 1
+                    library.put(location.store, path, data)
+                added += 1
         return added
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove objects.
-
-        Raises:
-            GauntletError: they cannot be removed.
-        """
-        import obstore  # noqa: PLC0415 - a large library, which few runs need
-
-        location = self._open()
+        """Remove objects."""
         if names:
-            with self._explain_errors():
-                obstore.delete(location.store, [self._make_path(name) for name in names])
+            with self._open() as (library, location):
+                library.delete(location.store, [_name_object(location, name) for name in names])
 
-    def _open(self) -> StoreLocation:
-        if self._location is None:
-            self._location = open_store(self.place, self._configuration)
-        return self._location
-
-    def _make_path(self, name: str) -> str:
-        return f"{self._open().path}/{name[:4]}/{name}".lstrip("/")
+    @cached_property
+    def _location(self) -> StoreLocation:
+        return open_store(self.place, self._configuration)
 
     @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
+    def _open(self) -> Iterator[tuple[ModuleType, StoreLocation]]:
+        """obstore, and the store; its errors are ours."""
+        import obstore.exceptions  # noqa: PLC0415 - a large library, which few runs need
 
+        location = self._location
         try:
-            yield
-        except (BaseError, OSError) as error:
+            yield obstore, location
+        except (obstore.exceptions.BaseError, OSError) as error:
             what = f"history {self.place}: {without_queries(str(error).partition(chr(10))[0])}"
             raise GauntletError(what, "Check the address and the credentials (docs/how-to/artifacts.md).") from error
+
+
+def _name_object(location: StoreLocation, name: str) -> str:
+    return f"{location.path}/{name[:4]}/{name}".lstrip("/")

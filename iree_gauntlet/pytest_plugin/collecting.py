@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.errors import Problem
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.outcome import StepOutcome
 
 
 PLUGIN_NAME = "iree_gauntlet_models"

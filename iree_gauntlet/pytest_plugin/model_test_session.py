@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,10 +19,11 @@ from iree_gauntlet.engine.run_start import imports_possible, on_devices_here, ru
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import open_workbench, plan_context
 from iree_gauntlet.errors import SpecError
+from iree_gauntlet.journal_events import EndEvent
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.records.step_outcome import StepOutcome, step_outcome
+from iree_gauntlet.records.outcome import StepOutcome, step_outcome
 from iree_gauntlet.reports.details import finding_lines
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
@@ -78,16 +79,17 @@ class _Log(PlainProgress):
         self.results: dict[str, Result] = {}
         self.running: set[str] = set()
 
-    def step_started(self, step: dict[str, Any]) -> None:
-        self.running.add(step["id"])
-        self._write_line(f"{step['chain']} {step['stage']}")
+    def step_started(self, step: Step, worker: str = "") -> None:
+        del worker  # only a run has any
+        self.running.add(step.id)
+        self._write_line(f"{step.chain} {step.stage}")
 
-    def step_finished(self, step: dict[str, Any], result: Result) -> None:
-        self.results[step["id"]] = result
-        self.running.discard(step["id"])
+    def step_finished(self, step: Step, result: Result) -> None:
+        self.results[step.id] = result
+        self.running.discard(step.id)
         if result.command:
             self._write_line(result.command)
-        self._write_line(f"{step['chain']} {step['stage']}: {result.verdict} {result.reason}".rstrip())
+        self._write_line(f"{step.chain} {step.stage}: {result.verdict} {result.reason}".rstrip())
 
     def _write_line(self, text: str, verdict: str = "") -> None:
         del verdict
@@ -150,7 +152,7 @@ class ModelTestSession:
         self._journal = Journal(run_dir / settings.journal, lambda: datetime.now(UTC))
         targets = sorted({test.case.target for test in tests})
         event = run_event(plan, run_dir, self._machine, "pytest", targets, settings.command)
-        self._journal.run(event | {"markers": settings.markers})
+        self._journal.run(replace(event, markers=settings.markers), plan.steps)
         self._session: Session[Journal] | None = None
         self._opened = ExitStack()
 
@@ -232,7 +234,7 @@ class ModelTestSession:
         return Engine(self._session, self._machine, options)
 
     def _make_outcome(self, step: Step) -> StepOutcome:
-        record = JournalRecord(self.run_dir, results=self._log.results, end={})
+        record = JournalRecord(self.run_dir, results=self._log.results, end=EndEvent())
         return step_outcome(step, record)
 
 

@@ -229,12 +229,14 @@ def _merge(records: Iterable[JournalRecord]) -> list[dict[str, Any]]:
                 results[step] = record
     if not whole:
         return []
-    begin = min((record.runs[0] for record in whole), key=lambda run: str(run["time"]))
+    first = min(whole, key=lambda record: record.runs[0].time)
+    begin = {"event": "run", **first.runs[0].as_dict(), "steps": list(first.steps)}
     begun = [{"event": "start", "time": time, "step": step} for step, time in starts.items()]
     ended = [record.result_event(step) for step, record in results.items()]
     events = sorted([*begun, *ended], key=lambda event: (str(event["time"]), event["event"] == "result"))
-    if any(record.end is None for record in whole):
+    ends = [record.end for record in whole if record.end is not None]
+    if len(ends) < len(whole):
         return [begin, *events]
     code = exit_code_of(record.results[step].verdict for step, record in results.items())
-    last = max((record.end or {} for record in whole), key=lambda end: str(end["time"]))
-    return [begin, *events, {**last, "exit_code": int(code)}]
+    last = max(ends, key=lambda end: end.time)
+    return [begin, *events, {"event": "end", **last.as_dict(), "exit_code": int(code)}]

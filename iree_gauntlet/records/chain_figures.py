@@ -6,16 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.figures import duration, error_figure, mean_and_spread, milliseconds, percent, whole
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
-from iree_gauntlet.recorded import number
+from iree_gauntlet.results import CpuShares, StepStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from iree_gauntlet.records.outcome import ChainOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
     from iree_gauntlet.results import Check, OutputComparison, Samples
 
 
@@ -60,7 +59,11 @@ class ChainFigures:
     @property
     def worst_output(self) -> OutputComparison | None:
         """The output that is furthest off; a failed one before any that passed."""
-        return max(self.outputs, key=_rank_badness, default=None)
+        return max(
+            self.outputs,
+            key=lambda output: (not output.passed, _measure_error(output) / (output.atol or 1.0)),
+            default=None,
+        )
 
     @property
     def quality_cell(self) -> str:
@@ -120,48 +123,37 @@ class ChainFigures:
 
 def chain_figures(chain: ChainOutcome) -> ChainFigures:
     """Gather what the steps of a chain measured."""
-    compiles = [step for step in _list_own_compiles(chain.steps) if step.verdict is not Verdict.SKIPPED]
+    compiles = [step for step in _list_own_compiles(chain) if step.verdict is not Verdict.SKIPPED]
     ran = [step for step in compiles if not step.never_started and not (step.cache and step.cache.hit)]
     checks = [check for step in chain.steps for check in step.checks]
-    main = next((step for step in compiles if not step.role), None)
-    benchmarks = [step for step in chain.steps if step.samples is not None]
+    main = next((step.known for step in compiles if not step.role), StepStatistics())
+    timed = [step for step in chain.steps if step.samples is not None]
+    counts = [step for step in chain.steps if step.stage is Stage.COUNT]
     by_verdict: dict[str, dict[str, None]] = {}
     for step in _order_worst_first(chain, lambda verdict: verdict.is_bad):
         by_verdict.setdefault(str(step.verdict), {})["not started" if step.never_started else step.name] = None
     verdict = str(chain.verdict)
     dispatches, size = _find_worst(checks, "dispatch_count"), _find_worst(checks, "binary_size_bytes")
-
-    def measured(check: Check | None, key: str) -> float | None:
-        if check is not None and check.measured is not None:
-            return check.measured
-        value = main.statistics.get(key) if main is not None else None
-        return float(value) if isinstance(value, (int, float)) else None
-
     return ChainFigures(
         compile_seconds=sum(step.seconds for step in ran) if ran else None,
         compile_cached=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
         outputs=tuple(output for step in chain.steps for output in step.outputs),
-        samples=benchmarks[-1].samples if benchmarks else None,
+        samples=timed[-1].samples if timed else None,
         time=_find_worst(checks, "time_ms"),
         dispatches=dispatches,
         size=size,
-        dispatch_count=measured(dispatches, "dispatch_count"),
-        binary_size_bytes=measured(size, "binary_size_bytes"),
+        dispatch_count=_choose_figure(dispatches, main.dispatch_count),
+        binary_size_bytes=_choose_figure(size, main.binary_size_bytes),
         verdict="; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()) or verdict,
-        disturbed=bool(benchmarks and benchmarks[-1].statistics.get("disturbed")),
-        instructions=_sum_instructions(chain.steps),
+        disturbed=bool(timed and timed[-1].known.disturbed),
+        instructions=counts[-1].known.instructions if counts else None,
         work=_find_worst(checks, "instructions"),
     )
 
 
-def _list_own_compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
+def _list_own_compiles(chain: ChainOutcome) -> list[StepOutcome]:
     """The compiles of what is run."""
-    return [step for step in steps if step.stage == "compile" and not step.of_count]
-
-
-def _sum_instructions(steps: Iterable[StepOutcome]) -> float | None:
-    found = [number(step.statistics.get("instructions")) for step in steps if step.stage == "count"]
-    return found[-1] if found else None
+    return [step for step in chain.steps if step.stage is Stage.COMPILE and not step.of_count]
 
 
 def _order_worst_first(chain: ChainOutcome, counts: Callable[[Verdict], bool]) -> list[StepOutcome]:
@@ -176,15 +168,23 @@ def _find_worst(checks: list[Check], metric: str) -> Check | None:
     return min(own, key=lambda check: {False: 0, True: 1, None: 2}[check.passed], default=None)
 
 
+def _choose_figure(check: Check | None, compiled: float | None) -> float | None:
+    """What was held against a golden, else what the compiler says."""
+    if check is not None and check.measured is not None:
+        return check.measured
+    return None if compiled is None else float(compiled)
+
+
 def _describe_against(value: float | None, check: Check | None) -> str:
     if value is None:
         return NOTHING
     return whole(value) if check is None or check.limit is None else f"{whole(value)} / {whole(check.limit)}"
 
 
-def _rank_badness(output: OutputComparison) -> tuple[bool, float]:
-    error = output.max_abs_error if output.max_abs_error is not None else 0.0
-    return not output.passed, math.inf if math.isnan(error) else error / (output.atol or 1.0)
+def _measure_error(output: OutputComparison) -> float:
+    """Its largest error, NaN as an infinite one."""
+    error = output.max_abs_error or 0.0
+    return math.inf if math.isnan(error) else error
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,56 +242,48 @@ def matrix_cell(chain: ChainOutcome) -> MatrixCell:
     """Gather the figures of a chain."""
     figures = chain_figures(chain)
     wanting = _order_worst_first(chain, lambda verdict: verdict.is_bad or verdict.counts_as_failure)
-    compiles = _list_compiles(chain.steps)
-    statistics = [step.statistics for step in compiles]
-    time, statistic = None, ""
-    if figures.samples is not None and figures.samples.real_time_ms:
+    # None where not all of them passed: a part of them would look like less work.
+    compiles = _list_own_compiles(chain)
+    known = [step.known for step in compiles] if all(step.verdict.counts_as_pass for step in compiles) else []
+    time, statistic, samples = None, "", figures.samples
+    if samples is not None and samples.real_time_ms:
         statistic = (figures.time.statistic if figures.time else "") or "mean"
-        time = figures.samples.min_ms if statistic == "min" else figures.samples.mean_ms
-    worst = _find_worst_error(figures.outputs)
+        time = samples.min_ms if statistic == "min" else samples.mean_ms
+    compared = [output for output in figures.outputs if output.max_abs_error is not None]
+    worst = max(compared, key=_measure_error, default=None)
+    counts = [step.known for step in chain.steps if step.stage is Stage.COUNT and step.known.counter]
+    conclusive = [step for step in wanting if not step.unfinished and step.verdict is not Verdict.INCONCLUSIVE]
     return MatrixCell(
         verdict=chain.verdict,
         stages=tuple(step.name for step in wanting),
         reason=wanting[0].reason if wanting else "",
-        works=_works(chain, wanting),
+        works=True if chain.verdict.counts_as_pass else False if conclusive else None,
         wrong_numbers=any(_has_wrong_numbers(step) for step in chain.steps),
-        compile_seconds=_combine_known(sum, [number(item.get("tool_seconds")) for item in statistics]),
+        compile_seconds=_combine_known(sum, [item.tool_seconds for item in known]),
         compile_cached=figures.compile_cached,
-        compile_peak_bytes=_combine_known(max, [number(item.get("peak_rss_bytes")) for item in statistics]),
+        compile_peak_bytes=_combine_known(max, [item.peak_rss_bytes for item in known]),
         time_ms=time,
-        spread_ms=figures.samples.stdev_ms if time is not None and figures.samples else None,
+        spread_ms=samples.stdev_ms if time is not None and samples else None,
         statistic=statistic,
-        repetitions=len(figures.samples.real_time_ms) if figures.samples else 0,
-        disturbed=_format_disturbed(chain.steps),
+        repetitions=len(samples.real_time_ms) if samples else 0,
+        disturbed=_format_disturbed(chain),
         dispatch_count=figures.dispatch_count,
         binary_size_bytes=figures.binary_size_bytes,
         max_abs_error=worst.max_abs_error if worst else None,
         worst_output=worst.index if worst else None,
         instructions=figures.instructions,
-        counted_by=_describe_counted_by(chain.steps),
+        counted_by=", ".join(filter(None, (counts[-1].counter, counts[-1].cpu))) if counts else "",
     )
 
 
-def _describe_counted_by(steps: Iterable[StepOutcome]) -> str:
-    found = [step.statistics for step in steps if step.stage == "count" and "counter" in step.statistics]
-    return ", ".join(filter(None, (str(found[-1][name]) for name in ("counter", "cpu")))) if found else ""
-
-
-def _format_disturbed(steps: Iterable[StepOutcome]) -> str:
+def _format_disturbed(chain: ChainOutcome) -> str:
     """Of the last benchmark, which is the one whose times count."""
-    machines = [step.statistics.get("machine") or {} for step in steps if step.samples is not None]
-    if not machines:
-        return ""
-    busy, stolen = number(machines[-1].get("busy_share")) or 0.0, number(machines[-1].get("steal_share")) or 0.0
+    machines = [step.known.machine for step in chain.steps if step.samples is not None]
+    shares = machines[-1] if machines else CpuShares()
+    busy, stolen = shares.busy_share, shares.steal_share
     causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
     causes += [f"other machines of the host took {100 * stolen:.0f} % of the CPUs"] if stolen > STEAL_SHARE else []
     return "; ".join(causes)
-
-
-def _list_compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:
-    """The compiles of a chain; none where not all of them passed: a part of them would look like less work."""
-    found = _list_own_compiles(steps)
-    return found if all(step.verdict.counts_as_pass for step in found) else []
 
 
 def _combine_known(how: Callable[[list[float]], float], figures: list[float | None]) -> float | None:
@@ -300,26 +292,6 @@ def _combine_known(how: Callable[[list[float]], float], figures: list[float | No
     return how(known) if known and len(known) == len(figures) else None
 
 
-def _works(chain: ChainOutcome, wanting: list[StepOutcome]) -> bool | None:
-    if chain.verdict.counts_as_pass:
-        return True
-    conclusive = [step for step in wanting if not step.unfinished and step.verdict is not Verdict.INCONCLUSIVE]
-    return False if conclusive else None
-
-
 def _has_wrong_numbers(step: StepOutcome) -> bool:
-    if step.stage != "threshold":
-        return False
-    return step.verdict is Verdict.FAILED or (
-        step.verdict is Verdict.XFAILED and any(not output.passed for output in step.outputs)
-    )
-
-
-def _find_worst_error(outputs: tuple[OutputComparison, ...]) -> OutputComparison | None:
-    known = [output for output in outputs if output.max_abs_error is not None]
-    return max(known, key=_compute_error, default=None)
-
-
-def _compute_error(output: OutputComparison) -> float:
-    error = output.max_abs_error
-    return math.inf if error is None or math.isnan(error) else error
+    differs = step.verdict is Verdict.XFAILED and any(not output.passed for output in step.outputs)
+    return step.stage is Stage.THRESHOLD and (step.verdict is Verdict.FAILED or differs)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
@@ -14,26 +14,13 @@ from iree_gauntlet.settings import runs_folder, shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from iree_gauntlet.journal_events import Asked
     from iree_gauntlet.steps import Step
 
 
 # In place of a run's name.
 LATEST = "latest"
 _BENCH_AGAIN = "A `bench` is not resumed: start it again, and what is done comes from the cache."
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a run was asked for, as its journal keeps it.
-
-    Attributes:
-        defaults: what the task selects by itself.
-        stages: what is done; None for what the suite says.
-    """
-
-    selection: dict[str, Any]
-    defaults: dict[str, Any]
-    stages: tuple[Stage, ...] | None
 
 
 def newest_run(folder: Path) -> Path:
@@ -70,16 +57,15 @@ def run_named(text: str, where: str) -> Path:
 def runs_of_specs(folder: Path) -> Iterator[Path]:
     """The runs of spec files, that which was written to last first."""
     journals = sorted(folder.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    return (path.parent for path in journals if not _is_bench(path))
+    return (path.parent for path in journals if _is_of_specs(path))
 
 
-def _is_bench(journal: Path) -> bool:
+def _is_of_specs(journal: Path) -> bool:
     try:
-        runs = read_journal(journal).runs
+        return read_journal(journal).run.of_specs
     except GauntletError:
         # Whoever wants the newest run is to hear that it cannot be read.
-        return False
-    return bool(runs) and bool({"bench", "micro"} & runs[-1].keys())
+        return True
 
 
 def asked_for(run_dir: Path) -> Asked:
@@ -91,17 +77,14 @@ def asked_for(run_dir: Path) -> Asked:
     """
     if not (run_dir / JOURNAL).is_file():
         raise UsageError(f"there is no run in {run_dir}", "Name the folder of a run, such as those in runs/.")
-    record = read_journal(run_dir / JOURNAL)
-    asked = record.runs[-1].get("asked") if record.runs else None
-    if record.runs and record.runs[-1].get("bench"):
+    run = read_journal(run_dir / JOURNAL).run
+    if run.bench is not None:
         raise UsageError(f"{run_dir} is a benchmark of a Python model", _BENCH_AGAIN)
-    if record.runs and "micro" in record.runs[-1]:
+    if run.micro is not None:
         raise UsageError(f"{run_dir} is a run of `micro`", "Continue it with `micro --resume`.")
-    if not isinstance(asked, dict):
+    if run.asked is None:
         raise UsageError(f"{run_dir} does not say what was selected", "Start a new run.")
-    stages = asked["stages"]
-    defaults = {**asked["defaults"], "targets": tuple(asked["defaults"]["targets"])}
-    return Asked(asked["selection"], defaults, tuple(Stage(stage) for stage in stages) if stages else None)
+    return run.asked
 
 
 def failed_chains(run_dir: Path) -> set[str]:
@@ -115,9 +98,7 @@ def failed_chains(run_dir: Path) -> set[str]:
 def begun_with(run_dir: Path) -> frozenset[str] | None:
     """Ids of the steps that a run was restricted to when it began (`--last-failed`); None for all of its selection."""
     record = read_journal(run_dir / JOURNAL)
-    if not record.runs or not record.runs[-1].get("last_failed"):
-        return None
-    return frozenset(step.id for step in record.planned)
+    return frozenset(step.id for step in record.planned) if record.run.last_failed else None
 
 
 def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> dict[str, Verdict]:
@@ -131,10 +112,10 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
     record = read_journal(run_dir / JOURNAL)
     if not record.runs:
         return {}
-    before = record.runs[-1].get("toolchain", {}).get("identity", "")
-    if before != identity:
+    before = record.run.toolchain
+    if before.identity != identity:
         raise UsageError(
-            f"{run_dir} was run with another IREE ({record.runs[-1]['toolchain'].get('compiler', 'none')})",
+            f"{run_dir} was run with another IREE ({before.compiler or 'none'})",
             "Start a new run: one run judges one IREE.",
         )
     planned = {step.id: step for step in record.planned}

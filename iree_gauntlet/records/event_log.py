@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.journal_events import RunEvent
     from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import Step
 
 
 # Many lines share one fsync, which takes as long as thousands of writes.
@@ -109,7 +111,8 @@ class EventLog:
             if self._failure is not None:
                 raise self._failure
             # The time is taken inside the lock, so that times never go back from line to line.
-            head = f'{{"event":{_ENCODER.encode(event)},"time":"{_format_stamp(self._clock())}"{"," if fields else ""}'
+            time = self._clock().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            head = f'{{"event":{_ENCODER.encode(event)},"time":"{time}"{"," if fields else ""}'
             line = b"".join((head.encode(), memoryview(said)[1:], b"\n"))
             if sync is Sync.LATER:
                 self._held.append(line)
@@ -118,7 +121,11 @@ class EventLog:
                 self._unsynced = sync is Sync.SOON
             if sync is not Sync.NOW and not self._left.is_set():
                 self._left.set()
-                self._start_syncing()
+                if self._syncing is None:
+                    thread = threading.Thread(target=self._sync, name=f"sync {self._path.name}", daemon=True)
+                    thread.start()
+                    # Ctrl-C may come before it has begun, and then there is nothing to wait for.
+                    self._syncing = thread
 
     def close(self) -> None:
         """Bring everything to the disk, and let go of the file and the lock.
@@ -143,13 +150,6 @@ class EventLog:
         if failure is not None:
             raise failure
 
-    def _start_syncing(self) -> None:
-        if self._syncing is None:
-            thread = threading.Thread(target=self._sync, name=f"sync {self._path.name}", daemon=True)
-            thread.start()
-            # Ctrl-C may come before it has begun, and then there is nothing to wait for.
-            self._syncing = thread
-
     def _sync(self) -> None:
         """What a thread does until the log is closed: brings lines to the kernel and the disk, many at a time."""
         while not self._closing.is_set():
@@ -164,10 +164,10 @@ class EventLog:
                         self._append(descriptor, b"", lasting=False)
                 # Outside of the lock: lines may be added meanwhile. Only `close` closes the file, and waits for this.
                 if unsynced and descriptor is not None:
-                    self._sync_file(descriptor)
-            except GauntletError as error:
+                    os.fsync(descriptor)
+            except (GauntletError, OSError) as error:
                 # The next one who writes gets the error, and can act on it.
-                self._failure = error
+                self._failure = error if isinstance(error, GauntletError) else self._explain_unwritable(error)
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -198,12 +198,6 @@ class EventLog:
             raise self._explain_unwritable(error) from error
         self._held.clear()
 
-    def _sync_file(self, descriptor: int) -> None:
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            raise self._explain_unwritable(error) from error
-
     def _explain_unwritable(self, error: OSError) -> GauntletError:
         return GauntletError(
             f"{error.filename or self._path}: cannot write {self._path.name}: {error.strerror}",
@@ -219,10 +213,6 @@ def _make_object(value: Any) -> dict[str, Any]:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_make_object)
-
-
-def _format_stamp(now: datetime) -> str:
-    return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Journal(EventLog):
@@ -244,13 +234,13 @@ class Journal(EventLog):
     written with the next line, or within 20 ms: `kill -9` may lose those of steps that had only just begun.
     """
 
-    def run(self, fields: Mapping[str, Any]) -> None:
-        """Write what the run is about to do: the fields of a `run` event, `steps` among them."""
-        self.write("run", fields)
+    def run(self, event: RunEvent, steps: Sequence[Step]) -> None:
+        """Write what the run is about to do."""
+        self.write("run", {**event.as_dict(), "steps": steps})
 
-    def more_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+    def more_steps(self, steps: Sequence[Step]) -> None:
         """Write steps that the run did not know of when it began."""
-        self.write("steps", {"steps": list(steps)})
+        self.write("steps", {"steps": steps})
 
     def start(self, step: str) -> None:
         """Write that a step begins: of use only while it runs, so that it need not last."""

@@ -21,13 +21,12 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.records.step_outcome import Explanation
+from iree_gauntlet.records.outcome import Explanation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.records.outcome import RunOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
 
 
 # Of a run, where its explanation is.

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 _EXACT = ("size_bytes", "dispatches", "max_error", "instructions")
 # Verdicts of a comparison in which nothing got worse.
 _NO_LOSS = ("same", "faster", "not slower")
+# What programs are told of a finding, and of the points next to its step.
+_JUDGED = ("kind", "suspected", "won_back", "accepted", "confirmed", "ratio")
+_OF_A_POINT = ("run", "time", "iree", "commit", "file")
 UNITS = {"time_ms": "ms", "compile_s": "s", "compile_peak_bytes": "B", "size_bytes": "B"}
 
 
@@ -87,6 +91,45 @@ class Point:
     def version(self) -> str:
         """What is the same for runs of the same IREE; empty where it is not known."""
         return self.commit or self.iree
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRun:
+    """A run of a history, as its index has it.
+
+    Attributes:
+        day: of its IREE.
+        confirms: a `ConfirmedFigure` as JSON; an empty object for a run that is none.
+        cases, figures: how many.
+    """
+
+    file: str
+    run: str
+    time: str
+    day: str
+    suite: str
+    state: str
+    exit_code: int
+    source: str
+    iree: str
+    named: str
+    commit_id: str
+    confirms: str
+    machine: str
+    cases: int
+    figures: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmedFigure(Recorded):
+    """What a comparison of two IREEs, measured in turns, came to of a figure of a case."""
+
+    case: str
+    figure: str
+    before: str
+    after: str
+    verdict: str = ""
+    ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,32 +210,15 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """For programs."""
+        change = self.change
         return {
-            "case": self.key.case,
-            "figure": self.key.figure,
-            "sku": self.key.sku,
-            "machine": self.key.machine,
-            "flags": self.key.flags,
-            "kind": str(self.kind),
-            "suspected": self.suspected,
-            "won_back": self.won_back,
-            "accepted": self.accepted,
-            "confirmed": self.confirmed,
-            "ratio": self.ratio,
-            "change": self.change if math.isfinite(self.change) else None,
-            "old": self.old,
-            "new": self.new,
-            "runs": self.runs,
-            "p_value": self.p_value,
-            "disturbed": self.disturbed,
-            "same_iree": self.same_iree,
-            "before": _describe_point(self.before),
-            "after": _describe_point(self.after),
+            **{name: getattr(self.key, name) for name in ("case", "figure", "sku", "machine", "flags")},
+            **{name: getattr(self, name) for name in _JUDGED},
+            "change": change if math.isfinite(change) else None,
+            **{name: getattr(self, name) for name in ("old", "new", "runs", "p_value", "disturbed", "same_iree")},
+            "before": {name: getattr(self.before, name) for name in _OF_A_POINT},
+            "after": {name: getattr(self.after, name) for name in _OF_A_POINT},
         }
-
-
-def _describe_point(point: Point) -> dict[str, str]:
-    return {"run": point.run, "time": point.time, "iree": point.iree, "commit": point.commit, "file": point.file}
 
 
 @dataclass(frozen=True, slots=True)

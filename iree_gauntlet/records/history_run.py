@@ -16,10 +16,14 @@ import json
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.recorded import Recorded
+
+if TYPE_CHECKING:
+    from iree_gauntlet.journal_events import MachineFacts
+
 
 _SCHEMA = 1
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{20})\.json\Z")
@@ -56,6 +60,11 @@ class HistoryMachine(Recorded):
     cores: int = 0
     memory_bytes: int = 0
     os: str = ""
+
+    @classmethod
+    def of(cls, facts: MachineFacts) -> Self:
+        """What is stable of what a journal says."""
+        return cls(facts.cpu, facts.cores, facts.memory_bytes or 0, facts.os)
 
     @property
     def shown(self) -> str:
@@ -150,7 +159,7 @@ class HistoryRun(Recorded):
 def history_file(run: HistoryRun) -> tuple[str, bytes]:
     """The name and the bytes of a run's file."""
     data = (json.dumps(run.as_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n").encode()
-    return f"{_format_stamp(run.time)}-{_digest(data)}.json", data
+    return f"{datetime.fromisoformat(run.time).astimezone(UTC):{_STAMP}}-{_digest(data)}.json", data
 
 
 def is_history_file(name: str) -> bool:
@@ -181,10 +190,6 @@ def read_history_file(name: str, data: bytes) -> HistoryRun:
             f"{name}: no run that this version can read: {type(error).__name__}: {error}",
             "It was written by another program; the other runs are read as they are.",
         ) from error
-
-
-def _format_stamp(time: str) -> str:
-    return datetime.fromisoformat(time).astimezone(UTC).strftime(_STAMP)
 
 
 def _digest(data: bytes) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import counted, one_line
+from iree_gauntlet.journal_events import EndEvent, MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal, refuse
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
@@ -70,7 +71,7 @@ class FoundIree(Recorded):
     """`toolchain`: what an IREE turned out to be, or why it is not available."""
 
     label: str
-    toolchain: dict[str, str] | None = None
+    toolchain: ToolchainFacts | None = None
     error: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     hint: str | None = field(default=None, metadata=UNLESS_DEFAULT)
 
@@ -83,14 +84,6 @@ class MatrixResult(Recorded):
     exit_code: int
     error: str = ""
     hint: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixEnd(Recorded):
-    """`end`: nothing more comes; `stopped` is why IREEs were left out."""
-
-    interrupted: bool = False
-    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +101,7 @@ class MatrixIree:
     label: str
     text: str
     folder: str
-    toolchain: dict[str, Any]
+    toolchain: ToolchainFacts
     problem: str
     hint: str
     exit_code: ExitCode | None
@@ -157,7 +150,7 @@ class MatrixOutcome:
 
     name: str
     opening: MatrixOpening
-    machine: dict[str, Any]
+    machine: MachineFacts
     irees: tuple[MatrixIree, ...]
     rows: tuple[MatrixRow, ...]
     exit_code: ExitCode
@@ -194,7 +187,7 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
     return MatrixOutcome(
         name=last.matrix or folder.name,
         opening=replace(last, time=first.time, command=first.command),
-        machine=outcomes[0].machine if outcomes else {},
+        machine=outcomes[0].machine if outcomes else MachineFacts(),
         irees=irees,
         rows=rows,
         exit_code=ExitCode.INTERRUPTED if record.interrupted else ExitCode.worst(codes),
@@ -231,7 +224,7 @@ def _make_iree(asked: AskedIree, folder: Path, record: MatrixRecord) -> MatrixIr
         label=one_line(label),
         text=asked.iree,
         folder=asked.folder,
-        toolchain=known or (outcome.toolchain if outcome else {}),
+        toolchain=known or (outcome.toolchain if outcome else ToolchainFacts()),
         problem=one_line(problem, 500),
         hint=hint,
         exit_code=code,
@@ -262,16 +255,15 @@ def _list_rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
 
 def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
     """What is to be known of the record, and what keeps the figures of its IREEs from being compared as they stand."""
-    end = record.end.as_dict() if record.end else None
-    yield from remarks_of_record("matrix", "record", len(record.parts), end, torn=record.torn)
+    yield from remarks_of_record("matrix", "record", len(record.parts), record.end, torn=record.torn)
     same: dict[tuple[str, str], list[str]] = {}
     for iree in irees:
-        key = str(iree.toolchain.get("identity") or ""), str(iree.toolchain.get("runtime_identity") or "")
+        key = iree.toolchain.identity, iree.toolchain.runtime_identity
         same.setdefault(key, []).append(iree.label)
     for key, labels in same.items():
         if any(key) and len(labels) > 1:
             yield f"{' and '.join(labels)} are the same IREE: what differs between them is noise"
-    hosts = {str(iree.outcome.machine.get("host") or "") for iree in irees if iree.outcome is not None} - {""}
+    hosts = {iree.outcome.machine.host for iree in irees if iree.outcome is not None} - {""}
     if len(hosts) > 1:
         yield f"made on several machines ({', '.join(sorted(hosts))}): their times cannot be compared"
     for iree in irees:
@@ -307,7 +299,7 @@ class MatrixRecord:
     found: dict[str, FoundIree] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     results: dict[str, MatrixResult] = field(default_factory=dict)
-    end: MatrixEnd | None = None
+    end: EndEvent | None = None
     torn: bool = False
 
     @property
@@ -355,7 +347,7 @@ def read_matrix(folder: Path) -> MatrixRecord:
                     result = MatrixResult.from_dict(event)
                     record.results[result.label] = result
                 case "end":
-                    record.end = MatrixEnd.from_dict(event)
+                    record.end = EndEvent.from_dict(event)
         except (AttributeError, TypeError, ValueError):
             refuse(log.path, number, f"is a {kind} event without {_NEEDED.get(str(kind), 'what it needs')}")
     return record

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import FailureKind, Verdict, exit_code_of
-from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.figures import listed
-from iree_gauntlet.recorded import number
-from iree_gauntlet.records.step_outcome import StepOutcome, step_outcome
+from iree_gauntlet.cases import COUNTED, FailureKind, Golden, Origin, Stage, Verdict, exit_code_of
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.figures import listed, one_line
+from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
+from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
+_RESULT = tuple(field.name for field in fields(Result))
+_PLANNED = (
+    *("id", "chain", "dialect", "model", "submodel", "target", "sku", "stage"),
+    *("flags", "device", "goldens", "origin"),
+)
 # Worst first; the same order as the exit codes'.
 _WORST_FIRST = (
     Verdict.ERROR,
@@ -54,6 +59,78 @@ _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache
 _MOST_ENVIRONMENT = 5
 _MOST_WORKERS = 8
 _MANY_CHAINS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain` found out about a step that failed.
+
+    Attributes:
+        answer: in a line: the first wrong dispatch, or why there is none.
+        mended_by: the switches with which it passes.
+        bundle: an archive that shows it, by its path in the run's folder; empty where there is none.
+    """
+
+    answer: str
+    mended_by: tuple[str, ...] = ()
+    bundle: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome(Result):
+    """The result of one step, with what was planned.
+
+    The verdict of a step without a result is judged by how its run ended; notes are those of the plan and of the
+    result; the command is what was planned where the result has none.
+
+    Attributes:
+        role: the module that it is about; empty for the main one.
+        behind: id of the step whose coming out badly kept this one from running, else empty.
+        unfinished: the journal has no result of it.
+        never_started: the journal has no start of it either.
+        started: ISO 8601, empty where it never was.
+        ran: whether it was started, so that it can be run again.
+        flags: the flags of the process, without its binary.
+        device: what `--device` says.
+        goldens: figures that it is held against.
+        origin: where its case is written.
+        explanation: what was found out about its failure; None where that was not asked.
+    """
+
+    id: str
+    chain: str
+    dialect: str
+    model: str
+    submodel: str
+    target: str
+    sku: str
+    stage: Stage
+    role: str
+    behind: str = ""
+    unfinished: bool
+    never_started: bool
+    started: str
+    ran: bool
+    flags: tuple[str, ...]
+    device: str
+    goldens: tuple[Golden, ...]
+    origin: Origin
+    explanation: Explanation | None = None
+
+    @property
+    def name(self) -> str:
+        """Stage, with the role of a module other than the main one: `compile`, `compile.pipeline`."""
+        return f"{self.stage}.{self.role}" if self.role else self.stage
+
+    @property
+    def of_count(self) -> bool:
+        """Whether it counts instructions, or compiles for that: another module than the one that is run."""
+        return self.stage == Stage.COUNT or self.role.rpartition(".")[2] == COUNTED
+
+    @property
+    def title(self) -> str:
+        """What people read: `ocr/classifier@cpu threshold`."""
+        return f"{self.chain} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +185,9 @@ class RunOutcome:
     command: str
     cwd: str
     started: str
-    targets: tuple[tuple[str, str], ...]
-    toolchain: dict[str, Any]
-    machine: dict[str, Any]
+    targets: tuple[RunTarget, ...]
+    toolchain: ToolchainFacts
+    machine: MachineFacts
     chains: tuple[ChainOutcome, ...]
     exit_code: ExitCode
     state: str
@@ -122,9 +199,9 @@ class RunOutcome:
     imports: CacheCount
     downloads: CacheCount
     remarks: tuple[str, ...]
-    markers: str = ""
-    workers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    made_inputs: int = 0
+    markers: str
+    workers: dict[str, MachineFacts]
+    made_inputs: int
 
     @property
     def many(self) -> bool:
@@ -139,7 +216,7 @@ class RunOutcome:
     def timed_on(self, chain: ChainOutcome) -> str:
         """The machine of a cluster that a chain was timed on; empty for the one that the run was started on."""
         worker = next((step.worker for step in chain.steps if step.samples is not None), "").partition("/")[0]
-        return str(self.workers.get(worker, {}).get("host") or worker)
+        return (self.workers[worker].host if worker in self.workers else "") or worker
 
     @property
     def counts(self) -> dict[Verdict, int]:
@@ -163,42 +240,38 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
     Raises:
         GauntletError: the journal holds what this version cannot read.
     """
-    run = record.runs[-1] if record.runs else {}
-    try:
-        targets = tuple((str(target.get("name", "")), str(target.get("sku", ""))) for target in run.get("target") or ())
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise GauntletError(
-            f"{record.path}: the journal cannot be read: {type(error).__name__}: {error}",
-            f"it was written by version {run.get('version', 'unknown')}; use that version to report on it",
-        ) from error
-    planned = record.planned
+    planned, run = record.planned, record.run
+    first = record.runs[0] if record.runs else run
     steps = _list_behind_failures([step_outcome(step, record) for step in planned], planned, record)
     state = state_of(record)
-    fetched = _collect_files(steps)
-    made = sum(not present for url, present in fetched.items() if url.startswith("random://"))
+    # Each URL once, and whether its file was there before: several steps may ask for one file.
+    present: dict[str, bool] = {}
+    for file in (file for step in steps for file in step.fetched):
+        present[file.url] = present.get(file.url, True) and file.cached
+    made = sum(not there for url, there in present.items() if url.startswith("random://"))
     return RunOutcome(
-        run=str(run.get("run", record.path.parent.name)),
-        suite=str(run.get("suite", "")),
-        version=str(run.get("version", "")),
-        command=str(record.runs[0].get("command", "")) if record.runs else "",
-        cwd=str(run.get("cwd", "")),
-        started=str(record.runs[0].get("time", "")) if record.runs else "",
-        targets=targets,
-        toolchain=dict(run.get("toolchain") or {}),
-        machine=dict(run.get("machine") or {}),
+        run=run.run or record.path.parent.name,
+        suite=run.suite,
+        version=run.version,
+        command=first.command,
+        cwd=run.cwd,
+        started=first.time,
+        targets=run.target,
+        toolchain=run.toolchain,
+        machine=run.machine,
         chains=_list_chains(steps),
-        exit_code=_exit_code(steps, run, state),
+        exit_code=_exit_code(steps, record, state),
         state=state,
         resumed=max(len(record.runs) - 1, 0),
         torn=record.torn,
         seconds=_compute_wall_seconds(record),
         tool_seconds=sum(step.tool_seconds for step in steps),
-        compiles=_make_cache_count(steps, "compile"),
-        imports=_make_cache_count(steps, "import"),
-        downloads=CacheCount(sum(fetched.values()), len(fetched) - sum(fetched.values()) - made),
+        compiles=_make_cache_count(steps, Stage.COMPILE),
+        imports=_make_cache_count(steps, Stage.IMPORT),
+        downloads=CacheCount(sum(present.values()), len(present) - sum(present.values()) - made),
         made_inputs=made,
-        remarks=_list_remarks(record),
-        markers=str(run.get("markers") or ""),
+        remarks=_list_remarks(record, {step.id for step in planned}),
+        markers=run.markers,
         workers=record.workers,
     )
 
@@ -207,14 +280,16 @@ def state_of(record: JournalRecord) -> str:
     """`complete`, `interrupted`, or `unfinished` (killed, or still under way)."""
     if record.end is None:
         return "unfinished"
-    return "interrupted" if record.end.get("interrupted") else "complete"
+    return "interrupted" if record.end.interrupted else "complete"
 
 
 def headline(outcome: RunOutcome) -> str:
     """`1 failed, 2 errors, 23 passed, 3 skipped (2 behind a failure)`; what went wrong comes first."""
     texts = verdict_texts(outcome.counts)
-    if kinds := _format_expected_kinds(outcome.steps):
-        texts[Verdict.XFAILED] += f" ({kinds})"
+    kinds = Counter(step.failure for step in outcome.steps if step.verdict is Verdict.XFAILED)
+    # Journals of earlier versions do not say how they failed.
+    if named := ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind]):
+        texts[Verdict.XFAILED] += f" ({named})"
     behind = sum(bool(step.behind) for step in outcome.steps)
     text = ", ".join(texts.values()) or "nothing ran"
     return f"{text} ({behind} behind a failure)" if behind else text
@@ -228,12 +303,6 @@ def verdict_texts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
             one, many = _HEADLINE_WORDS.get(verdict, (verdict, verdict))
             texts[verdict] = f"{count} {one if count == 1 else many}"
     return texts
-
-
-def _format_expected_kinds(steps: Iterable[StepOutcome]) -> str:
-    """`2 does not compile, 1 wrong numbers`; empty where the journal does not say."""
-    kinds = Counter(step.failure for step in steps if step.verdict is Verdict.XFAILED)
-    return ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind])
 
 
 def cache_line(outcome: RunOutcome) -> str:
@@ -252,11 +321,40 @@ def cache_line(outcome: RunOutcome) -> str:
     return "; ".join(parts)
 
 
-def version(toolchain: Mapping[str, Any], side: str) -> str | None:
-    """`3.12.0 at 1f2e3d4c5b6a`, of its compiler or runtime; None where it is not known."""
-    commit = str(toolchain.get(f"{side}_commit") or "")
-    name = str(toolchain.get(side) or "")
-    return f"{name}{f' at {commit[:12]}' if commit else ''}" if name else None
+def step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
+    """Join a planned step with what the journal says of it."""
+    started = record.starts.get(step.id, "")
+    found = None if record.started_again(step.id) else record.results.get(step.id)
+    result = _judge(started, record) if found is None else found
+    came_to = {name: getattr(result, name) for name in _RESULT}
+    unexplained = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, and the journal does not say why"
+    came_to |= {
+        "reason": one_line(result.reason or unexplained),
+        "command": result.command or (step.command.typed if step.command else ""),
+        "notes": tuple(dict.fromkeys((*step.notes, *result.notes))),
+    }
+    return StepOutcome(
+        **came_to,
+        **{name: getattr(step, name) for name in _PLANNED},
+        role=step.name.removeprefix(step.stage).removeprefix("."),
+        unfinished=found is None,
+        never_started=found is None and not started,
+        started=started,
+        ran=bool(found.command if found else started and step.command),
+    )
+
+
+def _judge(started: str, record: JournalRecord) -> Result:
+    """What stands for the result of a step without one."""
+    interrupted = record.end is not None and record.end.interrupted
+    if started:
+        how = "interrupted" if interrupted else "killed"
+        return Result(Verdict.ERROR, f"the run was {how} while this step ran")
+    if interrupted:
+        return Result(Verdict.ERROR, "the run was interrupted before this step started")
+    if record.end is None:
+        return Result(Verdict.ERROR, "the run ended before this step started")
+    return Result(Verdict.SKIPPED, "the run stopped before this step started")
 
 
 def _list_behind_failures(
@@ -300,68 +398,53 @@ def _list_chains(steps: list[StepOutcome]) -> tuple[ChainOutcome, ...]:
     )
 
 
-def _exit_code(steps: list[StepOutcome], run: Mapping[str, Any], state: str) -> ExitCode:
+def _exit_code(steps: list[StepOutcome], record: JournalRecord, state: str) -> ExitCode:
     if state == "interrupted":
         return ExitCode.INTERRUPTED
     # Of a merged run: nobody knows what the shards would have said that were not given.
-    if not run or run.get("missing_shards"):
+    if not record.runs or record.run.missing_shards:
         return ExitCode.ERROR
     if not steps:
         # An empty shard is part of a whole, which other shards may be.
-        return ExitCode.OK if run.get("shard") else ExitCode.NOTHING_SELECTED
+        return ExitCode.OK if record.run.shard else ExitCode.NOTHING_SELECTED
     return exit_code_of(step.verdict for step in steps)
 
 
-def _make_cache_count(steps: Iterable[StepOutcome], stage: str) -> CacheCount:
-    ran = [step.cache for step in steps if step.stage == stage and step.cache and step.verdict != Verdict.SKIPPED]
+def _make_cache_count(steps: Iterable[StepOutcome], stage: Stage) -> CacheCount:
+    ran = [step.cache for step in steps if step.stage is stage and step.cache and step.verdict != Verdict.SKIPPED]
     hits = sum(cache.hit for cache in ran)
     return CacheCount(hits, len(ran) - hits)
-
-
-def _collect_files(steps: Iterable[StepOutcome]) -> dict[str, bool]:
-    """Each URL once, and whether its file was there before: several steps may ask for one file."""
-    present: dict[str, bool] = {}
-    for file in (file for step in steps for file in step.fetched):
-        present[file.url] = present.get(file.url, True) and file.cached
-    return present
 
 
 def _compute_wall_seconds(record: JournalRecord) -> float:
     """Wall time of a run in seconds: from each `run` event to the last event before the next one."""
     # The time between a kill and the resume does not count. The last part's time is what its `end` event measured,
     # where there is one (a monotonic clock, where the other times are of the wall clock).
-    begins = [time for run in record.runs if (time := _time(run.get("time")))]
-    if not begins:
-        return 0.0
-    texts = [*record.starts.values(), *record.result_times.values()]
-    if record.end is not None:
-        texts.append(str(record.end.get("time", "")))
-    times = [time for text in texts if (time := _time(text))]
+    begins = _read_times(run.time for run in record.runs)
+    end = record.end or EndEvent()
+    times = _read_times((*record.starts.values(), *record.result_times.values(), end.time))
     total = 0.0
-    for begin, following in zip(begins, [*begins[1:], None], strict=True):
+    for begin, following in zip(begins, [*begins[1:], None], strict=False):
         own = [time for time in times if time >= begin and (following is None or time < following)]
-        measured = number(record.end.get("seconds")) if record.end is not None and following is None else None
+        measured = end.seconds if following is None else None
         total += measured if measured is not None else (max(own, default=begin) - begin).total_seconds()
     return total
 
 
-def _time(text: object) -> datetime | None:
-    if not text:
-        return None
-    time = datetime.fromisoformat(str(text))
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+def _read_times(texts: Iterable[str]) -> list[datetime]:
+    """Those that are known, ISO 8601; without a zone they are UTC."""
+    times = [datetime.fromisoformat(text) for text in texts if text]
+    return [time if time.tzinfo else time.replace(tzinfo=UTC) for time in times]
 
 
 def lock_remark(folder: str) -> list[str]:
-    """What the folder of the machine's locks means, which a record names where it is not the user's own."""
-    return (
-        [f"the machine's locks are in {folder}: times may overlap with those of runs with other locks"]
-        if folder
-        else []
-    )
+    """What the folder of the machine's locks says of a record; nothing where they are the user's own."""
+    if not folder:
+        return []
+    return [f"the machine's locks are in {folder}: times may overlap with those of runs with other locks"]
 
 
-def remarks_of_record(kind: str, name: str, parts: int, end: dict[str, Any] | None, *, torn: bool) -> list[str]:
+def remarks_of_record(kind: str, name: str, parts: int, end: EndEvent | None, *, torn: bool) -> list[str]:
     """What a reader must know of how a record was written, one line each.
 
     Args:
@@ -376,10 +459,10 @@ def remarks_of_record(kind: str, name: str, parts: int, end: dict[str, Any] | No
         remarks.append(f"the {name} does not say what was to run: its first line is missing")
     elif end is None:
         remarks.append(f"the {name} has no end: the {kind} was killed, or is still under way")
-    elif end.get("interrupted"):
+    elif end.interrupted:
         remarks.append(f"the {kind} was interrupted")
-    elif end.get("stopped"):
-        remarks.append(f"the {kind} stopped before its end: {end['stopped']}")
+    elif end.stopped:
+        remarks.append(f"the {kind} stopped before its end: {end.stopped}")
     if torn:
         remarks.append(f"a line of the {name} was cut short by a crash; it is left out")
     if parts > 1:
@@ -387,15 +470,11 @@ def remarks_of_record(kind: str, name: str, parts: int, end: dict[str, Any] | No
     return remarks
 
 
-def _list_remarks(record: JournalRecord) -> tuple[str, ...]:
+def _list_remarks(record: JournalRecord, planned: set[str]) -> tuple[str, ...]:
     remarks = remarks_of_record("run", "journal", len(record.runs), record.end, torn=record.torn)
     if len(record.runs) > 1:
         remarks[-1] += "; the results of all its parts are counted"
-    if record.runs:
-        remarks += [str(remark) for remark in record.runs[-1].get("remarks") or ()]
-        remarks += lock_remark(str(record.runs[-1].get("lock_folder") or ""))
-    remarks += dict.fromkeys(record.remarks)
-    planned = {str(step.get("id")) for step in record.steps}
+    remarks += [*record.run.remarks, *lock_remark(record.run.lock_folder), *dict.fromkeys(record.remarks)]
     lost = sorted(set(record.results) - planned)
     if lost and record.runs:
         noun = "a step" if len(lost) == 1 else f"{len(lost)} steps"

@@ -24,7 +24,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, bisect_outcome
-from iree_gauntlet.reports.provenance import provenance, seconds_between
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     facts = (outcome.confidence, tried) if outcome.confidence else (tried,)
     toolchain = f"{asked.good} (good) to {asked.bad} (bad)"
     seconds = seconds_between(asked.time, outcome.end.time if outcome.end else "")
-    origin = provenance(toolchain, asked.as_dict(), ("bisect.md", "bisect.json"), seconds)
+    began = RecordOrigin.from_dict(asked.as_dict())
+    origin = provenance(toolchain, began, ("bisect.md", "bisect.json"), seconds)
     return Document(title, outcome.answer, facts, tuple(blocks), tuple(details), outcome.exit_code, provenance=origin)
 
 

@@ -27,11 +27,12 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, cpus_text, dispatch_cost, duration, milliseconds, one_line, whole
+from iree_gauntlet.journal_events import MachineFacts, RunEvent
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import changes, list_rows, ratio_text, span_text
 from iree_gauntlet.reports.junit import format_junit, make_suite
-from iree_gauntlet.reports.provenance import provenance, seconds_between
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -181,8 +182,6 @@ def _make_comparison_document(
     what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(record.opening.metric, "")
     names = [f"{side.name} = {side.title}" for side in reversed(record.sides)]
     worse = "B does more work" if by_work else "B is slower"
-    # The runs of its sides have the command that began it.
-    runs = next((side.run.runs for side in record.sides if side.run and side.run.runs), ({},))
     return Document(
         f"Comparison: {what}{', '.join(names)}",
         _format_headline(record, rows),
@@ -192,11 +191,18 @@ def _make_comparison_document(
         meaning=worse if code is ExitCode.FAILED else "",
         provenance=provenance(
             ", ".join(side.title for side in record.sides),
-            {**runs[0], "time": record.opening.time, "machine": record.opening.machine},
+            _read_began(record),
             ("comparison.md", "comparison.json", "junit.xml"),
             seconds_between(record.opening.time, record.end.time if record.end else ""),
         ),
     )
+
+
+def _read_began(record: ComparisonRecord) -> RecordOrigin:
+    """How it was started: the runs of its sides have the command."""
+    run = next((side.run.runs[0] for side in record.sides if side.run and side.run.runs), RunEvent())
+    machine = MachineFacts.from_dict(record.opening.machine) if record.opening.machine else run.machine
+    return RecordOrigin(record.opening.time or run.time, machine, run.command, run.cwd, run.version)
 
 
 def _list_margins(opening: ComparisonOpening) -> tuple[float, ...]:

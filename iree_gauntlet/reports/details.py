@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.figures import byte_size, duration, error_figure, figure, mean_and_spread, one_line, percent, whole
-from iree_gauntlet.toolchains.devices import Device
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from iree_gauntlet.records.step_outcome import Explanation, StepOutcome
+    from iree_gauntlet.journal_events import MachineFacts
+    from iree_gauntlet.records.outcome import Explanation, StepOutcome
     from iree_gauntlet.results import Check, OutputComparison
 
 
@@ -129,7 +127,6 @@ def measured_lines(step: StepOutcome) -> list[str]:
     return lines
 
 
-def device_text(machine: Mapping[str, Any]) -> str:
+def device_text(machine: MachineFacts) -> str:
     """The devices of a run besides the CPU: `llvmpipe (LLVM 15.0.6), llvmpipe Mesa 22.3.6, software: vulkan://GPU-…`."""
-    devices = (Device(**item) for item in machine.get("devices", ()))
-    return "; ".join(f"{device.text}: {device.uri}" if device.text else device.uri for device in devices)
+    return "; ".join(f"{device.text}: {device.uri}" if device.text else device.uri for device in machine.devices)

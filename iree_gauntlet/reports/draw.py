@@ -47,14 +47,10 @@ def drawn_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Ma
             _make_interval(cell, column, place) if isinstance(cell, DrawnInterval) else Markup() for cell in cells
         ]
     most = max((value for cell in cells if isinstance(cell, Bars) for value in cell.values), default=0.0) or 1.0
-    drawn = [
-        _make_bars(cell, most)
-        if isinstance(cell, Bars)
-        else _make_course(cell)
-        if isinstance(cell, Course)
-        else Markup()
-        for cell in cells
-    ]
+    drawn = []
+    for cell in cells:
+        bars = _make_bars(cell, most) if isinstance(cell, Bars) else Markup()
+        drawn.append(_make_course(cell) if isinstance(cell, Course) else bars)
     return Markup(), drawn
 
 

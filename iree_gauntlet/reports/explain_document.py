@@ -31,7 +31,7 @@ from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, dispatch_change, duration
 from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, explain_outcome
-from iree_gauntlet.reports.provenance import provenance, seconds_between
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance, seconds_between
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
         meaning=_MEANINGS.get(outcome.exit_code, ""),
         provenance=provenance(
             str(asked["toolchain"]["compiler"]),
-            asked,
+            RecordOrigin.from_dict(asked),
             ("explain.md", "explain.json"),
             seconds_between(asked["time"], outcome.end["time"] if outcome.end else ""),
         ),

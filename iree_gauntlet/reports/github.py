@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from iree_gauntlet.cases import Origin
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.outcome import StepOutcome
 
 
 # GitHub shows ten errors and ten warnings of a step, and drops the rest.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Block, Cell, Text
-    from iree_gauntlet.records.history_outcome import Point, SeriesKey
+    from iree_gauntlet.records.history_outcome import IndexedRun, Point, SeriesKey
 
 
 _RUNS = (
@@ -126,16 +126,14 @@ def _show_changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
     if not before:
         yield from (Heading("What changed"), *_order_losses_first(outcome))
         return
-    yield from (Heading(f"New since {before}"), *_show_new(outcome, new))
+    yield Heading(f"New since {before}")
+    if new or outcome.problems:
+        yield from _order_losses_first(replace(outcome, findings=new))
+    else:
+        yield Paragraph(("Nothing is new.",))
     old = tuple(item for item in outcome.findings if item not in new)
     if old:
         yield from (Heading("Known before"), *_order_losses_first(replace(outcome, findings=old, problems=())))
-
-
-def _show_new(outcome: HistoryOutcome, found: tuple[Finding, ...]) -> tuple[Block, ...]:
-    if found or outcome.problems:
-        return _order_losses_first(replace(outcome, findings=found))
-    return (Paragraph(("Nothing is new.",)),)
 
 
 def _order_losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
@@ -206,7 +204,12 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
         tuple((item.at, item.kind is not Found.REGRESSION) for item in findings),
         tuple(place for place, point in enumerate(points) if point.disturbed),
     )
-    lines: list[Text] = [(_change_line(item), *_show_commits(item)) for item in findings]
+    lines: list[Text] = []
+    for item in findings:
+        old, new = item.before.commit, item.after.commit
+        named = old != new and {len(old), len(new)} == {_COMMIT_CHARACTERS}
+        link: Text = (" · ", TextLink("commits", f"{BISECT_COMPARE}/{old}...{new}")) if named else ()
+        lines.append((_change_line(item), *link))
     lines.append((f"newest: {points[-1].run}, IREE {points[-1].iree}, {points[-1].time[:10]}",))
     yield Items(tuple(lines))
     commands = [line for item in findings if (line := _bisect(item))]
@@ -231,13 +234,6 @@ def _list_statements(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
         yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" {metric} {case}")
 
 
-def _show_commits(finding: Finding) -> Text:
-    old, new = finding.before.commit, finding.after.commit
-    if old == new or {len(old), len(new)} != {_COMMIT_CHARACTERS}:
-        return ()
-    return (" · ", TextLink("commits", f"{BISECT_COMPARE}/{old}...{new}"))
-
-
 def _bisect(finding: Finding) -> str:
     """The command that would find the release or commit; empty where nobody has to."""
     metric, key = _BISECTED.get(finding.key.figure), finding.key
@@ -248,12 +244,12 @@ def _bisect(finding: Finding) -> str:
     return shlex.join([*words, "--submodel", key.submodel, "--target", key.target])
 
 
-def runs_document(runs: Sequence[dict[str, Any]]) -> Document:
+def runs_document(runs: Sequence[IndexedRun]) -> Document:
     """A list of runs."""
     rows = tuple(
         (
-            *(str(run["time"])[:10], run["run"], run["iree"], run["machine"], run["suite"], run["state"]),
-            *(float(run["cases"]), float(run["figures"])),
+            *(run.time[:10], run.run, run.iree, run.machine, run.suite, run.state),
+            *(float(run.cases), float(run.figures)),
         )
         for run in runs
     )
@@ -287,7 +283,10 @@ def changes_document(outcome: HistoryOutcome) -> Document:
 def _make_row(item: Finding) -> tuple[Cell, ...]:
     good = item.settled or item.kind is Found.IMPROVEMENT
     colour = "passed" if good else "inconclusive" if item.suspected else "failed"
-    change = _change(item.change)
+    share = item.change
+    change = f"{100 * share:+.1f} %" if abs(share) >= _SMALL else f"{100 * share:+.1g} %"
+    if share >= _TIMES:
+        change = "from 0" if math.isinf(share) else f"×{1 + share:.3g}"
     if item.confirmed:
         change += f" ({item.confirmed}{f' ×{item.ratio:.3f}' if item.ratio else ''})"
     figure = item.key.figure
@@ -362,14 +361,6 @@ def _format_sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     if low == high:
         return _BARS[len(_BARS) // 2] * len(values)
     return "".join(_BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for value in values)
-
-
-def _change(share: float) -> str:
-    if math.isinf(share):
-        return "from 0"
-    if share >= _TIMES:
-        return f"×{1 + share:.3g}"
-    return f"{100 * share:+.1f} %" if abs(share) >= _SMALL else f"{100 * share:+.1g} %"
 
 
 def _format_figure_text(value: float, figure: str) -> str:

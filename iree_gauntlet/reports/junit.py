@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import junit_xml
 
@@ -21,10 +21,9 @@ from iree_gauntlet.figures import byte_size, clean, last_lines, one_line
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines, measured_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
 
 
 _SIZE_LIMIT = 1 << 16
@@ -100,7 +99,7 @@ def list_suites(outcome: RunOutcome, label: str = "") -> list[ET.Element]:
                 f"{label}/{chain.id}" if label else chain.id,
                 [_make_case(step, outcome, f"{label}." if label else "") for step in chain.steps],
                 dict(_list_properties(chain, outcome, first=index == 0)),
-                hostname=one_line(str(outcome.machine.get("host") or "")),
+                hostname=one_line(outcome.machine.host),
                 timestamp=one_line(started),
                 file=one_line(next(iter(files), "")),
             )
@@ -124,7 +123,8 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, before: str) -> junit_xml
         case Verdict.INCONCLUSIVE:
             case.add_error_info(f"inconclusive: {message}", _format_detail(step, outcome), "inconclusive")
         case Verdict.ERROR:
-            case.add_error_info(message, _format_detail(step, outcome), _format_error_type(step))
+            ended = one_line(step.signal) or ("unfinished" if step.unfinished else "error")
+            case.add_error_info(message, _format_detail(step, outcome), "timeout" if step.timed_out else ended)
         case Verdict.XFAILED:
             case.add_skipped_info(f"expected failure: {message}", "" if outcome.many else _format_detail(step, outcome))
         case Verdict.SKIPPED:
@@ -132,14 +132,6 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, before: str) -> junit_xml
         case Verdict.PASSED:
             pass
     return case
-
-
-def _format_error_type(step: StepOutcome) -> str:
-    if step.timed_out:
-        return "timeout"
-    if step.signal:
-        return one_line(step.signal)
-    return "unfinished" if step.unfinished else "error"
 
 
 def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
@@ -175,58 +167,55 @@ def _format_system_out(step: StepOutcome, *, lean: bool) -> str:
 def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> list[tuple[str, str]]:
     """Versions, flags, device and what was measured; names are stable, values without a meaning left out."""
     found: list[tuple[str, object]] = []
+    machine, toolchain = outcome.machine, outcome.toolchain
     if first or not outcome.many:
-        found += _describe_toolchain(outcome)
+        found += [
+            ("run", outcome.run),
+            ("run.suite", outcome.suite),
+            ("run.state", outcome.state),
+            ("gauntlet.version", outcome.version),
+            ("compiler.version", toolchain.compiler),
+            ("compiler.commit", toolchain.compiler_commit),
+            ("runtime.version", toolchain.runtime),
+            ("runtime.commit", toolchain.runtime_commit),
+            ("toolchain.identity", toolchain.identity),
+            ("toolchain.source", toolchain.source),
+        ]
     if not outcome.many:
         found += [(name, getattr(chain, name)) for name in ("dialect", "model", "submodel", "target", "sku")]
         found.append(("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))))
     if first or not outcome.many:
-        found += _describe_machine(outcome)
+        found += [
+            ("machine.cpu", machine.cpu),
+            ("machine.cores", machine.cores or None),
+            ("machine.memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
+            ("machine.devices", device_text(machine)),
+            ("machine.os", machine.os),
+            ("machine.python", machine.python),
+        ]
         found += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
     for step in chain.steps:
-        if not outcome.many:
-            found.append((f"{step.name}.flags", " ".join(step.flags)))
-            found += [(f"{step.name}.{key}", _flatten(value)) for key, value in sorted(step.statistics.items())]
-        if step.samples is not None and step.samples.real_time_ms:
-            figures = step.samples.figures.items()
-            found += [(f"{step.name}.{key}", None if value is None else f"{value:.6g}") for key, value in figures]
-        found.append((f"{step.name}.worker", step.worker))
-        found += _describe_explanation(step)
-        for check in step.checks:
-            if check.measured is not None:
-                found.append((f"{step.name}.{check.metric}", f"{check.measured:.10g}"))
-            if check.limit is not None:
-                found.append((f"{step.name}.{check.metric}.limit", f"{check.limit:.10g}"))
+        found += [(f"{step.name}.{name}", value) for name, value in _list_measured(step, many=outcome.many)]
     return [(name, str(value)) for name, value in found if value not in (None, "")]
 
 
-def _describe_explanation(step: StepOutcome) -> list[tuple[str, object]]:
-    if step.explanation is None:
-        return []
-    return [(f"{step.name}.explained", step.explanation.answer), (f"{step.name}.bundle", step.explanation.bundle)]
-
-
-def _describe_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:
-    toolchain = outcome.toolchain
-    return [
-        ("run", outcome.run),
-        ("run.suite", outcome.suite),
-        ("run.state", outcome.state),
-        ("gauntlet.version", outcome.version),
-        ("compiler.version", toolchain.get("compiler")),
-        ("compiler.commit", toolchain.get("compiler_commit")),
-        ("runtime.version", toolchain.get("runtime")),
-        ("runtime.commit", toolchain.get("runtime_commit")),
-        ("toolchain.identity", toolchain.get("identity")),
-        ("toolchain.source", toolchain.get("source")),
-    ]
-
-
-def _describe_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
-    machine = outcome.machine
-    memory = byte_size(machine["memory_bytes"]) if machine.get("memory_bytes") else ""
-    said = {**machine, "memory": memory, "devices": device_text(machine)}
-    return [(f"machine.{name}", said.get(name)) for name in ("cpu", "cores", "memory", "devices", "os", "python")]
+def _list_measured(step: StepOutcome, *, many: bool) -> Iterator[tuple[str, object]]:
+    """What was measured of a step."""
+    if not many:
+        yield "flags", " ".join(step.flags)
+        for name, value in sorted(step.statistics.items()):
+            # One with parts as JSON.
+            yield name, json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+    if step.samples is not None and step.samples.real_time_ms:
+        for name, figure in step.samples.figures.items():
+            yield name, None if figure is None else f"{figure:.6g}"
+    yield "worker", step.worker
+    if step.explanation is not None:
+        yield "explained", step.explanation.answer
+        yield "bundle", step.explanation.bundle
+    for check in step.checks:
+        yield check.metric, None if check.measured is None else f"{check.measured:.10g}"
+        yield f"{check.metric}.limit", None if check.limit is None else f"{check.limit:.10g}"
 
 
 def _bound(text: str, limit: int) -> str:
@@ -235,8 +224,3 @@ def _bound(text: str, limit: int) -> str:
         return text
     kept = re.sub(r"[^\n]*\Z", "", text[:limit]) or text[:limit]
     return f"{kept}\n… cut here: {len(text) - len(kept):,} characters more\n"
-
-
-def _flatten(value: Any) -> Any:
-    """A property's value; one with parts as JSON."""
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value

@@ -49,9 +49,8 @@ from iree_gauntlet.figures import (
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, matrix_outcome
-from iree_gauntlet.records.outcome import version
 from iree_gauntlet.reports.junit import format_junit, list_suites
-from iree_gauntlet.reports.provenance import provenance
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance
 from iree_gauntlet.reports.report_files import Reports, pages
 
 if TYPE_CHECKING:
@@ -191,12 +190,13 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
     irees = tuple(
         (
             *(iree.label, iree.result_text, None if iree.exit_code is None else float(iree.exit_code)),
-            *(version(iree.toolchain, "compiler"), version(iree.toolchain, "runtime")),
+            *(iree.toolchain.compiler_text or None, iree.toolchain.runtime_text or None),
             iree.folder if iree.outcome else None,
         )
         for iree in matrix.irees
     )
     blocks: list[Block] = [Table(_IREE_COLUMNS, irees)] if irees else []
+    began = matrix.opening
     blocks += [*_show_failures(matrix), *_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
     return Document(
         f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
@@ -208,7 +208,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
         (*matrix.remarks, *hints),
         provenance=provenance(
             ", ".join(iree.label for iree in matrix.irees),
-            {**matrix.opening.as_dict(), "machine": matrix.machine},
+            RecordOrigin(began.time, matrix.machine, began.command, began.cwd, began.version),
             ("matrix.md", "matrix.json", "matrix.csv", "junit.xml"),
             matrix.seconds if matrix.state == "complete" else None,
         ),
@@ -429,7 +429,7 @@ def matrix_json(matrix: MatrixOutcome) -> str:
         "exit_meaning": matrix.exit_code.meaning,
         "seconds": matrix.seconds,
         "base": matrix.base,
-        "machine": matrix.machine,
+        "machine": matrix.machine.as_dict(),
         "irees": [
             {
                 "label": iree.label,
@@ -438,7 +438,7 @@ def matrix_json(matrix: MatrixOutcome) -> str:
                 "exit_code": None if iree.exit_code is None else int(iree.exit_code),
                 "problem": iree.problem,
                 "hint": iree.hint,
-                "toolchain": iree.toolchain,
+                "toolchain": iree.toolchain.as_dict(),
                 "counts": iree.outcome and {str(verdict): count for verdict, count in iree.outcome.counts.items()},
             }
             for iree in matrix.irees

@@ -33,7 +33,7 @@ from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import is_live
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 # Where there is no terminal, and for any row.
@@ -64,7 +64,8 @@ def print_document(
         if document.title:
             _write_line(console, f"\n{document.title}", "bold")
         before: Block | None = None if document.title else Heading("")
-        for block in _choose_for_terminal(document.blocks):
+        opened = (inside for block in document.blocks for inside in _open_folded(block))
+        for block in opened:
             # Tables and what has a heading stand apart, a heading not from what it is of.
             if isinstance(before, Table) or (isinstance(block, Heading | Table) and not isinstance(before, Heading)):
                 _write_line(console, "")
@@ -80,12 +81,11 @@ def print_document(
             _write_line(console, document.ending, "bold red" if document.exit_code else "bold green")
 
 
-def _choose_for_terminal(blocks: Iterable[Block]) -> Iterator[Block]:
-    for block in blocks:
-        if isinstance(block, Folded):
-            yield from block.blocks if block.brief else ()
-        elif not isinstance(block, OnPage):
-            yield block.in_text if isinstance(block, Table) else block
+def _open_folded(block: Block) -> tuple[Block, ...]:
+    """What a terminal shows of a block."""
+    if isinstance(block, Folded):
+        return block.blocks if block.brief else ()
+    return () if isinstance(block, OnPage) else (block.in_text if isinstance(block, Table) else block,)
 
 
 @contextmanager
@@ -111,14 +111,7 @@ def _print(console: rich.console.Console, block: Block) -> None:
     for text, style in _list_lines(block):
         _write_line(console, text, style)
     if isinstance(block, Table):
-        cells = _list_cells(block)
-        needed = _list_needed(block.columns, cells)
-        shown = _choose_fitting(block.columns, needed, console.width + _GAP)
-        for part in _list_tables(block, cells, needed, shown, console.width):
-            console.print(part)
-        hidden = [column.heading for index, column in enumerate(block.columns) if index not in shown]
-        if hidden:
-            _write_line(console, f"  no room for {', '.join(hidden)}: widen the terminal", "dim")
+        _print_table(console, block)
     if isinstance(block, Items | Table):
         count = len(block.items if isinstance(block, Items) else block.rows)
         if 0 < block.most < count:
@@ -152,17 +145,23 @@ def _make_plain(text: Text) -> str:
     return one_line("".join(parts), 1000)
 
 
-def _list_tables(
-    table: Table, cells: list[list[str]], needed: list[int], shown: list[int], width: int
-) -> Iterator[rich.table.Table]:
-    """A table for a console of so many columns; several where it has none that may go or can be folded."""
-    rows = _list_rows(table)
-    fits = sum(needed[index] for index in shown) <= width + _GAP
-    foldable = any(table.columns[index].kind is ColumnKind.TEXT for index in shown)
-    for part in [shown] if foldable else _split_parts(shown, needed, width + _GAP):
+def _print_table(console: rich.console.Console, table: Table) -> None:
+    """As one that fits; as several where none of its columns may go or can be folded."""
+    columns, rows, width = table.columns, table.rows[: table.most or None], console.width + _GAP
+    cells = [list(map(_format_cell, columns, row)) for row in rows]
+    # Each column with the gap before the next one; text that is longer is folded.
+    most = [_LEAST_TEXT if column.kind is ColumnKind.TEXT else _PLENTY for column in columns]
+    needed = [
+        _GAP + max(len(column.heading), *(min(len(row[index]), most[index]) for row in cells), 0)
+        for index, column in enumerate(columns)
+    ]
+    shown = _choose_fitting(columns, needed, width)
+    fits = sum(needed[index] for index in shown) <= width
+    foldable = any(columns[index].kind is ColumnKind.TEXT for index in shown)
+    for part in [shown] if foldable else _split_parts(shown, needed, width):
         found = rich.table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for index in part:
-            column = table.columns[index]
+            column = columns[index]
             found.add_column(
                 one_line(column.heading),
                 justify="right" if column.right else "left",
@@ -170,32 +169,18 @@ def _list_tables(
                 no_wrap=fits and column.kind is not ColumnKind.TEXT,
             )
         for row, written in zip(rows, cells, strict=True):
-            words = (table.columns[index].word(row[index]) for index in part)
-            styles = (STYLES.get(word, "") for word in words)
-            found.add_row(*(rich.text.Text(written[index], style) for index, style in zip(part, styles, strict=True)))
-        yield found
-
-
-def _list_rows(table: Table) -> Sequence[tuple[Cell, ...]]:
-    return table.rows[: table.most or None]
-
-
-def _list_cells(table: Table) -> list[list[str]]:
-    return [list(map(_format_cell, table.columns, row)) for row in _list_rows(table)]
+            styles = {index: STYLES.get(columns[index].word(row[index]), "") for index in part}
+            found.add_row(*(rich.text.Text(written[index], style) for index, style in styles.items()))
+        console.print(found)
+    hidden = [column.heading for index, column in enumerate(columns) if index not in shown]
+    if hidden:
+        _write_line(console, f"  no room for {', '.join(hidden)}: widen the terminal", "dim")
 
 
 def _format_cell(column: Column, cell: Cell) -> str:
     """A verdict stands behind its sign."""
     text = column.written(cell)
     return signed(text, column.word(cell)) if column.kind is ColumnKind.VERDICT else text
-
-
-def _list_needed(columns: Sequence[Column], cells: list[list[str]]) -> list[int]:
-    """How wide each column is, with the gap before the next one."""
-    return [
-        _GAP + max(len(column.heading), *(min(len(row[index]), _find_most(column)) for row in cells), 0)
-        for index, column in enumerate(columns)
-    ]
 
 
 def _split_parts(shown: Sequence[int], needed: Sequence[int], width: int) -> Iterator[list[int]]:
@@ -218,10 +203,6 @@ def _choose_fitting(columns: tuple[Column, ...], needed: list[int], width: int) 
             break
         shown.remove(least)
     return shown
-
-
-def _find_most(column: Column) -> int:
-    return _LEAST_TEXT if column.kind is ColumnKind.TEXT else 1000
 
 
 def _write_line(console: rich.console.Console, text: str, style: str = "") -> None:

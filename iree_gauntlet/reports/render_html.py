@@ -54,12 +54,16 @@ def html_page(document: Document) -> str:
     numbers = itertools.count()
     template = _make_environment().get_template("document.html")
     scripts = PageScripts(document.in_files)
+    code, _, meaning = document.ending.partition(": ")
+    ending = Markup()
+    if document.exit_code is not None:
+        ending = _make_badge(ENDINGS.get(document.exit_code, "inconclusive"), meaning) + Markup(" · {}").format(code)
     return (
         template.render(
             document=document,
             scripts=scripts,
             style=Markup(shipped("page.css")),  # noqa: S704 - our own
-            ending=_describe_ending(document),
+            ending=ending,
             inlined=partial(_inline_text, numbers=numbers),
             ink=INK,
             paper=PAPER,
@@ -92,14 +96,6 @@ def _clean(value: Any) -> Any:
     return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _describe_ending(document: Document) -> Markup:
-    """What became of it as a badge, and its exit code; empty where it has not finished."""
-    if document.exit_code is None:
-        return Markup()
-    code, _, meaning = document.ending.partition(": ")
-    return _make_badge(ENDINGS.get(document.exit_code, "inconclusive"), meaning) + Markup(" · {}").format(code)
-
-
 def _make_badge(word: str, text: str) -> Markup:
     """A word that judges: by its sign, its text and its colour."""
     sign = Markup('<span aria-hidden="true">{}</span> ').format(LOOKS[word][1]) if word in LOOKS else Markup()
@@ -114,49 +110,35 @@ def _make_heading(text: str) -> Markup | str:
 
 def _make_table(table: Table) -> Markup:
     """A table; below 40 rem each of its rows becomes a card."""
-    drawn = {
-        place: drawn_column(column, [row[place] for row in table.rows])
-        for place, column in enumerate(table.columns)
-        if column.kind is ColumnKind.DRAWN
-    }
-    columns = list(enumerate(table.columns))
-    names = [place for place, column in columns if column.kind is ColumnKind.NAME]
-    stays = names[0] if names else 0
-    tails = {
-        place: _find_longest_tail(column, [row[place] for row in table.rows])
-        for place, column in columns
-        if column.right
-    }
-    parts = ['<div class="wide" tabindex="0"><table class="cards">\n']
-    if any(column.title for column in table.columns):
-        parts.append("<thead><tr>")
-        for place, column in columns:
-            unit = f" <small>{html.escape(column.unit)}</small>" if column.unit else ""
-            axis = drawn[place][0] if place in drawn else ""
-            parts.append(
-                f'<th scope="col"{_format_classes(column, stays == place)}>{_escape(column.title)}{unit}{axis}</th>'
-            )
-        parts.append("</tr></thead>\n")
-    parts.append("<tbody>\n")
-    heads = [
-        (_format_classes(column, stays == place), f' data-of="{_escape(column.heading)}"') for place, column in columns
-    ]
-    for number, row in enumerate(table.rows):
-        parts.append("<tr>")
-        for place, column in columns:
-            classes, of = heads[place]
-            if place in drawn:
-                content: str = drawn[place][1][number]
-            else:
-                content = _format_cell(column, row[place], tails.get(place, ""))
-            parts.append(f"<td{classes}{of}{_shade(row[place])}>{content}</td>")
-        parts.append("</tr>\n")
-    return Markup("".join([*parts, "</tbody></table></div>"]))  # noqa: S704 - all that is others' was escaped
+    stays = next((place for place, column in enumerate(table.columns) if column.kind is ColumnKind.NAME), 0)
+    heads, bodies = [], []
+    for place, column in enumerate(table.columns):
+        cells = [row[place] for row in table.rows]
+        axis, contents = _fill_column(column, cells)
+        kind = "right" if column.right else column.kind.value
+        classes = f' class="{kind}{" stay" if place == stays else ""}"'
+        unit = f" <small>{html.escape(column.unit)}</small>" if column.unit else ""
+        heads.append(f'<th scope="col"{classes}>{_escape(column.title)}{unit}{axis}</th>')
+        opening = f'<td{classes} data-of="{_escape(column.heading)}"'
+        filled = zip(cells, contents, strict=True)
+        bodies.append([f"{opening}{_shade(cell)}>{content}</td>" for cell, content in filled])
+    titled = any(column.title for column in table.columns)
+    head = f"<thead><tr>{''.join(heads)}</tr></thead>\n" if titled else ""
+    rows = "".join(f"<tr>{''.join(row)}</tr>\n" for row in zip(*bodies, strict=True))
+    # All that is others' was escaped.
+    return Markup(f'<div class="wide" tabindex="0"><table class="cards">\n{head}<tbody>\n{rows}</tbody></table></div>')  # noqa: S704
 
 
-def _format_classes(column: Column, stays: bool) -> str:
-    kind = "right" if column.right else column.kind.value
-    return f' class="{kind}{" stay" if stays else ""}"'
+def _fill_column(column: Column, cells: Sequence[Cell]) -> tuple[str, Sequence[str]]:
+    """What stands at the head of a column besides its title, and the content of its cells."""
+    if column.kind is ColumnKind.DRAWN:
+        return drawn_column(column, cells)
+    tail = ""
+    if column.right:
+        # The longest of what cells have from their points on; none where all are equally long.
+        tails = [_split(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
+        tail = max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
+    return "", [_format_cell(column, cell, tail) for cell in cells]
 
 
 def _shade(cell: Cell) -> str:
@@ -196,13 +178,6 @@ def _split(text: str) -> tuple[str, str]:
     found = _FIGURE.match(text)
     place = found.end() if found and any(map(str.isdigit, found[0])) else len(text)
     return text[:place], text[place:]
-
-
-def _find_longest_tail(column: Column, cells: Sequence[Cell]) -> str:
-    """The longest of what cells of a column have from their points on; empty where all are equally long."""
-    # In the order of the rows: of equally long ones the page has the same each time.
-    tails = [_split(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
-    return max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
 
 
 def _escape(text: str) -> str:

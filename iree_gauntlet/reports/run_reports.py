@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Metric, Statistic, Verdict
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
-from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
+from iree_gauntlet.records.chain_figures import chain_figures
 from iree_gauntlet.records.explain_outcome import with_explanations
 from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
 from iree_gauntlet.records.run_before import changed_since
@@ -37,15 +37,11 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Origin
     from iree_gauntlet.document import Document
-    from iree_gauntlet.records.outcome import ChainOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
-_OF_THE_RUN = (
-    *("run", "suite", "version", "command", "cwd", "started"),
-    *("state", "resumed", "torn", "remarks", "workers", "exit_code"),
-)
+_OF_THE_RUN = (*("run", "suite", "version", "command", "cwd", "started"), *("state", "resumed", "torn", "remarks"))
 _OF_A_CHAIN = ("id", "dialect", "model", "submodel", "target", "sku", "verdict")
 _OF_A_STEP = (
     *("id", "stage", "role", "verdict", "failure", "reason", "behind"),
@@ -128,8 +124,8 @@ def _describe_job_summary(outcome: RunOutcome) -> dict[str, Callable[[], str]]:
     if not summary:
         return {}
     return {
-        "job_summary.md": lambda: job_summary_markdown(summary, outcome.markers) + _describe_explained(outcome),
-        "job_summary.json": lambda: job_summary_json(summary),
+        "job_summary.md": lambda: _write_job_summary(summary, outcome),
+        "job_summary.json": lambda: json.dumps(summary, indent=2, ensure_ascii=False) + "\n",
     }
 
 
@@ -145,53 +141,41 @@ def job_summary(outcome: RunOutcome) -> Summary:
     return found
 
 
-def job_summary_markdown(summary: Summary, markers: str) -> str:
-    """The summary as Markdown."""
-    parts = [f"# Job Summary For Markers: {escape(markers)}\n"]
+def _write_job_summary(summary: Summary, outcome: RunOutcome) -> str:
+    """As Markdown; what was explained stands behind the tables, whose columns are that suite's, a line each."""
+    parts = [f"# Job Summary For Markers: {escape(outcome.markers)}\n"]
     for kind, content in summary.items():
         rows = [[escape(str(cell)) for cell in row] for row in content["rows"]]
         parts.append(f"## {kind.capitalize()} Test Summary\n\n{table(content['headers'], rows)}\n")
-    return "\n".join(parts)
-
-
-def _describe_explained(outcome: RunOutcome) -> str:
-    """What was explained, a line each, behind the tables, whose columns are that suite's."""
-    found = [(step.title, step.explanation) for step in outcome.steps if step.explanation]
     lines = []
-    for title, explanation in found:
-        bundle = f"; bundle: {code(explanation.bundle)}" if explanation.bundle else ""
-        lines.append(f"- {escape(title)}: {escape(explanation_line(explanation))}{bundle}\n")
-    return f"\n## Explanations\n\n{''.join(lines)}" if lines else ""
-
-
-def job_summary_json(summary: Summary) -> str:
-    """The summary as JSON."""
-    return json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
+    for step in outcome.steps:
+        if step.explanation is not None:
+            bundle = f"; bundle: {code(step.explanation.bundle)}" if step.explanation.bundle else ""
+            lines.append(f"- {escape(step.title)}: {escape(explanation_line(step.explanation))}{bundle}\n")
+    explained = f"\n## Explanations\n\n{''.join(lines)}" if lines else ""
+    return "\n".join(parts) + explained
 
 
 def _make_row(kind: str, step: StepOutcome, status: str) -> list[Any]:
     name = f"{step.model}/{step.submodel}.json"
-    if kind == "quality":
-        return [name, status]
     goldens = {golden.metric: golden for golden in step.goldens}
+    figures: list[Any] = []
     if kind == "benchmark":
         golden = goldens.get(Metric.TIME_MS)
         by_mean = golden is not None and golden.statistic == Statistic.MEAN
         measured = None if step.samples is None else step.samples.mean_ms if by_mean else step.samples.min_ms
         limit = [_NOT_KNOWN] * 3
         if golden:
-            limit = [
-                _format_milliseconds(golden.value),
-                str(golden.factor),
-                _format_milliseconds(golden.value * golden.factor),
-            ]
-        return [name, _format_milliseconds(measured), *limit, status]
-    values = {metric: golden.value for metric, golden in goldens.items()}
-    figures = [
-        figure
-        for metric in (Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES)
-        for figure in (_round_whole(values.get(metric)), _round_whole(step.statistics.get(metric)))
-    ]
+            most = golden.value * golden.factor
+            limit = [_format_milliseconds(golden.value), str(golden.factor), _format_milliseconds(most)]
+        figures = [_format_milliseconds(measured), *limit]
+    elif kind == "compstat":
+        for metric, measured in (
+            (Metric.DISPATCH_COUNT, step.known.dispatch_count),
+            (Metric.BINARY_SIZE_BYTES, step.known.binary_size_bytes),
+        ):
+            limit_of = goldens[metric].value if metric in goldens else None
+            figures += [_round_whole(limit_of), _round_whole(measured)]
     return [name, *figures, status]
 
 
@@ -219,48 +203,50 @@ def summary_json(outcome: RunOutcome) -> str:
     document: dict[str, Any] = {
         "schema": 1,
         **_describe_named(outcome, _OF_THE_RUN),
+        "workers": {name: machine.as_dict() for name, machine in outcome.workers.items()},
+        "exit_code": outcome.exit_code,
         "exit_meaning": outcome.exit_code.meaning,
         "seconds": outcome.seconds,
         "tool_seconds": outcome.tool_seconds,
         "counts": outcome.counts,
         "cache": {name: asdict(getattr(outcome, name)) for name in ("compiles", "imports", "downloads")},
-        "targets": [{"name": name, "sku": sku} for name, sku in outcome.targets],
-        "toolchain": outcome.toolchain,
-        "machine": outcome.machine,
+        "targets": [target.as_dict() for target in outcome.targets],
+        "toolchain": outcome.toolchain.as_dict(),
+        "machine": outcome.machine.as_dict(),
     }
+    chains = [_describe_chain(chain) for chain in outcome.chains]
     if not outcome.many:
-        document["chains"] = [_describe_chain(chain) for chain in outcome.chains]
-        return json.dumps(strict_json(document), indent=1, allow_nan=False) + "\n"
+        return json.dumps(strict_json({**document, "chains": chains}), indent=1, allow_nan=False) + "\n"
     head = json.dumps(strict_json(document), indent=1, allow_nan=False).removesuffix("\n}")
-    chains = ",\n".join(f"  {_format_line(_describe_chain(chain))}" for chain in outcome.chains)
-    return f'{head},\n "chains": [\n{chains}\n ]\n}}\n'
-
-
-def _format_line(chain: dict[str, Any]) -> str:
-    try:
-        return _ENCODER.encode(chain)
-    except ValueError:
-        # NaN or an infinity, which few have.
-        return _ENCODER.encode(strict_json(chain))
+    lines = []
+    for chain in chains:
+        try:
+            lines.append(f"  {_ENCODER.encode(chain)}")
+        except ValueError:
+            # NaN or an infinity, which few have.
+            lines.append(f"  {_ENCODER.encode(strict_json(chain))}")
+    listed = ",\n".join(lines)
+    return f'{head},\n "chains": [\n{listed}\n ]\n}}\n'
 
 
 def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
     figures = chain_figures(chain)
-    worst = figures.worst_output
-    return {
+    worst, samples = figures.worst_output, figures.samples
+    time: dict[str, Any] | None = None
+    if samples is not None and samples.real_time_ms:
+        named = {name.removesuffix("_ms"): value for name, value in samples.figures.items()}
+        time = {**named, "repetitions": len(samples.real_time_ms), **_describe_limit(figures.time)}
+    document = {
         **_describe_named(chain, _OF_A_CHAIN),
         "compile": {"seconds": figures.compile_seconds, "cached": figures.compile_cached},
         "quality": None if worst is None else _describe_output(worst),
-        "time_ms": _time(figures),
+        "time_ms": time,
         "dispatch_count": _describe_figure(figures.dispatch_count, figures.dispatches),
         "binary_size_bytes": _describe_figure(figures.binary_size_bytes, figures.size),
-        **(
-            {}
-            if figures.instructions is None
-            else {"instructions": _describe_figure(figures.instructions, figures.work)}
-        ),
-        "steps": [_describe_step(step) for step in chain.steps],
     }
+    if figures.instructions is not None:
+        document["instructions"] = _describe_figure(figures.instructions, figures.work)
+    return {**document, "steps": [_describe_step(step) for step in chain.steps]}
 
 
 def _describe_step(step: StepOutcome) -> dict[str, Any]:
@@ -280,20 +266,6 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         "log": step.log,
         "origin": _describe_fields(step.origin),
         **({"worker": step.worker} if step.worker else {}),
-    }
-
-
-def _time(figures: ChainFigures) -> dict[str, Any] | None:
-    samples, check = figures.samples, figures.time
-    if samples is None or not samples.real_time_ms:
-        return None
-    return {
-        "mean": samples.mean_ms,
-        "stdev": samples.stdev_ms,
-        "min": samples.min_ms,
-        "max": max(samples.real_time_ms),
-        "repetitions": len(samples.real_time_ms),
-        **_describe_limit(check),
     }
 
 

@@ -38,17 +38,17 @@ from iree_gauntlet.document import (
 from iree_gauntlet.figures import byte_size, counted, duration, last_lines, listed
 from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
-from iree_gauntlet.records.outcome import RunOutcome, cache_line, headline, verdict_texts, version
+from iree_gauntlet.records.outcome import RunOutcome, cache_line, headline, verdict_texts
 from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines
-from iree_gauntlet.reports.provenance import ORIGIN, provenance
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance
 from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.records.chain_figures import ChainFigures
+    from iree_gauntlet.records.outcome import StepOutcome
     from iree_gauntlet.records.run_before import RunBefore
-    from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import Check
 
 
@@ -157,8 +157,8 @@ def run_document(
         outcome.exit_code,
         outcome.remarks,
         provenance=provenance(
-            str(outcome.toolchain.get("compiler") or ""),
-            {"time": outcome.started, **{name: getattr(outcome, name) for name in ORIGIN}},
+            outcome.toolchain.compiler,
+            RecordOrigin(outcome.started, outcome.machine, outcome.command, outcome.cwd, outcome.version),
             files,
             outcome.seconds if outcome.state == "complete" else None,
         ),
@@ -236,9 +236,13 @@ def _list_bad_steps(outcome: RunOutcome) -> tuple[StepOutcome, ...]:
 
 
 def _breaks_golden(step: StepOutcome) -> bool:
-    """Whether a figure exceeds what a spec allows, not only what an earlier run measured."""
-    # Of a baseline, the note names a run, and no field.
-    return any(check.passed is False and ": " in check.note for check in step.checks)
+    """Whether a figure exceeds what a spec allows, not only what an earlier run measured, which is in no field."""
+    broken = [check for check in step.checks if check.passed is False]
+    if not step.goldens:
+        # Journals of earlier versions have none: there the note names a field.
+        return any(": " in check.note for check in broken)
+    written = {(golden.metric, golden.value, golden.factor) for golden in step.goldens if golden.origin.field}
+    return any((check.metric, check.golden, check.factor) in written for check in broken)
 
 
 def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
@@ -252,7 +256,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     timed = [step for step in outcome.steps if step.samples is not None]
     unjudged = not judged["time_ms"] and any(check.metric == "time_ms" for _, check in checks)
     unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
-    disturbed = sum(bool(step.statistics.get("disturbed")) for step in timed)
+    disturbed = sum(bool(step.known.disturbed) for step in timed)
     yield (
         f"{counted(len(outcome.chains), 'case')}: {verdicts}; "
         f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
@@ -284,8 +288,11 @@ def _show_unchecked(outcome: RunOutcome) -> Iterator[Block]:
 
 def _show_details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
     steps, many = outcome.steps, outcome.many
-    if not many:
-        yield from _show_times(outcome)
+    timed = [(chain.id, own) for chain in outcome.chains if not many and (own := chain_figures(chain)).samples]
+    if timed:
+        rows = ((name, own.time_cell, own.least_time_cell, own.golden_time_cell) for name, own in timed)
+        yield Heading("Times")
+        yield Table(_TIME_COLUMNS, tuple(rows))
     yield from _show_speeds(steps)
     yield from _show_failures("What else went wrong", _list_bad_steps(outcome)[_SHOWN_FAILURES:_MOST_FAILURES], folder)
     expected = [step for step in steps if step.verdict is Verdict.XFAILED]
@@ -320,22 +327,14 @@ def _show_figures(outcome: RunOutcome) -> Iterator[Block]:
         yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
         return
     shown = [(chain, chain_figures(chain)) for chain in chains[: _MOST_ROWS if outcome.many else None]]
-    columns = _COLUMNS
-    rows: list[tuple[Cell, ...]] = [
-        (
-            *(own.verdict, chain.id, own.compile_cell, _make_held_cell(own.time_cell, own.time)),
-            *(
-                _make_held_cell(own.dispatches_cell, own.dispatches),
-                _make_held_cell(own.size_cell, own.size),
-                _make_quality(own),
-            ),
-        )
-        for chain, own in shown
-    ]
-    if any(own.instructions is not None for _, own in shown):
-        columns = (*columns[:4], _INSTRUCTIONS, *columns[4:])
-        counts = (_make_held_cell(own.instructions_cell, own.work) for _, own in shown)
-        rows = [(*row[:4], count, *row[4:]) for row, count in zip(rows, counts, strict=True)]
+    counted_too = any(own.instructions is not None for _, own in shown)
+    columns = (*_COLUMNS[:4], _INSTRUCTIONS, *_COLUMNS[4:]) if counted_too else _COLUMNS
+    rows: list[tuple[Cell, ...]] = []
+    for chain, own in shown:
+        sizes = (_make_held_cell(own.dispatches_cell, own.dispatches), _make_held_cell(own.size_cell, own.size))
+        work = (_make_held_cell(own.instructions_cell, own.work),) if counted_too else ()
+        time = _make_held_cell(own.time_cell, own.time)
+        rows.append((own.verdict, chain.id, own.compile_cell, time, *work, *sizes, _make_quality(own)))
     yield Heading("Figures")
     yield Table(columns, tuple(rows), _SHOWN_ROWS)
     if counters := {cell.counted_by for chain, _ in shown if (cell := matrix_cell(chain)).counted_by}:
@@ -363,24 +362,16 @@ def _make_quality(figures: ChainFigures) -> Cell:
     )
 
 
-def _show_times(outcome: RunOutcome) -> Iterator[Block]:
-    found = ((chain.id, chain_figures(chain)) for chain in outcome.chains)
-    rows = tuple((name, own.time_cell, own.least_time_cell, own.golden_time_cell) for name, own in found if own.samples)
-    if rows:
-        yield Heading("Times")
-        yield Table(_TIME_COLUMNS, rows)
-
-
 def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
     """Of benchmarks that push inputs again and again from the host."""
     rows = []
     for step in steps:
-        found = step.statistics
-        if {"samples_per_sec", "total_samples", "total_s", "latency_ms"} <= found.keys():
-            tokens = f"{float(found['tokens_per_sec']):.1f}" if "tokens_per_sec" in found else None
-            latencies = (float(found["latency_ms"][name]) for name in ("p50", "p90", "p99"))
-            speed, total = f"{float(found['samples_per_sec']):.2f}", float(found["total_samples"])
-            rows.append((step.chain, speed, total, float(found["total_s"]), *latencies, tokens))
+        found = step.known
+        if found.samples_per_sec is not None and found.latency_ms is not None:
+            latency = found.latency_ms
+            tokens = None if found.tokens_per_sec is None else f"{found.tokens_per_sec:.1f}"
+            speed = (f"{found.samples_per_sec:.2f}", found.total_samples, found.total_s)
+            rows.append((step.chain, *speed, latency.p50, latency.p90, latency.p99, tokens))
     if rows:
         yield Heading("Speed")
         yield Table(_SPEED_COLUMNS, tuple(rows))
@@ -418,15 +409,12 @@ def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None
         if step.ran:
             yield Paragraph(("Reproduce:",))
             yield Code(step.command, "sh")
-        log: Text = ("full log ", _name_file(step.log, folder)) if step.log else ()
+        # A page that lies beside it leads to it.
+        file = Name(str(folder / step.log)) if folder else Name(step.log, step.log)
+        log: Text = ("full log ", file) if step.log else ()
         written: Text = ("spec ", Name(str(step.origin))) if step.origin.file else ()
         if log or written:
             yield Paragraph((*log, *([" · "] if log and written else []), *written))
-
-
-def _name_file(path: str, folder: Path | None) -> Name:
-    """A file of the run, which a page that lies beside it leads to."""
-    return Name(str(folder / path)) if folder else Name(path, path)
 
 
 def _show_said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
@@ -453,21 +441,20 @@ def _show_said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[
 
 def _list_facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
     toolchain, machine = outcome.toolchain, outcome.machine
-    memory = machine.get("memory_bytes")
     targets = dict.fromkeys(f"{chain.target} ({chain.sku})" if chain.sku else chain.target for chain in outcome.chains)
     return (
-        ("compiler", version(toolchain, "compiler") or "unknown"),
-        ("runtime", version(toolchain, "runtime") or "unknown"),
-        ("toolchain", toolchain.get("source")),
+        ("compiler", toolchain.compiler_text or "unknown"),
+        ("runtime", toolchain.runtime_text or "unknown"),
+        ("toolchain", toolchain.source),
         ("gauntlet", outcome.version),
         ("targets", ", ".join(targets)),
-        ("host", machine.get("host")),
-        ("CPU", machine.get("cpu")),
-        ("cores", machine.get("cores")),
-        ("memory", byte_size(memory) if memory else ""),
+        ("host", machine.host),
+        ("CPU", machine.cpu),
+        ("cores", machine.cores),
+        ("memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
         ("devices", device_text(machine)),
-        ("system", machine.get("os")),
-        ("Python", machine.get("python")),
+        ("system", machine.os),
+        ("Python", machine.python),
         ("command", outcome.command),
         ("started", outcome.started),
     )

@@ -28,7 +28,7 @@ from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.cmake_build import find_build_tools
-from iree_gauntlet.toolchains.devices import Device, compile_backends, describe_devices, devices, drivers, find_device
+from iree_gauntlet.toolchains.devices import compile_backends, describe_devices, devices, drivers, find_device
 from iree_gauntlet.toolchains.find import chosen, find_toolchain
 from iree_gauntlet.toolchains.host import ask_host_cpu, read_host_cpu
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.journal_events import Device
     from iree_gauntlet.requests import ToolchainRequest
 
 

@@ -156,8 +156,8 @@ def _run(
     """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
     plan = Plan((chain.export(),), devices=chain.gpus)
     event = run_event(plan, run_dir, machine, DIALECT, [chain.target], typed_command())
-    event |= {"bench": chain.options.as_args()}
-    with model_session(run_dir, progress, event) as context:
+    event = replace(event, bench=chain.options.as_args())
+    with model_session(run_dir, progress, event, plan.steps) as context:
         session = BenchSession(
             chain=chain, session=context, workbench=machine, devices=devices, contraction_type=contraction_type
         )

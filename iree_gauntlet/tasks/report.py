@@ -73,7 +73,7 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
         reports.append_to_step_summary(os.environ)
     if (folder / JOURNAL).is_file():
         record = read_journal(folder / JOURNAL)
-        if record.runs and "micro" in record.runs[-1]:
+        if record.run.micro is not None:
             write_micro_reports(record, folder, sys.stdout)
     return reports.exit_code
 
@@ -108,19 +108,21 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     if (into / JOURNAL).exists():
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
-    whole = merged(records, into.resolve().name, shlex.join(typed_command()), str(Path.cwd()), lenient=lenient)
+    opening, events = merged(
+        records, into.resolve().name, shlex.join(typed_command()), str(Path.cwd()), lenient=lenient
+    )
     try:
         into.mkdir(parents=True, exist_ok=True)
         for record in records:
             _take_logs(record, into)
-        lines = (json.dumps(event, separators=(",", ":")) + "\n" for event in whole.events)
+        lines = (json.dumps(event, separators=(",", ":")) + "\n" for event in events)
         # Last, so that what is there as a run is a whole one.
         write_atomic(into / JOURNAL, "".join(lines))
     except OSError as error:
         raise GauntletError(
             f"--merge {into}: cannot be written: {error.strerror}", "Make room there, or give another folder."
         ) from error
-    for remark in whole.remarks:
+    for remark in opening.remarks:
         messages.note(remark)
     messages.news(f"merged into {shown(into.resolve())}")
 

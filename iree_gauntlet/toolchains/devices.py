@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.journal_events import Device
 from iree_gauntlet.system.short_process import ask
 
 if TYPE_CHECKING:
@@ -54,28 +55,6 @@ class Availability:
     ok: bool
     reason: str
     hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device, as a runtime sees it.
-
-    Attributes:
-        uri: its own name to IREE: `vulkan://GPU-6d65…`, `local-task://`.
-        name: of the product; empty where the runtime does not say.
-        driver: the driver and its version; empty where the runtime does not say.
-    """
-
-    uri: str
-    name: str = ""
-    driver: str = ""
-    software: bool = False
-
-    @property
-    def text(self) -> str:
-        """One line for people."""
-        parts = (self.name, self.driver, "software" if self.software else "")
-        return ", ".join(filter(None, parts))
 
 
 @functools.cache

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.journal_events import ToolchainFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,16 +95,21 @@ class Toolchain:
             BENCHMARK_MODULE: self.runtime.benchmark_module,
         }[name]
 
-    def as_dict(self) -> dict[str, str]:
+    @property
+    def facts(self) -> ToolchainFacts:
         """The journal's `toolchain` record."""
-        return {
-            "compiler": self.compiler.version,
-            "compiler_commit": self.compiler.commit,
-            "runtime": self.runtime.version,
-            "runtime_commit": self.runtime.commit,
-            "identity": self.compiler.identity,
-            "source": self.source,
-        }
+        return ToolchainFacts(
+            compiler=self.compiler.version,
+            compiler_commit=self.compiler.commit,
+            runtime=self.runtime.version,
+            runtime_commit=self.runtime.commit,
+            identity=self.compiler.identity,
+            source=self.source,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same, for other records."""
+        return self.facts.as_dict()
 
 
 def compute_identity(ingredients: Iterable[tuple[str, str]]) -> str:

@@ -64,15 +64,14 @@ def make_perf_entry(
         build: as it was exported; None where it was not.
         notes: what the user is to know of the options.
     """
-    run = record.runs[-1]
-    machine, toolchain = run["machine"], chain.toolchain
+    run, toolchain = record.run, chain.toolchain
     source = (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH]
     about = {
         "args": chain.options.as_args(),
         "arch": chain.target.name,
-        "machine_name": str(machine["host"]),
+        "machine_name": run.machine.host,
         "hash": source,
-        "date": run["time"],
+        "date": run.time,
     }
     benchmark = _find_result(record, chain, Stage.BENCHMARK)
     more = _collect_more(record, chain, build, notes)
@@ -154,10 +153,10 @@ def _find_result(record: JournalRecord, chain: Chain, stage: Stage, role: str = 
 
 def _find_problem(record: JournalRecord) -> str:
     """The first step that came out badly; those behind it were skipped."""
-    for step in record.steps:
-        result = record.results.get(step["id"])
+    for step in record.planned:
+        result = record.results.get(step.id)
         if result is not None and result.verdict.is_bad:
-            return f"{str(step['id']).removeprefix(step['chain'] + ':')} {result.verdict}: {result.reason}"
+            return f"{step.name} {result.verdict}: {result.reason}"
     return ""
 
 
@@ -170,7 +169,7 @@ def _collect_more(
     beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
     own = [result for name, result in record.results.items() if name not in beside]
     found: dict[str, Any] = {
-        "run": str(record.runs[-1]["run"]),
+        "run": record.run.run,
         "device": chain.device,
         "iree": toolchain.as_dict(),
         "dataformat": form.label,

@@ -26,7 +26,7 @@ from iree_gauntlet.workers import iree_side
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.measuring.machine.machine_state import MachineFacts
+    from iree_gauntlet.journal_events import MachineFacts
 
 
 Bound: TypeAlias = Literal["compute", "memory"]

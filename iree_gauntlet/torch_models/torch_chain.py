@@ -35,7 +35,7 @@ from iree_gauntlet.workers import iree_side
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.toolchains.devices import Device
+    from iree_gauntlet.journal_events import Device
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models import build_folder

@@ -18,10 +18,11 @@ from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configura
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.extract import extract, iree_version
-from iree_gauntlet.history.imports import imported
+from iree_gauntlet.history.imports import ImportFacts, imported
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import HistoryStore, history_of, open_history
+from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import read_comparison
@@ -104,8 +105,8 @@ def add_imported(asked: ImportRequest) -> ExitCode:
     """Add what other tools have kept."""
     if not asked.files:
         raise UsageError("history.import: no file is named", "Name files: gauntlet history.import data.js.")
-    given = {"date": asked.date, "commit": asked.commit, "machine": asked.machine, "sku": asked.sku}
-    return _keep_runs(_store_of(asked), [run for file in asked.files for run in imported(Path(file), **given)])
+    given = ImportFacts(asked.date, asked.commit, asked.machine, asked.sku)
+    return _keep_runs(_store_of(asked), [run for file in asked.files for run in imported(Path(file), given)])
 
 
 def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
@@ -123,7 +124,7 @@ def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
     runs = index.runs()
     code = unread(index.problems())
     if as_json:
-        sys.stdout.write(json.dumps(runs, indent=2) + "\n")
+        sys.stdout.write(json.dumps(list(map(asdict, runs)), indent=2) + "\n")
     else:
         print_document(runs_document(runs), sys.stdout, environ=os.environ)
     return code
@@ -179,9 +180,9 @@ def prune(asked: PruneRequest) -> ExitCode:
     store = _store_of(asked)
     index = HistoryIndex(store)
     index.update()
-    old = [run for run in index.runs() if datetime.fromisoformat(str(run["time"])).astimezone(UTC).date() < day]
+    old = [run for run in index.runs() if datetime.fromisoformat(run.time).astimezone(UTC).date() < day]
     if asked.delete:
-        store.remove([str(run["file"]) for run in old])
+        store.remove([run.file for run in old])
     else:
         print_document(runs_document(old), sys.stdout, environ=os.environ)
     done = "removed" if asked.delete else "would be removed; --delete does it"
@@ -275,8 +276,8 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
         run=folder.name,
         time=now.isoformat(),
         cases=(),
-        iree=iree_version(record.sides[1].toolchain),
-        machine=HistoryMachine.from_dict(elsewhere.machine if elsewhere else asdict(read_machine_facts())),
+        iree=iree_version(ToolchainFacts.from_dict(record.sides[1].toolchain)),
+        machine=HistoryMachine.of(MachineFacts.from_dict(elsewhere.machine) if elsewhere else read_machine_facts()),
         state="confirmation",
         more={"confirms": confirms},
     )
@@ -346,7 +347,7 @@ def _judge_history(asked: AskRequest) -> HistoryOutcome:
     findings = with_confirmations(findings, index.confirmations())
     return HistoryOutcome(
         _store_of(asked).place,
-        sum(run["state"] != "confirmation" for run in index.runs()),
+        sum(run.state != "confirmation" for run in index.runs()),
         series,
         findings,
         index.problems(),

@@ -123,9 +123,13 @@ def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in paths[:last]:
         try:
-            yield read_journal(path)
+            record = read_journal(path)
+            # Its steps may be of another version.
+            _ = record.planned
         except GauntletError as error:
             messages.warn(f"passed over: {error.what}")
+        else:
+            yield record
 
 
 def _record(standing: Standing) -> dict[str, Any]:

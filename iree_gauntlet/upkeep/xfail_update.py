@@ -27,7 +27,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
-from iree_gauntlet.records.earlier_runs import Asked, asked_for, newest_run, run_named
+from iree_gauntlet.records.earlier_runs import asked_for, newest_run, run_named
 from iree_gauntlet.records.outcome import outcome_of, state_of
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.load import ExpectedFailure
     from iree_gauntlet.dialects.op_suites import SuiteConfig
-    from iree_gauntlet.records.outcome import RunOutcome
-    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.journal_events import Asked
+    from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
     from iree_gauntlet.results import Result
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 
@@ -117,7 +117,7 @@ class _ReadRun:
     @property
     def release(self) -> str:
         """Of the IREE that it was run with."""
-        return release_of(str(self.outcome.toolchain.get("compiler", "")))
+        return release_of(self.outcome.toolchain.compiler)
 
     @property
     def is_of_operators(self) -> bool:
@@ -128,7 +128,7 @@ class _ReadRun:
 def _read_run(folder: Path) -> _ReadRun:
     record = read_journal(folder / JOURNAL)
     outcome = outcome_of(record)
-    order = {step["id"]: place for place, step in enumerate(record.steps)}
+    order = {step.id: place for place, step in enumerate(record.planned)}
     steps = sorted(outcome.steps, key=lambda step: order[step.id])
     return _ReadRun(folder, record, tuple(steps), outcome)
 
@@ -349,7 +349,7 @@ def _run_again(run: _ReadRun, chains: Collection[str], request: RunRequest, *, f
     again = _read_run(folder)
     if code is ExitCode.INTERRUPTED or state_of(again.record) != "complete":
         raise KeyboardInterrupt
-    if run.outcome.toolchain.get("identity", "") != again.outcome.toolchain.get("identity", ""):
+    if run.outcome.toolchain.identity != again.outcome.toolchain.identity:
         raise UsageError(
             f"{shown(run.folder)} was run with another IREE than the one that is here now",
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
@@ -409,7 +409,7 @@ def _collect_found(run: _ReadRun) -> dict[str, CaseResult]:
     for step in run.steps:
         if step.dialect == DIALECT and step.model != BATCH_MODEL:
             chains.setdefault(step.chain, []).append(step)
-    expected = {step["id"] for step in run.record.steps if step.get("expect_failure")}
+    expected = {step.id for step in run.record.planned if step.expect_failure}
     return {chain: _judge_case(steps, run.record.results, expected) for chain, steps in chains.items()}
 
 

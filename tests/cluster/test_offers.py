@@ -11,8 +11,8 @@ import pytest
 from iree_gauntlet.cluster import offers
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer, measured, parse_device
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.journal_events import Device
 from iree_gauntlet.toolchains import environments
-from iree_gauntlet.toolchains.devices import Device
 from iree_gauntlet.toolchains.environments import seal
 from iree_gauntlet.toolchains.host import read_host_cpu
 from iree_gauntlet.toolchains.installed import find_installed

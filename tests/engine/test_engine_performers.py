@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +19,7 @@ from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
 from iree_gauntlet.engine.workbench import Workbench
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.journal_events import RunEvent
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
@@ -42,13 +43,14 @@ class Kept(Progress):
     """Keeps what it receives."""
 
     def __init__(self) -> None:
-        self.started: list[dict[str, Any]] = []
-        self.finished: list[tuple[dict[str, Any], Result]] = []
+        self.started: list[Step] = []
+        self.finished: list[tuple[Step, Result]] = []
 
-    def step_started(self, step: dict[str, Any]) -> None:
+    def step_started(self, step: Step, worker: str = "") -> None:
+        del worker
         self.started.append(step)
 
-    def step_finished(self, step: dict[str, Any], result: Result) -> None:
+    def step_finished(self, step: Step, result: Result) -> None:
         self.finished.append((step, result))
 
     def waiting(self, text: str) -> None:
@@ -71,7 +73,7 @@ def performed(
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
         session_in(tmp_path, journal, kept) as session,
     ):
-        journal.run({"steps": steps})
+        journal.run(RunEvent(), steps)
         engine = Engine(session, bench, options, performers, memory)
         code = engine.run(steps, {})
         locks = session.locks
@@ -91,7 +93,7 @@ def test_a_performer_executes_the_steps_of_its_stage_and_the_engine_others(tmp_p
     assert record.results[fetch.id].cache == CacheUse(True, reason="all files present")
     assert record.results[STEP.id].notes == ("served",)
     assert record.results[STEP.id].seconds > 0
-    assert {"id": STEP.id, "chain": STEP.chain, "stage": "threshold"} in kept.started
+    assert STEP in kept.started
     assert {result.verdict for _, result in kept.finished} == {"passed"}
     assert not (tmp_path / "steps").exists()
 
@@ -190,7 +192,7 @@ def test_chains_whose_modules_are_in_the_cache_fill_the_time_of_compiles(tmp_pat
         {Stage.COMPILE: lambda _: Result(Verdict.PASSED), Stage.THRESHOLD: lambda _: Result(Verdict.PASSED)},
         jobs=1,
     )
-    order = [step["id"] for step in kept.started]
+    order = [step.id for step in kept.started]
     assert order == ["new:compile", "new:threshold", "kept:compile", "kept:threshold"]
 
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import xml.etree.ElementTree as ET
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.toolchains.devices import Device
+    from iree_gauntlet.journal_events import Device
 
 pytestmark = pytest.mark.iree
 
@@ -368,7 +368,7 @@ def test_a_sweep_takes_a_gpu_block_by_block(tmp_path: Path, vulkan: Device, monk
     (step,) = [step for step in micro.journal.steps if step["id"].endswith(":benchmark")]
     assert step["resources"]["device"] == gpu.uri
     assert step["resources"]["software"] is False
-    assert micro.journal.runs[-1]["machine"]["devices"] == [asdict(gpu)]
+    assert micro.journal.run.machine.devices == (gpu,)
 
 
 @pytest.mark.parametrize(

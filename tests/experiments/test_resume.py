@@ -90,7 +90,7 @@ def test_ended_while_a_tool_works(onnx_project: Project, stage: str, number: sig
     else:
         assert code == 130
         assert before.end is not None
-        assert before.end["interrupted"]
+        assert before.end.interrupted
         assert (project.newest / "junit.xml").is_file()
         assert json.loads((project.newest / "summary.json").read_text())["exit_code"] == 130
     (project.folder / "calls.txt").unlink()

@@ -413,4 +413,4 @@ def test_locks_of_ones_own_are_used_alone_and_named_in_all_reports(
     assert remark in done.out
     reports = {name: (project.newest / name).read_text() for name in ("summary.md", "summary.json", "junit.xml")}
     assert [name for name, text in reports.items() if remark not in text] == []
-    assert project.journal.runs[-1]["lock_folder"] == str(own)
+    assert project.journal.run.lock_folder == str(own)

@@ -102,8 +102,8 @@ def test_the_shares_of_a_plan_are_the_plan(plan: Plan) -> None:
     together = [part for part, _ in parts if any(step.model == "m" for step in part.steps)]
     assert len(together) == 1
     cuts = [shard for _, shard in parts if shard]
-    assert [(shard["index"], shard["count"], shard["chains"]) for shard in cuts] == [(i, 4, 33) for i in (1, 2, 3, 4)]
-    assert len({shard["cut"] for shard in cuts}) == 1
+    assert [(shard.index, shard.count, shard.chains) for shard in cuts] == [(i, 4, 33) for i in (1, 2, 3, 4)]
+    assert len({shard.cut for shard in cuts}) == 1
     assert only_shard(plan, ShardRequest()) == (plan, None)
 
 
@@ -153,7 +153,7 @@ def test_mistakes(
     empty = 3 - shard_of(["m/s@cpu"], {}, 2)["m/s@cpu"]
     rest, said = only_shard(lonely, ShardRequest(shard=f"{empty}/2"))
     assert said is not None
-    assert (rest.steps, said["index"], said["chains"]) == ((), empty, 1)
+    assert (rest.steps, said.index, said.chains) == ((), empty, 1)
     assert f"--shard {empty}/2: none of the 1 chain belongs to it" in capsys.readouterr().err
 
 

@@ -67,9 +67,9 @@ def test_from_a_checkout_to_a_verdict_and_again_after_a_change(project: Project,
     first = project.gauntlet("run", "--iree", iree)
     assert first.code == 0, first.text
     assert f"{iree}: configuring with CMake" in first.err
-    toolchain = project.journal.runs[-1]["toolchain"]
-    assert toolchain["compiler_commit"] == source.commits["first"]
-    assert toolchain["source"] == f"source: {source.commits['first'][:12]} of {source.folder}"
+    toolchain = project.journal.run.toolchain
+    assert toolchain.compiler_commit == source.commits["first"]
+    assert toolchain.source == f"source: {source.commits['first'][:12]} of {source.folder}"
     again = project.gauntlet("run", "--iree", iree)
     assert "configuring" not in again.err
     assert "compiles: 1 from cache, 0 made" in again.out
@@ -77,7 +77,7 @@ def test_from_a_checkout_to_a_verdict_and_again_after_a_change(project: Project,
     changed = project.gauntlet("run", "--iree", iree)
     assert changed.code == 0, changed.text
     assert "compiles: 0 from cache, 1 made" in changed.out
-    assert project.journal.runs[-1]["toolchain"]["source"].endswith(", modified")
+    assert project.journal.run.toolchain.source.endswith(", modified")
     assert "modified" in (project.newest / "summary.md").read_text()
     broken = source.folder / "compiler" / "planted.h"
     broken.write_text(broken.read_text() + "int wrong = ;\n")
@@ -152,9 +152,9 @@ def test_a_compiler_from_elsewhere_needs_a_runtime_alone(project: Project, sourc
     done = project.gauntlet("run", "--iree-runtime", f"source:{source.folder}@main", "--stages", "threshold")
     assert done.code == 0, done.text
     assert "compiler.c" not in compiled(cc)
-    toolchain = project.journal.runs[-1]["toolchain"]
-    assert toolchain["runtime_commit"] == source.commits["first"]
-    assert toolchain["source"].startswith("compiler installed: ")
+    toolchain = project.journal.run.toolchain
+    assert toolchain.runtime_commit == source.commits["first"]
+    assert toolchain.source.startswith("compiler installed: ")
 
 
 def test_two_commits_are_compared_in_a_matrix(project: Project, source: IreeSource) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.toolchains.devices import Device
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.op_trees import COMPILE_FLAGS, config
 from tests.support.processes import running, wait_until
@@ -21,6 +20,7 @@ from tests.support.toy_project import INPUT
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from iree_gauntlet.journal_events import Device
     from tests.support.toy_project import Project
 
 pytestmark = [pytest.mark.iree, pytest.mark.vulkan, pytest.mark.usefixtures("vulkan")]
@@ -68,8 +68,7 @@ def test_one_spec_runs_on_the_cpu_and_on_vulkan(both: Project, vulkan: Device) -
     assert {step["chain"] for step in record.steps} == {"toy/abs@cpu", "toy/abs@vulkan"}
     assert steps["toy/abs@vulkan:threshold"]["resources"]["device"] == vulkan.uri
     assert steps["toy/abs@vulkan:threshold"]["resources"]["software"] == vulkan.software
-    (device,) = record.runs[-1]["machine"]["devices"]
-    assert Device(**device) == vulkan
+    assert record.run.machine.devices == (vulkan,)
     assert vulkan.uri in (both.newest / "summary.md").read_text()
     assert vulkan.name in (both.newest / "junit.xml").read_text()
     # What is fetched is fetched once for both.

@@ -78,4 +78,4 @@ def test_one_that_was_done_here_is_one_run(tmp_path: Path) -> None:
     builder.result(step, **compile_result())
     builder.end()
     (part,) = extract(outcome_of(read_journal(builder.write(tmp_path) / "journal.jsonl")))
-    assert part.machine.cores == outcome_of(read_journal(tmp_path / "journal.jsonl")).machine["cores"]
+    assert part.machine.cores == outcome_of(read_journal(tmp_path / "journal.jsonl")).machine.cores

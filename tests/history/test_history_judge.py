@@ -14,7 +14,15 @@ from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import open_history
-from iree_gauntlet.records.history_outcome import Finding, FindingKind, HistoryOutcome, Point, Series, SeriesKey
+from iree_gauntlet.records.history_outcome import (
+    ConfirmedFigure,
+    Finding,
+    FindingKind,
+    HistoryOutcome,
+    Point,
+    Series,
+    SeriesKey,
+)
 from iree_gauntlet.records.history_run import HistoryMachine, IreeVersion, history_file
 from iree_gauntlet.reports.history_page import changes_document
 from iree_gauntlet.settings import Configuration
@@ -275,9 +283,8 @@ def test_marks_accept_move_and_leave_out() -> None:
 )
 def test_a_loss_that_is_none_when_both_are_measured_in_turns_is_refuted(verdict: str, open_ones: int) -> None:
     item = series(stepped(0.05))
-    said = {"case": "toy/abs@cpu", "figure": "time_ms", "before": "3.19.0", "after": "3.20.0"}
-    other = {**said, "after": "3.21.0", "verdict": "same", "ratio": 1.0}
-    (finding,) = with_confirmations(found(item), [other, {**said, "verdict": verdict, "ratio": 1.02}])
+    said = ConfirmedFigure("toy/abs@cpu", "time_ms", "3.19.0", "3.20.0", verdict, 1.02)
+    (finding,) = with_confirmations(found(item), [replace(said, after="3.21.0", verdict="same"), said])
     assert (finding.confirmed, finding.ratio) == (verdict, 1.02)
     assert len(outcome(finding).regressions) == open_ones
     assert finding.word == ("regression" if open_ones else "refuted")

@@ -66,7 +66,7 @@ def test_all_that_add_at_once_are_there(place: tuple[str, Configuration], tmp_pa
         assert list(pool.map(add, range(1, 5))) == [1] * 4
     index = HistoryIndex(opened(place, tmp_path / "reader"))
     index.update()
-    assert [run["run"] for run in index.runs()] == [f"run{day}" for day in range(1, 5)]
+    assert [run.run for run in index.runs()] == [f"run{day}" for day in range(1, 5)]
 
 
 def test_one_that_was_killed_in_the_middle_of_git_keeps_nobody_from_adding(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
         subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
         index = HistoryIndex(open_history(str(folder), Configuration(), tmp_path / "cache"))
         index.update()
-        assert [run["run"] for run in index.runs()] == ["run1"]
+        assert [run.run for run in index.runs()] == ["run1"]
     finally:
         subprocess.run(["umount", folder], check=True)
 

@@ -106,7 +106,7 @@ def test_a_run_on_a_machine_that_hides_itself_measures_all_the_same(
     hide(monkeypatch, FAULTS[0])
     done = project.gauntlet("run")
     assert done.code == 0, done.text
-    assert project.journal.runs[0]["machine"]["memory_bytes"] is None
+    assert project.journal.run.machine.memory_bytes is None
     machine = project.result("toy/abs@cpu:benchmark")["statistics"]["machine"]
     assert {"free_memory_bytes", "swap_used_bytes", "on_battery", "load_1m"}.isdisjoint(machine), machine
     assert project.gauntlet("report", "latest").code == 0

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunEvent, RunShard, RunTarget, ToolchainFacts
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.results import Result
@@ -27,8 +28,16 @@ from tests.support.places import ROOT
 from tests.support.processes import wait_until
 
 NOW = datetime(2026, 11, 21, 7, 18, 0, 123_456, tzinfo=timezone(timedelta(hours=2)))
-STEPS = [{"id": "a"}, {"id": "b"}]
 PASSED = Result(Verdict.PASSED)
+
+
+def a_step(name: str, **changes: Any) -> Step:
+    said: dict[str, Any] = {"dialect": "d", "model": "m", "submodel": "s", "target": "cpu", "sku": "", "folder": "f"}
+    said |= {"stage": Stage.COMPILE, "timeout": 1.5, "origin": Origin("spec.json", "field")}
+    return Step(id=name, chain="m/s@cpu", **said, **changes)
+
+
+STEPS = (a_step("a"), a_step("b"))
 
 
 def clock() -> datetime:
@@ -37,7 +46,7 @@ def clock() -> datetime:
 
 def write_run(path: Path) -> None:
     with Journal(path, clock) as journal:
-        journal.run({"run": "r", "steps": STEPS})
+        journal.run(RunEvent(run="r"), STEPS)
         for step in ("a", "b"):
             journal.start(step)
             journal.result(step, Result(Verdict.PASSED, "ünï\n\u2028"))
@@ -51,7 +60,7 @@ def test_ctrl_c_before_anything_is_brought_to_the_disk(tmp_path: Path, monkeypat
     monkeypatch.setattr(threading.Thread, "start", interrupt)
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run({"run": "r", "steps": STEPS})
+        journal.run(RunEvent(run="r"), STEPS)
         with pytest.raises(KeyboardInterrupt):
             journal.start("a")
     assert read_journal(path).starts == {"a": "2026-11-21T05:18:00.123Z"}
@@ -62,11 +71,11 @@ def test_round_trip(tmp_path: Path) -> None:
     write_run(path)
     record = read_journal(path)
     assert record.path == path
-    assert record.steps == tuple(STEPS)
+    assert record.planned == STEPS
+    assert (record.run.run, record.run.time) == ("r", "2026-11-21T05:18:00.123Z")
     assert record.starts == {"a": "2026-11-21T05:18:00.123Z", "b": "2026-11-21T05:18:00.123Z"}
     assert record.results["a"].reason == "ünï\n\u2028"
-    assert record.end is not None
-    assert record.end["exit_code"] == 0
+    assert record.end == EndEvent(record.starts["a"], 0, 1.5)
     assert not record.torn
     assert datetime.fromisoformat(record.starts["a"]) == NOW.replace(microsecond=123_000).astimezone(UTC)
     assert path.read_bytes().isascii()
@@ -99,7 +108,7 @@ def test_resume_after_any_cut_starts_on_a_line_of_its_own(tmp_path: Path, monkey
         path.write_bytes(whole[:size])
         before = read_journal(path)
         with Journal(path, clock) as journal:
-            journal.run({"resumed": True, "steps": [*STEPS, {"id": "c"}]})
+            journal.run(RunEvent(resumed=True), (*STEPS, a_step("c")))
             journal.result("c", Result(Verdict.FAILED))
         after = read_journal(path)
         assert {*before.results, "c"} <= {*after.results}
@@ -127,7 +136,7 @@ def test_broken_line_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> 
 def test_unknown_events_are_left_out_and_the_last_result_wins(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run({"steps": []})
+        journal.run(RunEvent(), ())
         journal.result("a", Result(Verdict.FAILED))
         journal.write("weather", {"sun": True})
         journal.result("a", PASSED)
@@ -181,7 +190,7 @@ def test_lock_dies_with_its_owner(tmp_path: Path) -> None:
             Journal(path, clock)
         process.kill()
     with Journal(path, clock) as journal:
-        journal.run({"steps": []})
+        journal.run(RunEvent(), ())
 
 
 def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +206,7 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with Journal(path, clock) as journal:
-        journal.run({"steps": STEPS})
+        journal.run(RunEvent(), STEPS)
         before = path.read_bytes()
         monkeypatch.setattr(os, "write", fails_halfway)
         with pytest.raises(GauntletError, match="No space left"):
@@ -216,7 +225,7 @@ def test_unwritable_place_is_a_message(tmp_path: Path) -> None:
 def test_threads_write_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run({"steps": []})
+        journal.run(RunEvent(), ())
 
         def work(name: str) -> None:
             for number in range(20):
@@ -256,7 +265,7 @@ def test_results_of_many_small_steps_share_a_sync_and_a_long_one_waits_for_its_o
 
     with Journal(path, clock) as journal:
         monkeypatch.setattr(os, "fsync", slow)
-        journal.run({"steps": []})
+        journal.run(RunEvent(), ())
         assert syncs == ["own"]
         for number in range(300):
             journal.start(str(number))
@@ -291,8 +300,9 @@ def test_what_was_reported_survives_sigkill(tmp_path: Path) -> None:
         "import os, signal, sys; from pathlib import Path; from datetime import datetime, UTC\n"
         "from iree_gauntlet.cases import Verdict; from iree_gauntlet.results import Result\n"
         "from iree_gauntlet.records.event_log import Journal\n"
+        "from iree_gauntlet.journal_events import RunEvent\n"
         "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
-        "j.run({'steps': []})\n"
+        "j.run(RunEvent(), ())\n"
         "for n in range(50): j.start(str(n)); j.result(str(n), Result(Verdict.PASSED))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -322,24 +332,14 @@ def test_a_disk_that_fails_to_sync_is_told_to_the_next_who_writes(
 
 
 def test_a_step_is_written_as_it_is(tmp_path: Path) -> None:
-    step = Step(
-        id="m/s@cpu:compile",
-        chain="m/s@cpu",
-        dialect="d",
-        model="m",
-        submodel="s",
-        target="cpu",
-        sku="",
-        stage=Stage.COMPILE,
-        folder="f",
-        timeout=1.5,
-        origin=Origin("spec.json", "field"),
+    step = a_step(
+        "m/s@cpu:compile",
         command=Command(("iree-compile", "m.mlir"), "f", (("A", "b"),)),
         cache=CacheLookup("key", ingredients=(("flags", "--x"),)),
     )
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run({"steps": (step,)})
+        journal.run(RunEvent(), (step,))
     record = read_journal(path)
     assert list(record.steps) == json.loads(json.dumps([asdict(step)]))
     assert record.planned == (step,)
@@ -365,9 +365,38 @@ def test_steps_of_earlier_journals_are_read(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_none_names_the_version_that_wrote_it(tmp_path: Path) -> None:
-    record = JournalRecord(tmp_path / "journal.jsonl", runs=({"version": "0.9"},), steps=({"id": "a"},))
+    record = JournalRecord(tmp_path / "journal.jsonl", runs=(RunEvent(version="0.9"),), steps=({"id": "a"},))
     with pytest.raises(GauntletError, match=r"cannot be read: KeyError: 'chain'\n  it was written by version 0.9"):
         _ = record.planned
+
+
+def test_a_run_event_is_read_as_it_was_written_and_says_no_more_than_it_knows(tmp_path: Path) -> None:
+    event = RunEvent(
+        run="r",
+        target=(RunTarget("cpu", "mi300"),),
+        toolchain=ToolchainFacts("3.13.0", identity="c0ffee"),
+        machine=MachineFacts("host", cores=2),
+        shard=RunShard(1, 2, "cut", 5),
+        micro={"points": ["a"]},
+    )
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        journal.run(RunEvent(), ())
+        journal.run(event, ())
+    bare, full = (json.loads(line) for line in path.read_text().splitlines())
+    assert {"asked", "bench", "lock_folder", "merged", "micro", "remarks", "shard"}.isdisjoint(bare)
+    assert bare["toolchain"] == bare["machine"] == {}
+    assert full["machine"] == {"host": "host", "cores": 2}
+    assert read_journal(path).run == replace(event, time="2026-11-21T05:18:00.123Z")
+    assert not event.of_specs
+
+
+def test_a_run_event_of_another_version_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"event": "run", "steps": []}\n{"event": "end", "seconds": {}}\n')
+    with pytest.raises(GauntletError, match=r"journal.jsonl:2: the end event cannot be read: TypeError") as caught:
+        read_journal(path)
+    assert "version unknown" in caught.value.hint
 
 
 JSON = st.recursive(
@@ -388,10 +417,10 @@ def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, fields: d
 def test_steps_that_a_run_learns_of_on_the_way_are_its_steps(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, lambda: datetime.now(UTC)) as journal:
-        journal.run({"steps": [{"id": "old"}]})
-        journal.run({"steps": [{"id": "a"}]})
-        journal.more_steps([{"id": "b"}, {"id": "c"}])
-    assert [step["id"] for step in read_journal(path).steps] == ["a", "b", "c"]
+        journal.run(RunEvent(), (a_step("old"),))
+        journal.run(RunEvent(), (a_step("a"),))
+        journal.more_steps((a_step("b"), a_step("c")))
+    assert [step.id for step in read_journal(path).planned] == ["a", "b", "c"]
     path.write_text('{"event": "run", "steps": []}\n{"event": "steps"}\n')
     with pytest.raises(GauntletError, match=r"journal.jsonl:2: the line is a steps event without a list of steps"):
         read_journal(path)

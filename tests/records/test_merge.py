@@ -93,14 +93,12 @@ def test_the_merged_run_is_what_one_run_would_have_been(tmp_path: Path, capsys: 
         0,
     )
     assert merged.run == "whole"
-    assert merged.machine["host"] == "bench-1, bench-2"
-    assert merged.machine["cpu"] == "Xeon"
-    assert "cores" not in merged.machine
+    assert (merged.machine.host, merged.machine.cpu, merged.machine.cores) == ("bench-1, bench-2", "Xeon", 0)
     for name in ("junit.xml", "summary.md", "summary.json"):
         assert (tmp_path / "whole" / name).stat().st_size
     assert (tmp_path / "whole/steps/m/d@cpu/compile/stderr.txt").read_text() == "d"
     run = read_journal(tmp_path / "whole/journal.jsonl").runs[0]
-    assert [(part["run"], part["shard"]["index"], part["exit_code"]) for part in run["merged"]] == [
+    assert [(part["run"], part["shard"]["index"], part["exit_code"]) for part in run.merged] == [
         ("one", 1, 0),
         ("two", 2, 1),
     ]
@@ -194,7 +192,7 @@ def test_runs_of_two_irees_are_merged_by_request(tmp_path: Path, capsys: pytest.
     two = _run(tmp_path / "two", "c", toolchain={"compiler": "3.12.0", "identity": "bad"})
     assert _merge(one, two, lenient=True) is ExitCode.OK
     assert "the runs are of 2 different IREEs: 3.13.0rc20261016 (c0ffee), 3.12.0 (bad)" in capsys.readouterr().err
-    assert _outcome(tmp_path / "whole").toolchain["compiler"] == "3.13.0rc20261016, 3.12.0"
+    assert _outcome(tmp_path / "whole").toolchain.compiler == "3.13.0rc20261016, 3.12.0"
 
 
 def test_mistakes(tmp_path: Path) -> None:

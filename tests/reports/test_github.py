@@ -9,7 +9,6 @@ import pytest
 
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.github import error_commands
-from tests.reports.test_reporting_junit import record_of
 from tests.support.journal_builder import JournalBuilder, check, every_verdict
 from tests.support.spec_trees import write_tree
 
@@ -38,7 +37,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _commands(builder: JournalBuilder) -> Sequence[str]:
-    return error_commands(outcome_of(record_of(builder)).bad_steps, os.environ)
+    return error_commands(outcome_of(builder.record).bad_steps, os.environ)
 
 
 def _failed(reason: str, count: int = 1, verdict: str = "failed") -> JournalBuilder:

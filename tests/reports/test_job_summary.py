@@ -10,7 +10,7 @@ import pytest
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.outcome import RunOutcome, outcome_of
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.run_reports import job_summary, job_summary_json, job_summary_markdown
+from iree_gauntlet.reports.run_reports import job_summary, reports_of_run
 from tests.support.journal_builder import JournalBuilder
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def test_tables_have_the_columns_and_words_of_that_suite(tmp_path: Path) -> None
     journal.result(compstat, verdict="failed", reason="too many", statistics=figures)
     journal.end()
     found = outcome(journal, tmp_path)
-    summary = job_summary(found)
-    assert json.loads(job_summary_json(summary)) == {
+    files = reports_of_run(found).files
+    assert json.loads(files["job_summary.json"]()) == {
         "quality": {"headers": ["Name", "Status"], "rows": [["m/a_quality.json", "PASSED"]]},
         "benchmark": {
             "headers": [
@@ -80,7 +80,7 @@ def test_tables_have_the_columns_and_words_of_that_suite(tmp_path: Path) -> None
             "rows": [["m/a_compstat.json", 10, 11, 2000.5, 1000, "FAILED"]],
         },
     }
-    markdown = job_summary_markdown(summary, found.markers)
+    markdown = files["job_summary.md"]()
     assert markdown.splitlines()[:7] == [
         "# Job Summary For Markers: cpu and (small or text)",
         "",

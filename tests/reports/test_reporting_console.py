@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +24,11 @@ from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.journal_builder import HIT, RUN, JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.steps import Step
 
 
 class Terminal(io.StringIO):
@@ -136,9 +142,9 @@ def test_what_was_not_compared_is_told(tmp_path: Path) -> None:
 def test_a_line_for_each_finished_step() -> None:
     builder, stream = planned(), io.StringIO()
     console = PlainProgress(stream)
-    console.run_started(builder.lines[0])
+    console.run_started(builder.event, len(builder.steps))
     for step, found in zip(
-        builder.steps, [result(cache=CacheUse(True)), result("failed", "no such op\nat all")], strict=True
+        builder.planned, [result(cache=CacheUse(True)), result("failed", "no such op\nat all")], strict=True
     ):
         console.step_started(step)
         console.step_finished(step, found)
@@ -156,8 +162,8 @@ def test_of_many_steps_what_went_wrong_has_a_line_and_the_rest_is_counted() -> N
     console = PlainProgress(stream, clock=lambda: now[0])
     # No heartbeat but the test's own.
     console._closing.set()
-    console.run_started({**builder.lines[0], "steps": builder.steps})
-    for index, step in enumerate(builder.steps[:600]):
+    console.run_started(builder.event, len(builder.steps))
+    for index, step in enumerate(builder.planned[:600]):
         verdict = {7: "failed", 8: "error", 9: "xfailed", 10: "skipped"}.get(index, "passed")
         console.step_started(step)
         now[0] += 0.125
@@ -178,19 +184,19 @@ def test_ctrl_c_before_the_heartbeat_has_begun(monkeypatch: pytest.MonkeyPatch) 
     builder = planned(1)
     monkeypatch.setattr(threading.Thread, "start", interrupt)
     with pytest.raises(KeyboardInterrupt), PlainProgress(io.StringIO()) as console:
-        console.run_started(builder.lines[0])
+        console.run_started(builder.event, len(builder.steps))
 
 
 def test_what_is_left_goes_by_the_last_minute() -> None:
     builder, clock = planned(1), Clock()
     progress = PlainProgress(io.StringIO(), clock=clock)
     progress._closing.set()
-    progress.run_started({**builder.lines[0], "steps": builder.steps * 10_000})
+    progress.run_started(builder.event, 10_000 * len(builder.steps))
 
     def left(count: int, seconds: float) -> float | None:
         for _ in range(count):
             clock.advance(seconds)
-            progress.step_finished(builder.steps[0], result())
+            progress.step_finished(builder.planned[0], result())
         return progress._run.time_remaining
 
     assert left(5_000, 0.001) == 5
@@ -202,9 +208,9 @@ def test_nothing_is_said_of_what_is_left_where_nothing_is_known() -> None:
     builder, clock = planned(2), Clock()
     progress = PlainProgress(io.StringIO(), clock=clock)
     progress._closing.set()
-    progress.run_started(builder.lines[0])
+    progress.run_started(builder.event, len(builder.steps))
     clock.advance(5)
-    progress.step_finished(builder.steps[0], result())
+    progress.step_finished(builder.planned[0], result())
     assert progress._format_pace() == "1 passed; 5.00 s"
 
 
@@ -221,14 +227,14 @@ def test_what_is_left_is_known_from_what_the_steps_took_the_last_time() -> None:
         return dict.fromkeys(ids[:10], 1.0) | {ids[10]: 90.0}
 
     progress = Painter(lambda: now[0], earlier)
-    progress.run_started({**builder.lines[0], "ids": ids})
+    progress.run_started(builder.event, len(builder.steps), ids)
     assert asked == ["cpu"]
-    for step in builder.steps[:10]:
+    for step in builder.planned[:10]:
         now[0] += 2.0
         progress.step_finished(step, result())
     # Everything takes twice as long as then.
     assert progress._format_pace() == "10 passed; 20.0 s, about 3 min 00 s left"
-    progress.run_started({**builder.lines[0], "ids": ids * 20, "steps": builder.steps * 20})
+    progress.run_started(builder.event, 20 * len(builder.steps), ids * 20)
     assert asked == ["cpu"], "of many steps their number says enough"
 
 
@@ -249,8 +255,8 @@ def test_a_stream_without_the_signs_gets_plain_ones() -> None:
 def test_a_resumed_run_and_a_skipped_step_say_so() -> None:
     builder, stream = planned(1), io.StringIO()
     console = PlainProgress(stream)
-    console.run_started({**builder.lines[0], "resumed": True})
-    console.step_finished(builder.steps[0], result("skipped", "not on this chip"))
+    console.run_started(replace(builder.event, resumed=True), len(builder.steps))
+    console.step_finished(builder.planned[0], result("skipped", "not on this chip"))
     console.close()
     assert stream.getvalue().splitlines() == [
         f"resuming run {RUN}: 1 step, IREE 3.13.0rc20261016",
@@ -262,8 +268,8 @@ def test_silence_is_broken_by_what_is_running() -> None:
     builder, stream, clock = planned(), io.StringIO(), Clock()
     # A thread looks at the clock time and again, and speaks once the test has set it forward.
     console = PlainProgress(stream, heartbeat=0.0004, clock=clock)
-    console.run_started(builder.lines[0])
-    console.step_started(builder.steps[0])
+    console.run_started(builder.event, len(builder.steps))
+    console.step_started(builder.planned[0])
     console.download("https://models.example/m.onnx", 2_000_000, 8_000_000)
     console.waiting("for the device lock of hip://0")
     clock.now += 42.0
@@ -277,13 +283,13 @@ def test_silence_is_broken_by_what_is_running() -> None:
 
 def test_a_log_says_what_is_left_where_earlier_steps_tell() -> None:
     builder, stream, clock = planned(), io.StringIO(), Clock()
-    ids = [step["id"] for step in builder.steps]
+    ids = [step.id for step in builder.planned]
     earlier = dict(zip(ids, (10.0, 30.0), strict=True))
     console = PlainProgress(stream, heartbeat=0.0004, clock=clock, earlier=lambda _suite: earlier)
-    console.run_started({**builder.lines[0], "ids": ids})
-    console.step_started(builder.steps[0])
-    console.step_finished(builder.steps[0], result("passed", ""))
-    console.step_started(builder.steps[1])
+    console.run_started(builder.event, len(builder.steps), ids)
+    console.step_started(builder.planned[0])
+    console.step_finished(builder.planned[0], result("passed", ""))
+    console.step_started(builder.planned[1])
     clock.now += 20.0
     wait_until(lambda: "still running" in stream.getvalue())
     console.close()
@@ -294,7 +300,7 @@ def test_the_heartbeat_ends_where_nobody_reads() -> None:
     builder, stream = planned(), io.StringIO()
     clock = Clock()
     console = PlainProgress(stream, heartbeat=0.0004, clock=clock)
-    console.run_started(builder.lines[0])
+    console.run_started(builder.event, len(builder.steps))
     stream.close()
     clock.now += 1.0
     assert console._thread is not None
@@ -322,7 +328,7 @@ def test_no_control_sequence_reaches_a_log() -> None:
     builder, stream = planned(1), io.StringIO()
     console = PlainProgress(stream)
     console.message("\x1b[31mred\x1b[0m")
-    console.step_finished(builder.steps[0], result("error", "\x1b[2Jgone \x07"))
+    console.step_finished(builder.planned[0], result("error", "\x1b[2Jgone \x07"))
     console.close()
     assert "\x1b" not in stream.getvalue()
     assert "\x07" not in stream.getvalue()
@@ -344,20 +350,20 @@ def test_an_encoding_that_lacks_characters_is_no_crash(tmp_path: Path) -> None:
 def test_every_method_may_be_called_from_any_thread(make: Any) -> None:
     builder, stream = planned(60), Terminal()
     console: Painter = make(stream)
-    console.run_started(builder.lines[0])
+    console.run_started(builder.event, len(builder.steps))
 
-    def work(steps: list[dict[str, Any]]) -> None:
+    def work(steps: Sequence[Step]) -> None:
         for step in steps:
             console.waiting("a lock")
             console.step_started(step)
             for done in range(20):
-                console.download(f"https://models.example/{step['id']}", done, None)
-            console.checking(f"https://models.example/{step['id']}", 10, 20)
+                console.download(f"https://models.example/{step.id}", done, None)
+            console.checking(f"https://models.example/{step.id}", 10, 20)
             console.message("hello")
-            console.download_finished(f"https://models.example/{step['id']}")
+            console.download_finished(f"https://models.example/{step.id}")
             console.step_finished(step, result())
 
-    threads = [threading.Thread(target=work, args=(builder.steps[index::6],)) for index in range(6)]
+    threads = [threading.Thread(target=work, args=(builder.planned[index::6],)) for index in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -379,10 +385,10 @@ def test_a_terminal_gets_live_progress_and_a_dumb_one_lines(monkeypatch: pytest.
 def test_live_progress_shows_what_runs_and_what_comes_down() -> None:
     builder, stream, clock = planned(3), Terminal(), Clock()
     with LiveProgress(stream, width=100, clock=clock) as progress:
-        progress.run_started(builder.lines[0])
-        progress.step_started(builder.steps[0])
-        progress.step_finished(builder.steps[0], result("failed", "why"))
-        progress.step_started(builder.steps[1])
+        progress.run_started(builder.event, len(builder.steps))
+        progress.step_started(builder.planned[0])
+        progress.step_finished(builder.planned[0], result("failed", "why"))
+        progress.step_started(builder.planned[1])
         progress.download("https://models.example/deep/m.onnx", 0, 8_000_000)
         for second in (1, 2):
             clock.advance(1)
@@ -405,8 +411,8 @@ def test_live_progress_shows_what_runs_and_what_comes_down() -> None:
 def test_live_progress_of_many_steps_says_what_is_left() -> None:
     builder, clock = planned(400), Clock(100.0)
     with LiveProgress(Terminal(), width=100, clock=clock) as progress:
-        progress.run_started(builder.lines[0])
-        for step in builder.steps[:100]:
+        progress.run_started(builder.event, len(builder.steps))
+        for step in builder.planned[:100]:
             clock.advance(0.1)
             progress.step_finished(step, result())
         (head,) = painted(progress)
@@ -416,12 +422,12 @@ def test_live_progress_of_many_steps_says_what_is_left() -> None:
 def test_live_progress_of_many_steps_is_bounded() -> None:
     builder, stream = planned(300), Terminal()
     with LiveProgress(stream, width=60) as progress:
-        progress.run_started(builder.lines[0])
-        for step in builder.steps:
+        progress.run_started(builder.event, len(builder.steps))
+        for step in builder.planned:
             progress.step_started(step)
         assert len(painted(progress)) == 10
         assert painted(progress)[-1].strip() == "and 292 more run"
-        for index, step in enumerate(builder.steps):
+        for index, step in enumerate(builder.planned):
             progress.step_finished(step, result("error" if index == 7 else "passed", "why"))
         assert "300/300 1 error, 299 passed; " in painted(progress)[0]
     assert "passed  ocr" not in stream.getvalue()
@@ -435,9 +441,9 @@ def test_live_progress_is_never_higher_than_the_terminal(height: int, count: int
     builder = planned(9)
     with LiveProgress(Terminal(), width=80, clock=Clock()) as progress:
         progress._console.height = height
-        progress.run_started(builder.lines[0])
+        progress.run_started(builder.event, len(builder.steps))
         for index in range(count):
-            progress.step_started(builder.steps[index])
+            progress.step_started(builder.planned[index])
             progress.download(f"https://models.example/{index}", 0, 1_000_000_000)
         progress.waiting(waiting)
         lines = painted(progress)

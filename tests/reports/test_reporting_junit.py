@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +8,8 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from iree_gauntlet.figures import clean
-from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.junit import junit_document
-from iree_gauntlet.results import Result
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict
 from tests.support.places import DATA
 
@@ -22,23 +19,9 @@ def schema() -> Any:
     return etree.XMLSchema(etree.parse(str(DATA / "junit-10.xsd")))
 
 
-def record_of(builder: JournalBuilder) -> JournalRecord:
-    """The record of a journal that was never written to a file."""
-    runs = tuple(line for line in builder.lines if line["event"] == "run")
-    return JournalRecord(
-        path=Path(RUN) / "journal.jsonl",
-        runs=runs,
-        steps=tuple(runs[-1]["steps"]) if runs else (),
-        starts={line["step"]: line["time"] for line in builder.lines if line["event"] == "start"},
-        results={line["step"]: Result.from_dict(line) for line in builder.lines if line["event"] == "result"},
-        result_times={line["step"]: line["time"] for line in builder.lines if line["event"] == "result"},
-        end=next((line for line in builder.lines if line["event"] == "end"), None),
-    )
-
-
 def document(builder: JournalBuilder, schema: Any) -> Any:
     """The parsed document, found valid."""
-    text = junit_document(outcome_of(record_of(builder)))
+    text = junit_document(outcome_of(builder.record))
     root = etree.fromstring(text.encode())
     schema.assertValid(root)
     return root

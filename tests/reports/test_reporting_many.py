@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lxml import etree
 
-from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.run_reports import reports_of_run, summary_json
 from iree_gauntlet.reports.summary import run_document
-from iree_gauntlet.results import Result
 from tests.support.journal_builder import RUN, JournalBuilder
 from tests.support.places import DATA
 
@@ -72,17 +70,7 @@ def operators(count: int, verdicts: tuple[str, ...]) -> RunOutcome:
             builder.result(compiled, verdict, reason + expected, exit_code=1, tail=tail)
             builder.result(judged, "skipped", f"{compiled} {verdict}")
     builder.end()
-    run = builder.lines[0]
-    return outcome_of(
-        JournalRecord(
-            path=Path(RUN) / "journal.jsonl",
-            runs=(run,),
-            steps=tuple(run["steps"]),
-            starts={line["step"]: line["time"] for line in builder.lines if line["event"] == "start"},
-            results={line["step"]: Result.from_dict(line) for line in builder.lines if line["event"] == "result"},
-            end=builder.lines[-1],
-        )
-    )
+    return outcome_of(builder.record)
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.journal_events import EndEvent, RunEvent
+from iree_gauntlet.journal_format import JournalRecord
+from iree_gauntlet.results import Result
 from iree_gauntlet.steps import Command, Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 RUN = "20261121-051800-cpu"
 _BEGIN = datetime(2026, 11, 21, 5, 18, tzinfo=UTC)
@@ -141,6 +144,31 @@ class JournalBuilder:
 
     def end(self, exit_code: int = 0, *, seconds: float = 61.2, interrupted: bool = False) -> None:
         self._add({"event": "end", "exit_code": exit_code, "seconds": seconds, "interrupted": interrupted})
+
+    @property
+    def event(self) -> RunEvent:
+        """The first `run` event, read."""
+        return RunEvent.from_dict(self.lines[0])
+
+    @property
+    def planned(self) -> tuple[Step, ...]:
+        """The steps, read."""
+        return tuple(map(Step.from_dict, self.steps))
+
+    @property
+    def record(self) -> JournalRecord:
+        """The record of a journal that was never written to a file."""
+        runs = [line for line in self.lines if line["event"] == "run"]
+        results = [line for line in self.lines if line["event"] == "result"]
+        return JournalRecord(
+            path=Path(RUN) / "journal.jsonl",
+            runs=tuple(map(RunEvent.from_dict, runs)),
+            steps=tuple(runs[-1]["steps"]) if runs else (),
+            starts={line["step"]: line["time"] for line in self.lines if line["event"] == "start"},
+            results={line["step"]: Result.from_dict(line) for line in results},
+            result_times={line["step"]: line["time"] for line in results},
+            end=next((EndEvent.from_dict(line) for line in self.lines if line["event"] == "end"), None),
+        )
 
     def write(self, folder: Path, torn: str = "") -> Path:
         """Write the journal into a run's folder; `torn` follows the last newline."""

@@ -133,9 +133,9 @@ def test_a_release_from_the_index_runs_a_model(tmp_path: Path) -> None:
     project = Project(tmp_path / "project", cache="empty")
     done = project.gauntlet("run", "--model", "toy", "--iree", "3.12.0")
     assert done.code == 0, done.text
-    toolchain = project.journal.runs[-1]["toolchain"]
-    assert toolchain["compiler"].startswith("3.12.0")
-    assert toolchain["source"].startswith("3.12.0: ")
+    toolchain = project.journal.run.toolchain
+    assert toolchain.compiler.startswith("3.12.0")
+    assert toolchain.source.startswith("3.12.0: ")
     # Another IREE is another cache key.
     if "3.12.0" not in project.gauntlet("toolchain.show").out:
         assert "compiles: 0 from cache, 1 made" in project.gauntlet("compile", "--model", "toy").out

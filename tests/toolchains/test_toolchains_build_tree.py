@@ -206,9 +206,9 @@ def test_two_builds_of_one_version_never_share_modules(tmp_path: Path) -> None:
     assert compiles(one).startswith("compiles: 0 from cache, 1 made")
     assert compiles(other).startswith("compiles: 0 from cache, 1 made")
     assert compiles(one).startswith("compiles: 1 from cache, 0 made")
-    toolchain = project.journal.runs[-1]["toolchain"]
-    assert toolchain["source"] == f"build: {one}"
-    assert toolchain["compiler"] == find_installed().compiler.version
+    toolchain = project.journal.run.toolchain
+    assert toolchain.source == f"build: {one}"
+    assert toolchain.compiler == find_installed().compiler.version
     # With Python bindings in the build, they are what imports ONNX programs.
     link_bindings(one)
     choice = parse_choice(f"build:{one}")

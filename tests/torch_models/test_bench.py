@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.toolchains.devices import Device
+    from iree_gauntlet.journal_events import Device
 
 pytestmark = pytest.mark.iree
 
@@ -218,8 +218,7 @@ def test_the_documents_command_line(bench: Bench) -> None:
     done = bench.module(*words, "--torch_python", str(bench.python))
     assert done.code == 0, done.text
     assert bench.perf[0]["args"]["dataformat"] == "Fp16"
-    run = bench.journal.runs[0]
-    assert run["command"].startswith("python -m iree_gauntlet.bench -m line -c small ")
+    assert bench.journal.run.command.startswith("python -m iree_gauntlet.bench -m line -c small ")
     listed = bench.module("-l")
     assert listed.code == 0, listed.text
     rows = [line.split() for line in listed.out.splitlines()]
@@ -337,6 +336,6 @@ def test_a_generation_of_one_token_has_no_later_one() -> None:
     assert "decode_ms" not in figures
     step = step_id("counter@cpu", Stage.BENCHMARK)
     result = Result(Verdict.PASSED, statistics=figures, samples=Samples("bench", (2.0,), (), (1,)))
-    record = Mock(steps=[], results={step: result})
+    record = Mock(planned=(), results={step: result})
     lines = make_result_lines(record, Mock(id="counter@cpu", options=Mock(microbatch_count=1)), build)
     assert "500.0 tokens/s; the first after 2.00 ms" in lines

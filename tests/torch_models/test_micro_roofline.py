@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.measuring.machine.machine_state import MachineFacts, read_machine_facts
+from iree_gauntlet.journal_events import MachineFacts
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline, find_roofline
 from iree_gauntlet.workers.iree_side.measure_roofline import (

@@ -15,9 +15,9 @@ import math
 import statistics
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import WORK_MARGIN, Golden, Metric, Statistic
+from iree_gauntlet.cases import WORK_MARGIN, Golden, Metric, Stage, Statistic, Verdict
 from iree_gauntlet.measuring.goldens.goldens import covers, release_of
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.targets import FAMILIES
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import Step
 
 
 # A golden of which less than this is used guards nothing any more.
 _LOOSE = 0.5
 _DIGITS = 3
-_FIGURE_STAGES = ("benchmark", "compstat", "count")
+_FIGURE_STAGES = (Stage.BENCHMARK, Stage.COMPSTAT, Stage.COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,60 +106,55 @@ class Standing:
 
 
 # Of a run: evidence for a chain's golden, with the step that gave it, and the step's result.
-_OfRun = dict[tuple[str, Golden], tuple[GoldenEvidence, dict[str, Any], "Result"]]
+_OfRun = dict[tuple[str, Golden], tuple[GoldenEvidence, "Step", "Result"]]
 
 
 def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[GoldenEvidence]]:
     """The figures that journals have for each golden, in the order of the journals."""
     found: dict[Golden, list[GoldenEvidence]] = {}
     for record in records:
-        for golden, evidence, _, _ in _collect_figures(record, lambda step: map(Golden.from_dict, step["goldens"])):
+        for golden, evidence, _, _ in _collect_figures(record, lambda step: step.goldens):
             found.setdefault(golden, []).append(evidence)
     return found
 
 
-def _find_unsound_chains(record: JournalRecord) -> dict[str, str]:
-    """Chains in which something besides a figure's own check went wrong, and what."""
-    found: dict[str, str] = {}
-    for step in record.steps:
-        result = record.results.get(step["id"])
-        if (result is None or result.verdict.is_bad) and step["stage"] not in _FIGURE_STAGES:
-            found.setdefault(step["chain"], f"its {step['stage']} {result.verdict if result else 'unfinished'}")
-    return found
-
-
 def _collect_figures(
-    record: JournalRecord, goldens_of: Callable[[dict[str, Any]], Iterable[Golden]]
-) -> Iterator[tuple[Golden, GoldenEvidence, dict[str, Any], Result]]:
+    record: JournalRecord, goldens_of: Callable[[Step], Iterable[Golden]]
+) -> Iterator[tuple[Golden, GoldenEvidence, Step, Result]]:
     """What a run has for each golden of its steps, with the step that has measured it, and the step's result."""
-    unsound = _find_unsound_chains(record)
-    ended = record.end is not None and not record.end.get("interrupted") and not record.torn
-    run = record.runs[-1] if record.runs else {}
-    for step in record.steps:
-        result = record.results.get(step["id"])
-        if step["stage"] not in _FIGURE_STAGES or result is None:
+    steps = record.planned
+    # Chains in which something besides a figure's own check went wrong, and what.
+    unsound: dict[str, str] = {}
+    for step in steps:
+        result = record.results.get(step.id)
+        if (result is None or result.verdict.is_bad) and step.stage not in _FIGURE_STAGES:
+            unsound.setdefault(step.chain, f"its {step.stage} {result.verdict if result else 'unfinished'}")
+    ended = record.end is not None and not record.end.interrupted and not record.torn
+    for step in steps:
+        result = record.results.get(step.id)
+        if step.stage not in _FIGURE_STAGES or result is None:
             continue
-        refused = "its run did not finish" if not ended else unsound.get(step["chain"], "")
-        if result.verdict not in ("passed", "failed"):
-            refused = refused or f"its {step['stage']} {result.verdict}"
-        causes = result.statistics.get("disturbed") or ()
+        refused = "its run did not finish" if not ended else unsound.get(step.chain, "")
+        if result.verdict not in (Verdict.PASSED, Verdict.FAILED):
+            refused = refused or f"its {step.stage} {result.verdict}"
+        causes = result.known.disturbed
         for golden in goldens_of(step):
             figures = _pick_figures(golden, result)
             if not figures or not golden.origin.field:
                 continue
-            if golden.metric is Metric.TIME_MS and (step.get("resources") or {}).get("software"):
-                refused = refused or f"{step['resources']['device']} is a software device"
+            if golden.metric is Metric.TIME_MS and step.resources.software:
+                refused = refused or f"{step.resources.device} is a software device"
             disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
             least = golden.statistic is Statistic.MIN
             evidence = GoldenEvidence(
-                run=str(run.get("run", record.path.parent.name)),
-                chain=step["chain"],
+                run=record.run.run or record.path.parent.name,
+                chain=step.chain,
                 measured=min(figures) if least else statistics.fmean(figures),
                 lowest=min(figures),
                 highest=max(figures),
                 repetitions=len(figures),
-                release=release_of(str(run.get("toolchain", {}).get("compiler", ""))),
-                machine=str(run.get("machine", {}).get("cpu", "")),
+                release=release_of(record.run.toolchain.compiler),
+                machine=record.run.machine.cpu,
                 refused=refused or disturbed,
             )
             yield golden, evidence, step, result
@@ -174,9 +170,7 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
         confirming = [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
         return confirming or list(samples.real_time_ms if samples else ())
     figure = result.statistics.get(golden.metric.value)
-    if golden.metric is Metric.INSTRUCTIONS and not is_usual_count(
-        str(result.statistics.get("counter")), str(result.statistics.get("cpu"))
-    ):
+    if golden.metric is Metric.INSTRUCTIONS and not is_usual_count(result.known.counter, result.known.cpu):
         return []  # another kind of count, which the golden is not of
     return [float(figure)] if figure is not None else []
 
@@ -298,8 +292,8 @@ def judge_standings(
         by_chain.setdefault(chain, []).append(golden)
     runs: list[tuple[str, _OfRun]] = []
     for record in records:
-        figures = _collect_figures(record, lambda step: by_chain.get(step["chain"], ()))
-        known = {(step["chain"], golden): (evidence, step, result) for golden, evidence, step, result in figures}
+        figures = _collect_figures(record, lambda step: by_chain.get(step.chain, ()))
+        known = {(step.chain, golden): (evidence, step, result) for golden, evidence, step, result in figures}
         runs.append((record.path.parent.relative_to(folder).as_posix(), known))
     standings = []
     for chain, golden in goldens:
@@ -316,7 +310,7 @@ def _judge_standing(
         if (chain, golden) not in known:
             continue
         evidence, step, result = known[chain, golden]
-        objection = _find_mismatch(golden, evidence, str(step.get("sku", "")), rivals)
+        objection = _find_mismatch(golden, evidence, step.sku, rivals)
         if not objection:
             verdict, note = _judge(golden, evidence, result)
             return Standing(chain, golden, verdict, evidence.measured, name, note)

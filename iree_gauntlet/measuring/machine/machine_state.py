@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, TypeVar
 import psutil
 
 from iree_gauntlet.figures import byte_size
+from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
-from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -340,22 +340,6 @@ def _times_elsewhere() -> dict[int, CpuTimes]:
         work = sum(value for name, value in spent.items() if not name.startswith("guest")) - idle - steal
         found[number] = CpuTimes(work, idle, steal)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class MachineFacts(Recorded):
-    """What does not change while a run lasts.
-
-    Attributes:
-        memory_bytes: memory that this process may use, by machine and by cgroup; None where neither says.
-    """
-
-    host: str
-    cpu: str
-    cores: int
-    memory_bytes: int | None
-    os: str
-    python: str
 
 
 @dataclass(frozen=True, slots=True)

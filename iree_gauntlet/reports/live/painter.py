@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import rich.progress
 
@@ -25,11 +25,13 @@ from iree_gauntlet.reports.live.progress_text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.progress import Task, TaskID
 
+    from iree_gauntlet.journal_events import RunEvent
     from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import Step
 
 
 _DOWNLOADING = "downloading"
@@ -88,16 +90,14 @@ class Painter(Progress):
         """End downloads and work on bytes at their next block."""
         self._cancelled = True
 
-    def run_started(self, run: dict[str, Any]) -> None:
+    def run_started(self, run: RunEvent, count: int, ids: Sequence[str] = ()) -> None:
         """Say what begins."""
         with self._lock:
-            total = len(run["steps"])
-            self._many = total > _MANY_STEPS
+            self._many = count > _MANY_STEPS
             self._counts = {}
-            ids = run.get("ids") or ()
-            self._left = StepsLeft(ids, self._earlier(str(run["suite"])) if ids and not self._many else {})
-            self._steps.reset(self._run_id, total=total, visible=True)
-            self._write_line(started_text(run))
+            self._left = StepsLeft(ids, self._earlier(run.suite) if ids and not self._many else {})
+            self._steps.reset(self._run_id, total=count, visible=True)
+            self._write_line(started_text(run, count))
         self._show(at_once=True)
 
     def steps_added(self, count: int) -> None:
@@ -105,35 +105,31 @@ class Painter(Progress):
         with self._lock:
             self._steps.update(self._run_id, total=(self._run.total or 0) + count)
 
-    def step_started(self, step: dict[str, Any]) -> None:
+    def step_started(self, step: Step, worker: str = "") -> None:
         """Show it among those that run."""
-        worker = f" on {step['worker']}" if step.get("worker") else ""
         with self._lock:
-            before = self._ids.pop(("step", str(step["id"])), None)
-            if before is not None:
-                # By a worker that was lost.
-                self._steps.remove_task(before)
-            self._ids["step", str(step["id"])] = self._steps.add_task(step_title(step) + worker, total=None)
+            # It may be there, by a worker that was lost.
+            self.step_put_back(step)
+            title = f"{step_title(step)}{f' on {worker}' if worker else ''}"
+            self._ids["step", step.id] = self._steps.add_task(title, total=None)
             self._waiting = ""
 
-    def step_put_back(self, step: dict[str, Any]) -> None:
+    def step_put_back(self, step: Step) -> None:
         """Show it no more."""
         with self._lock:
-            started = self._ids.pop(("step", str(step["id"])), None)
+            started = self._ids.pop(("step", step.id), None)
             if started is not None:
                 self._steps.remove_task(started)
 
-    def step_finished(self, step: dict[str, Any], result: Result) -> None:
+    def step_finished(self, step: Step, result: Result) -> None:
         """Count it; write its line, where it is worth one."""
         verdict = str(result.verdict)
         with self._lock:
-            started = self._ids.pop(("step", str(step["id"])), None)
-            if started is not None:
-                self._steps.remove_task(started)
+            self.step_put_back(step)
             self._status = ""
             self._counts[verdict] = self._counts.get(verdict, 0) + 1
             self._steps.advance(self._run_id)
-            self._left.finished(str(step["id"]))
+            self._left.finished(step.id)
             if not self._many or is_worth_a_line(verdict) or messages.is_verbose():
                 self._write_line(finished_text(step, result, self._place), verdict)
             for line in detail_lines(result) if messages.is_verbose() else ():

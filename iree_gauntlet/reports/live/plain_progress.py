@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.figures import clean, duration, listed, one_line
 from iree_gauntlet.messages import write_text
@@ -12,7 +12,9 @@ from iree_gauntlet.reports.live.painter import Painter
 from iree_gauntlet.reports.live.progress_text import file_text, short_name, together_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iree_gauntlet.journal_events import RunEvent
 
 
 _HEARTBEAT_SECONDS = 30.0
@@ -53,10 +55,10 @@ class PlainProgress(Painter):
         self._paced = 0.0
         self._last_line = self._last_files = self._last_pace = self._last_wait = clock()
 
-    def run_started(self, run: dict[str, Any]) -> None:
+    def run_started(self, run: RunEvent, count: int, ids: Sequence[str] = ()) -> None:
         """Say what begins."""
         self._last_pace, self._paced = self._clock(), 0.0
-        super().run_started(run)
+        super().run_started(run, count, ids)
 
     def waiting(self, text: str) -> None:
         """Write what is waited for, once in a while."""

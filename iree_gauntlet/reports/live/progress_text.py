@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.figures import byte_size, duration, one_line, percent, signed
-from iree_gauntlet.records.step_outcome import step_name
+from iree_gauntlet.figures import byte_size, counted, duration, one_line, percent, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rich.progress import Task
 
+    from iree_gauntlet.journal_events import RunEvent
     from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import Step
 
 
 # An arrival that took less is not worth a line of its own.
@@ -56,22 +57,19 @@ def is_worth_a_line(verdict: str) -> bool:
     return Verdict(verdict).is_bad
 
 
-def step_title(step: dict[str, Any]) -> str:
+def step_title(step: Step) -> str:
     """What people read of a planned step: `ocr/classifier@cpu threshold`."""
-    return one_line(f"{step['chain']} {step_name(step)}")
+    return one_line(f"{step.chain} {step.name}")
 
 
-def started_text(run: dict[str, Any]) -> str:
+def started_text(run: RunEvent, count: int) -> str:
     """The line at the start of a run."""
-    what = "resuming run" if run.get("resumed") else "run"
-    toolchain = run.get("toolchain") or {}
-    compiler = f", IREE {toolchain['compiler']}" if toolchain.get("compiler") else ""
-    count = len(run["steps"])
-    steps = "1 step" if count == 1 else f"{count} steps"
-    return one_line(f"{what} {run.get('run', '')}: {steps}{compiler}")
+    what = "resuming run" if run.resumed else "run"
+    compiler = f", IREE {run.toolchain.compiler}" if run.toolchain.compiler else ""
+    return one_line(f"{what} {run.run}: {counted(count, 'step')}{compiler}")
 
 
-def finished_text(step: dict[str, Any], result: Result, place: str) -> str:
+def finished_text(step: Step, result: Result, place: str) -> str:
     """The line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
     cached = " (cached)" if result.cache and result.cache.hit else ""
     waited = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _WORTH_WAITING else ""

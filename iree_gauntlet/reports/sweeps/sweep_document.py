@@ -21,7 +21,7 @@ from iree_gauntlet.document import (
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.sweep_record import MEASURED, SAME
-from iree_gauntlet.reports.provenance import provenance
+from iree_gauntlet.reports.provenance import RecordOrigin, provenance
 from iree_gauntlet.reports.sweeps.sweep_rows import Row, SweepEntry, find_mean_ratio, group_entries, times
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader, plots: Sequenc
         remarks=remarks(header, rows),
         provenance=provenance(
             header.toolchain.compiler,
-            {**header.as_dict(), "time": header.started},
+            RecordOrigin.from_dict({**header.as_dict(), "time": header.started}),
             ("results.md", "results.csv", "results.json"),
         ),
     )

@@ -350,7 +350,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     Raises:
         GauntletError: a file cannot be written, or a record is none.
     """
-    asked = SweepAsked.from_dict(record.runs[-1][MICRO])
+    asked = SweepAsked.from_dict(record.run.micro or {})
     results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
     records = [item.statistics[MICRO] for item in results if item is not None and MICRO in item.statistics]
     rows = read_rows(records)
@@ -376,7 +376,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     print_document(document, stream, f"{shown(folder)}: {names}", environ=os.environ)
     if not plots and any(row.speedup for row in rows):
         stream.write(f"{_NO_PLOTS}\n")
-    here = Path(record.runs[-1]["cwd"])
+    here = Path(record.run.cwd)
     if asked.output_dir:
         _write(here / asked.output_dir / run_dir.name, files)
         stream.write(f"the same in {asked.output_dir}/{run_dir.name}\n")
@@ -432,15 +432,15 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
     """Draws each profile of memory next to its file; without matplotlib, the profile's step has said so."""
     if importlib.util.find_spec("matplotlib") is None:
         return
-    for step in record.steps:
-        result = record.results.get(step["id"])
+    for step in record.planned:
+        result = record.results.get(step.id)
         if result is None or "memory" not in result.statistics:
             continue
         path = (run_dir / result.log).with_name(MEMORY_FILE)
         profile = read_written_memory_profile(path)
         if profile is not None:
-            label = step["id"].removeprefix(step_id(step["chain"], Stage.BENCHMARK, MEMORY_ROLE))
-            svg, png = draw_memory_plot(profile, f"{_name_point(step['chain'])}: {label}")
+            label = step.id.removeprefix(step_id(step.chain, Stage.BENCHMARK, MEMORY_ROLE))
+            svg, png = draw_memory_plot(profile, f"{_name_point(step.chain)}: {label}")
             _write(path.parent, {path.with_suffix(".svg").name: svg, path.with_suffix(".png").name: png})
 
 
@@ -463,18 +463,19 @@ def _name_point(chain: str) -> str:
 
 def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
     """As `results.json` has it."""
-    run = record.runs[-1]
+    run, first = record.run, record.runs[0]
     return {
-        "run": run["run"],
+        "run": run.run,
         "state": state_of(record),
-        "started": record.runs[0].get("time", ""),
+        "started": first.time,
         "config": Path(asked.config).name,
-        "toolchain": run["toolchain"],
-        "machine": run["machine"],
-        "command": record.runs[0].get("command", ""),
-        **{name: run.get(name, "") for name in ("cwd", "version")},
-        "lock_folder": run.get("lock_folder", ""),
-        "gpus": run["gpus"],
+        "toolchain": run.toolchain.as_dict(),
+        "machine": run.machine.as_dict(),
+        "command": first.command,
+        "cwd": run.cwd,
+        "version": run.version,
+        "lock_folder": run.lock_folder,
+        "gpus": list(run.gpus),
         "versions": asked.versions,
         "missing": [item.as_dict() for item in _find_missing(record, asked)],
     }

@@ -1,0 +1,205 @@
+"""What the journal's `run` and `end` events say: which run, with which IREE, on what machine, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from iree_gauntlet.cases import Stage  # noqa: TC001 - read at run time
+from iree_gauntlet.recorded import Recorded
+
+# Fields of an IREE that only the records of a matrix have.
+_OF_A_MATRIX = ("runtime_identity", "compiler_release", "runtime_release")
+# Fields of a `run` event that few have.
+_OF_SOME_RUNS = (
+    *("time", "lock_folder", "markers", "last_failed", "asked", "shard", "batch"),
+    *("remarks", "merged", "missing_shards", "bench", "micro", "gpus"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolchainFacts(Recorded):
+    """An IREE: versions and commits as its tools say them, and the compiler's identity; empty where not known.
+
+    Attributes:
+        source: where it comes from, for people.
+    """
+
+    compiler: str = ""
+    compiler_commit: str = ""
+    runtime: str = ""
+    runtime_commit: str = ""
+    identity: str = ""
+    source: str = ""
+    runtime_identity: str = ""
+    compiler_release: str = ""
+    runtime_release: str = ""
+
+    @property
+    def compiler_text(self) -> str:
+        """`3.12.0 at 1f2e3d4c5b6a`; empty where it is not known."""
+        return _join_version(self.compiler, self.compiler_commit)
+
+    @property
+    def runtime_text(self) -> str:
+        """As `compiler_text`."""
+        return _join_version(self.runtime, self.runtime_commit)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Of none at all, nothing."""
+        if self == ToolchainFacts():
+            return {}
+        return {name: value for name, value in Recorded.as_dict(self).items() if value or name not in _OF_A_MATRIX}
+
+
+def _join_version(name: str, commit: str) -> str:
+    return f"{name} at {commit[:12]}" if name and commit else name
+
+
+@dataclass(frozen=True, slots=True)
+class Device(Recorded):
+    """A device, as a runtime sees it.
+
+    Attributes:
+        uri: its own name to IREE: `vulkan://GPU-6d65…`, `local-task://`.
+        name: of the product; empty where the runtime does not say.
+        driver: the driver and its version; empty where the runtime does not say.
+    """
+
+    uri: str
+    name: str = ""
+    driver: str = ""
+    software: bool = False
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        parts = (self.name, self.driver, "software" if self.software else "")
+        return ", ".join(filter(None, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts(Recorded):
+    """What does not change about a machine while a run lasts; what is not known is None, 0 or empty.
+
+    Attributes:
+        memory_bytes: memory that this process may use, by machine and by cgroup; None where neither says.
+        devices: of the run, besides the CPU.
+    """
+
+    host: str = ""
+    cpu: str = ""
+    cores: int = 0
+    memory_bytes: int | None = None
+    os: str = ""
+    python: str = ""
+    devices: tuple[Device, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is known."""
+        return {name: value for name, value in Recorded.as_dict(self).items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class RunTarget(Recorded):
+    """A target of a run, and the machine that golden times belong to."""
+
+    name: str = ""
+    sku: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunShard(Recorded):
+    """Which part of a selection a run did, from 1; `cut` is a hash of how the whole, so many chains, was dealt out."""
+
+    index: int
+    count: int
+    cut: str
+    chains: int = 0
+
+    @property
+    def text(self) -> str:
+        """`1/4`."""
+        return f"{self.index}/{self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Recorded):
+    """What a run was asked for.
+
+    Attributes:
+        defaults: what the task selects by itself.
+        stages: what is done; None for what the suite says.
+    """
+
+    selection: dict[str, Any]
+    defaults: dict[str, Any]
+    stages: tuple[Stage, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent(Recorded):
+    """What a run is about to do, and with what; its steps stand beside it.
+
+    Attributes:
+        time: ISO 8601, as of all events.
+        lock_folder: of the machine's locks, where it is not the user's own.
+        markers: the marker expression that its tests were selected by.
+        last_failed: it was restricted to what had failed.
+        asked: None where it cannot be resumed.
+        shard: None for the whole.
+        batch: how many small programs are compiled as one; 0 where they are not.
+        remarks: what a reader must know, one line each.
+        merged: what is kept of the runs that it was made of, besides their steps.
+        missing_shards: that it was not made of.
+        bench, micro: what a benchmark of Python models was asked for; None for a run of spec files.
+        gpus: of a sweep.
+    """
+
+    time: str = ""
+    run: str = ""
+    version: str = ""
+    suite: str = ""
+    command: str = ""
+    cwd: str = ""
+    target: tuple[RunTarget, ...] = ()
+    toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
+    machine: MachineFacts = field(default_factory=MachineFacts)
+    lock_folder: str = ""
+    resumed: bool = False
+    markers: str = ""
+    last_failed: bool = False
+    asked: Asked | None = None
+    shard: RunShard | None = None
+    batch: int = 0
+    remarks: tuple[str, ...] = ()
+    merged: tuple[dict[str, Any], ...] = ()
+    missing_shards: tuple[int, ...] = ()
+    bench: dict[str, Any] | None = None
+    micro: dict[str, Any] | None = None
+    gpus: tuple[dict[str, Any], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without what is not said of this run."""
+        return {name: value for name, value in Recorded.as_dict(self).items() if value or name not in _OF_SOME_RUNS}
+
+    @property
+    def of_specs(self) -> bool:
+        """Whether it is a run of spec files."""
+        return self.bench is None and self.micro is None
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent(Recorded):
+    """How a record ends.
+
+    Attributes:
+        seconds: None where they were not measured.
+        stopped: why it ended before its last part.
+    """
+
+    time: str = ""
+    exit_code: int = 0
+    seconds: float | None = None
+    interrupted: bool = False
+    stopped: str = ""
