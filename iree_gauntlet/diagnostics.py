@@ -70,12 +70,12 @@ def group_failures(items: Iterable[tuple[str, str, str]]) -> list[Group]:
     """
     names: dict[tuple[str, str], list[str]] = {}
     for name, stage, reason in items:
-        names.setdefault((stage, same_in_all(reason)), []).append(name)
+        names.setdefault((stage, find_same_in_all(reason)), []).append(name)
     groups = [Group(stage, text, len(own), tuple(own[:_MOST_EXAMPLES])) for (stage, text), own in names.items()]
     return sorted(groups, key=lambda group: -group.count)
 
 
-def diagnostic_of(reason: str) -> str:
+def find_diagnostic(reason: str) -> str:
     """What a tool said, on one line: a reason without the exit code, what was expected, and the printed operation.
 
     `iree-compile failed with exit code 1: failed to legalize operation 'torch.operator': %0 = "torch.operator"(%arg0)
@@ -88,7 +88,7 @@ def diagnostic_of(reason: str) -> str:
     return text
 
 
-def stable_text(reason: str) -> str:
+def strip_unstable(reason: str) -> str:
     """What a reason has word for word whenever the tool says the same, without numbers, shapes, values and paths.
 
     The first such part that says something; empty where there is none.
@@ -106,11 +106,11 @@ def without_expectation(reason: str) -> str:
     return _EXPECTED.sub("", reason)
 
 
-def same_in_all(reason: str) -> str:
+def find_same_in_all(reason: str) -> str:
     """A reason's diagnostic without what differs from case to case; one line of at most 160 characters."""
     if match := _PASSED.match(one_line(reason, _WHOLE)):
         return match[1]
-    text = _without_types(_LOCATION.sub("", diagnostic_of(reason)))
+    text = _without_types(_LOCATION.sub("", find_diagnostic(reason)))
     text = _QUOTED.sub(_quoted, text)
     text = _SHAPE.sub(lambda match: f"…x{match[1] or match[2]}", text)
     text = _VALUE.sub("%…", text)

@@ -86,7 +86,7 @@ def milliseconds(value: float) -> str:
     return f"{value:.4f}" if size >= 0.001 or size == 0 else f"{value:.3g}"
 
 
-def mean_and_spread(mean: float, spread: float | None) -> str:
+def format_mean_and_spread(mean: float, spread: float | None) -> str:
     """A mean in ms and its standard deviation with as many decimals: `9.10 ± 0.12`."""
     text = milliseconds(mean)
     if spread is None or not math.isfinite(spread):
@@ -119,7 +119,7 @@ def listed(words: Sequence[str], most: int) -> str:
     return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def error_figure(value: float) -> str:
+def format_error(value: float) -> str:
     """A numeric error or tolerance in three digits: `0.0001`, `1.2e-05`, `nan`."""
     return f"{value:.3g}"
 
@@ -138,7 +138,7 @@ def work_change(a: float, b: float) -> str:
     return f"×{ratio:.3g}" if ratio <= 0.5 or ratio >= 2 else f"{100 * (ratio - 1):+.4f} %"
 
 
-def outside_text(difference: float, outside: float | None) -> str:
+def format_outside(difference: float, outside: float | None) -> str:
     """How much of a difference in instructions is in no dispatch: `, all of it outside of dispatches`; else nothing."""
     share = outside / difference if outside is not None and difference else 0.0
     if share < 0.1:
@@ -146,26 +146,26 @@ def outside_text(difference: float, outside: float | None) -> str:
     return f", {'all' if share > 0.995 else f'{100 * share:.0f} %'} of it outside of dispatches"
 
 
-def dispatch_cost(value: float, unit: str) -> str:
+def format_dispatch_cost(value: float, unit: str) -> str:
     """What a dispatch takes, without its unit: `instructions`, or `ms` of a value in ns."""
     return milliseconds(value / 1e6) if unit == "ms" else whole(value)
 
 
-def dispatch_change(a: float, b: float, unit: str) -> str:
+def format_dispatch_change(a: float, b: float, unit: str) -> str:
     """`6.00 ms → 11.00 ms in a profile`, `6,000 → 11,000 instructions`."""
-    before, after = dispatch_cost(a, unit), dispatch_cost(b, unit)
+    before, after = format_dispatch_cost(a, unit), format_dispatch_cost(b, unit)
     return f"{before} ms → {after} ms in a profile" if unit == "ms" else f"{before} → {after} {unit}"
 
 
 def figure(value: float, unit: str) -> str:
     """A measured or golden figure with its unit: `9.10 ms`, `833,586 bytes`; a count and an error have none."""
     if unit == "":
-        return error_figure(value)
+        return format_error(value)
     text = milliseconds(value) if unit == "ms" else whole(value)
     return text if unit in ("dispatches", "instructions") else f"{text} {unit}"
 
 
-def cpus_text(cpus: Sequence[int]) -> str:
+def format_cpus(cpus: Sequence[int]) -> str:
     """Rising numbers of CPUs as taskset and `lscpu` write them: `0,4-7`; `all` for none."""
     groups: list[list[int]] = []
     for number in cpus:
@@ -195,7 +195,7 @@ def one_line(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def last_lines(lines: tuple[str, ...], *, count: int = 20, width: int = 400) -> list[str]:
+def take_last_lines(lines: tuple[str, ...], *, count: int = 20, width: int = 400) -> list[str]:
     """The last lines, cleaned, without blank ones around them, each at most `width` characters."""
     text = "\n".join(clean(line) for line in lines).strip("\n")
     kept = text.split("\n")[-count:] if text else []

@@ -45,7 +45,7 @@ def news(text: str) -> None:
     _LOG.info("%s", text)
 
 
-def detail(text: str) -> None:
+def print_detail(text: str) -> None:
     """Say what only few want to know."""
     _LOG.debug("%s", text)
 

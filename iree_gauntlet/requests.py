@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.cases import SPEC_STAGES, Stage
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.settings import runs_folder
+from iree_gauntlet.settings import find_runs_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -120,7 +120,7 @@ def value_of(item: Option, value: Any) -> Any:
 
 def _split_words(text: str) -> tuple[str, ...]:
     """The name of a folder is one, blanks and all, also of a run, or behind `wheels:`."""
-    folders = (Path(text), runs_folder() / text, Path(text.partition(":")[2] or text))
+    folders = (Path(text), find_runs_folder() / text, Path(text.partition(":")[2] or text))
     try:
         return (text,) if text and any(folder.is_dir() for folder in folders) else tuple(shlex.split(text))
     except ValueError:

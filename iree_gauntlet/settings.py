@@ -137,7 +137,7 @@ def is_below(url: str, prefix: str) -> bool:
     return url == prefix or url.startswith(prefix if prefix.endswith("/") else prefix + "/")
 
 
-def project_folder() -> Path:
+def find_project_folder() -> Path:
     """The nearest folder from here upwards that holds `specs/` and `suites/`; the working folder where none does."""
     here = Path.cwd()
     for folder in (here, *here.parents):
@@ -146,7 +146,7 @@ def project_folder() -> Path:
     return here
 
 
-def shipped_folder() -> Path:
+def find_shipped_folder() -> Path:
     """The folder with the specs, suites and hashes that come with the toolkit: in a checkout, that itself."""
     package = Path(__file__).parent
     inside = package / "shipped"
@@ -165,25 +165,25 @@ def require_ones_own(path: Path) -> None:
         raise UsageError(what, "`gauntlet init` begins a project of your own; or name other specs with --spec-dir.")
 
 
-def cache_folder(cache_dir: str) -> Path:
+def find_cache_folder(cache_dir: str) -> Path:
     """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
     named = cache_dir or _names_cache()
     if named:
         return Path(named).expanduser().resolve()
-    project = project_folder()
+    project = find_project_folder()
     if (project / "suites").is_dir():
         return project / "cache"
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "iree-gauntlet"
 
 
-def made_cache_folder(cache_dir: str) -> Path:
+def make_cache_folder(cache_dir: str) -> Path:
     """The same, which is there now.
 
     Raises:
         UsageError: it cannot be made.
     """
-    folder = cache_folder(cache_dir)
+    folder = find_cache_folder(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -199,12 +199,12 @@ def _names_cache() -> str:
     return os.environ.get(_CACHE_VARIABLE, "")
 
 
-def runs_folder() -> Path:
+def find_runs_folder() -> Path:
     """Where runs are kept: `runs/` of the project."""
-    return project_folder() / "runs"
+    return find_project_folder() / "runs"
 
 
-def typed_command() -> list[str]:
+def format_typed_command() -> list[str]:
     """The command of this process, as one would type it again."""
     script, *words = Path(sys.argv[0]), *sys.argv[1:]
     package = Path(__file__).parent

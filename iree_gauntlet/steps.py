@@ -19,7 +19,7 @@ BATCH_MODEL = "batch"
 NOTHING_COMPARED = "the spec has no expected outputs: only that it runs is checked"
 
 
-def step_id(chain: str, stage: Stage, role: str = MAIN) -> str:
+def make_step_id(chain: str, stage: Stage, role: str = MAIN) -> str:
     """`<chain>:<stage>`, with `.<role>` for what belongs to a module other than the main one."""
     return f"{chain}:{stage}" if role == MAIN else f"{chain}:{stage}.{role}"
 

@@ -77,7 +77,7 @@ class Target:
         return self.family == other.family and (not self.chip or not other.chip or self.chip == other.chip)
 
 
-def target_of(name: str, *, chip: str = "", sku: str = "") -> Target | None:
+def parse_target(name: str, *, chip: str = "", sku: str = "") -> Target | None:
     """The target that a name means, or None where there is none of that name.
 
     Accepts a family (`cpu`, `rocm`), IREE's names of backends and devices (`llvm-cpu`, `hip`), a chip (`gfx942`,

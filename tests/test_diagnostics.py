@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.diagnostics import diagnostic_of, group_failures, same_in_all, stable_text
+from iree_gauntlet.diagnostics import find_diagnostic, find_same_in_all, group_failures, strip_unstable
 from tests.support.places import DATA
 
 # IREE 3.13.0rc20261016 on ONNX operator cases: `case: first error line`, bounded as the journal bounds it.
@@ -79,7 +79,7 @@ def test_the_largest_comes_first_and_examples_are_few() -> None:
     ],
 )
 def test_what_differs_from_case_to_case_goes(reason: str, text: str) -> None:
-    assert same_in_all(reason) == text
+    assert find_same_in_all(reason) == text
 
 
 @pytest.mark.parametrize(
@@ -101,17 +101,17 @@ def test_what_differs_from_case_to_case_goes(reason: str, text: str) -> None:
     ],
 )
 def test_a_stable_text_has_nothing_that_differs_from_run_to_run(reason: str, text: str) -> None:
-    assert stable_text(reason) == text
+    assert strip_unstable(reason) == text
 
 
 @given(st.text(max_size=300))
 def test_a_stable_text_is_a_part_of_its_reason(reason: str) -> None:
-    assert stable_text(reason) in reason
+    assert strip_unstable(reason) in reason
 
 
 def test_a_diagnostic_keeps_its_numbers() -> None:
     reason = "iree-run-module failed with exit code 1: expected 4 but have 3; expected: in the list"
-    assert diagnostic_of(reason) == "expected 4 but have 3"
+    assert find_diagnostic(reason) == "expected 4 but have 3"
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["compile", "threshold"]), st.text(max_size=400))))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.partial import look, merged
+from iree_gauntlet.artifacts.partial import look, merge_blocks
 from iree_gauntlet.artifacts.sources import local_name, make_arrival_name
 from iree_gauntlet.errors import ArtifactError
 
@@ -135,7 +135,7 @@ def _describe_unfinished(root: Path, folder: Path) -> Item:
     item = _describe(root, folder, ItemKind.UNFINISHED)
     header, spans = look(folder)
     # Its second names are next to it, in the folder in which it is checked.
-    item = replace(item, shared_bytes=0, present=sum(span.stop - span.start for span in merged(spans)))
+    item = replace(item, shared_bytes=0, present=sum(span.stop - span.start for span in merge_blocks(spans)))
     return replace(item, name=header.url, total=header.size) if header else item
 
 

@@ -39,7 +39,7 @@ def list_data_files(path: Path) -> tuple[str, ...]:
     return tuple(sorted(name for name, file in found.items() if ".." not in file.parts and not file.is_absolute()))
 
 
-def operators(path: Path) -> frozenset[str]:
+def list_operators(path: Path) -> frozenset[str]:
     """Types of the operators of an ONNX file, its functions and inner graphs; none of a file that cannot be read."""
     return frozenset(_read_names(path)["operator"])
 

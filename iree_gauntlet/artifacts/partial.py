@@ -39,7 +39,7 @@ class ByteRange:
     stop: int
 
 
-def merged(spans: Iterable[ByteRange]) -> list[ByteRange]:
+def merge_blocks(spans: Iterable[ByteRange]) -> list[ByteRange]:
     """The same bytes as few spans, in order, that do not touch."""
     result: list[ByteRange] = []
     for span in sorted(spans):
@@ -50,10 +50,10 @@ def merged(spans: Iterable[ByteRange]) -> list[ByteRange]:
     return result
 
 
-def missing(spans: Iterable[ByteRange], size: int, longest: int) -> Iterator[ByteRange]:
+def find_missing_blocks(spans: Iterable[ByteRange], size: int, longest: int) -> Iterator[ByteRange]:
     """What of `size` bytes is in no span, in order, in pieces of at most `longest` bytes."""
     position = 0
-    for span in [*merged(spans), ByteRange(size, size)]:
+    for span in [*merge_blocks(spans), ByteRange(size, size)]:
         while position < min(span.start, size):
             stop = min(span.start, size, position + longest)
             yield ByteRange(position, stop)
@@ -138,7 +138,7 @@ class Partial:
         if intact < len(content):
             os.truncate(state, intact)
         file = RemoteFile(header.size, header.version, ranged=True, checksums=header.checksums)
-        return cls(folder, data, journal, merged(spans)), file
+        return cls(folder, data, journal, merge_blocks(spans)), file
 
     @classmethod
     def begin(cls, folder: Path, url: str, file: RemoteFile) -> Self:

@@ -31,7 +31,7 @@ _MISPLACED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, 
 
 
 @contextmanager
-def publishing(path: Path, url: str) -> Iterator[Path]:
+def lock_publishing(path: Path, url: str) -> Iterator[Path]:
     """A temporary path next to `path`; what the body wrote there takes the place of `path` at the end.
 
     Nothing is replaced, and nothing stays behind, where the body raises.

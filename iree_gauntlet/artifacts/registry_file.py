@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.settings import shipped_folder, shown
+from iree_gauntlet.settings import find_shipped_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -77,7 +77,7 @@ class Registry:
             ArtifactError: as for `read`.
         """
         path = shown(project / _PLACE)
-        return cls.read(path) if path.exists() else cls(path, cls.read(shipped_folder() / _PLACE).entries)
+        return cls.read(path) if path.exists() else cls(path, cls.read(find_shipped_folder() / _PLACE).entries)
 
     @classmethod
     def read(cls, path: Path) -> Registry:

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, publish, publishing
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, locked, publish
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, RemoteFile, UnresolvedError
@@ -518,6 +518,6 @@ class LearntHashes:
         """Add an entry; False where the cache is read-only and keeps nothing."""
         if self.path.parent.is_dir() and not os.access(self.path.parent, os.W_OK):
             return False
-        with locked(lock, entry.url, progress), publishing(self.path, entry.url) as temporary:
+        with locked(lock, entry.url, progress), lock_publishing(self.path, entry.url) as temporary:
             temporary.write_text(Registry.read(self.path).with_entries([entry]).text(), encoding="utf-8")
         return True

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.partial import ByteRange, Partial, missing
+from iree_gauntlet.artifacts.partial import ByteRange, Partial, find_missing_blocks
 from iree_gauntlet.artifacts.publishing import require_space
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, Body, ChangedError, Remote, RemoteFile, TransientError
 from iree_gauntlet.errors import ArtifactError
@@ -175,7 +175,7 @@ class Transfer:
     def _bring_rest(self, partial: Partial, file: RemoteFile, size: int) -> None:
         """Everything that is not there yet, over several connections."""
         todo: queue.SimpleQueue[ByteRange] = queue.SimpleQueue()
-        spans = list(missing(partial.spans, size, self.policy.part_bytes))
+        spans = list(find_missing_blocks(partial.spans, size, self.policy.part_bytes))
         for span in spans:
             todo.put(span)
         # Daemons: a run that is ended does not wait for a silent server.

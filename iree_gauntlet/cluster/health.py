@@ -23,7 +23,7 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.short_process import ask
-from iree_gauntlet.targets import Target, target_flags, target_of
+from iree_gauntlet.targets import Target, parse_target, target_flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,7 +166,7 @@ def _choose_target(uri: str) -> Target | None:
         return Target("cpu")
     if driver == "hip":
         return _find_amd_target()
-    return target_of(driver)
+    return parse_target(driver)
 
 
 def _find_amd_target() -> Target | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.settings import project_folder
+from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.system.atomic import sync_folder
 from iree_gauntlet.system.file_lock import LockFile
 from iree_gauntlet.system.plain_tar import NotPlainError, unpack_plain
@@ -56,7 +56,7 @@ def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
         selection: of the run.
         archive: where to; made or replaced.
     """
-    project = project_folder()
+    project = find_project_folder()
     roots = [*selection.read_from, *(project / name for name in _OF_THE_PROJECT)]
     files = {_normalise(path) for root in roots for path in _list_files(Path(os.path.abspath(root)))}  # noqa: PTH100 - links stay as named
     files |= {_normalise(path) for path in _list_named_beside(selection)}

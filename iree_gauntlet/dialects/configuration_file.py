@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 
 from iree_gauntlet.dialects.fields import StrictDocument, expecting
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, unreadable
-from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.spec_file import find_nearest
 from iree_gauntlet.dialects.toml_file import read_table, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.settings import (
@@ -209,7 +209,7 @@ def _check_store(prefix: str, options: Mapping[str, str | bool | int]) -> Iterat
         return
     for name, value in options.items():
         field = f'stores."{prefix}".{name}'
-        if name not in _OPTIONS and (near := nearest(name, _OPTIONS)):
+        if name not in _OPTIONS and (near := find_nearest(name, _OPTIONS)):
             # Others are obstore's to know: it has more of them with each release.
             yield field, f"unknown option; did you mean {near!r}?"
         given = value if isinstance(value, str) and not value.startswith("$") else ""

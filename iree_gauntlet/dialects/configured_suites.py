@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 from pydantic import Field
 
 from iree_gauntlet.dialects.fields import Flag, StrictDocument, expecting, read_tolerant
-from iree_gauntlet.dialects.json_text import comments_of, plain_json
+from iree_gauntlet.dialects.json_text import list_comments, read_plain_json
 from iree_gauntlet.dialects.locations import target_of_flags
 from iree_gauntlet.dialects.spec import Builder, Loaded
 from iree_gauntlet.dialects.spec_file import problem_at
@@ -145,8 +145,8 @@ def read_config(path: Path, name: str, model: type[SuiteDocument], kind: type[_C
     comments: dict[int, str] = {}
 
     def plain(text: str) -> str:
-        comments.update(comments_of(text))
-        return plain_json(text)
+        comments.update(list_comments(text))
+        return read_plain_json(text)
 
     document, text, problems, warnings = read_tolerant(model, path, name, plain)
     if document is None:
@@ -161,7 +161,7 @@ def _with_sku(target: Target, sku: str) -> Target:
 
 
 @lru_cache(maxsize=64)
-def markers_of(target: Target, kind: Kind) -> frozenset[str]:
+def read_markers(target: Target, kind: Kind) -> frozenset[str]:
     """The markers of a case that has none of its own."""
     return frozenset({kind.value, target.family, *filter(None, [target.chip])})
 
@@ -178,7 +178,7 @@ def with_own_names(configs: Sequence[_Config]) -> list[_Config]:
     return list(map(named, configs))
 
 
-def same_names(config: Config, others: Iterable[Config]) -> Iterator[Problem]:
+def find_same_names(config: Config, others: Iterable[Config]) -> Iterator[Problem]:
     """Problems of a config whose name is that of others, too."""
     for other in sorted({other.name for other in others} - {config.name}):
         message = f"{config.target.config!r} is the name of {other} too"

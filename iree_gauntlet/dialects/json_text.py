@@ -31,7 +31,7 @@ _INDEX = re.compile(r"\[(\d+)\]")
 _LONG_LINE = 100
 
 
-def plain_json(text: str) -> str:
+def read_plain_json(text: str) -> str:
     """The same values in the same places, without comments and trailing commas.
 
     A comment that does not end swallows the rest, so that the JSON that is left does not end either.
@@ -47,7 +47,7 @@ def without_comments(text: str) -> str:
     return text
 
 
-def comments_of(text: str) -> dict[int, str]:
+def list_comments(text: str) -> dict[int, str]:
     """What is said in the comments of one line each, by number of the line (1-based); of several, the last one."""
     found: dict[int, str] = {}
     line, position = 1, 0
@@ -111,7 +111,7 @@ def read_spans(text: str) -> Container:
     Raises:
         ValueError: it is none, by this grammar.
     """
-    plain = plain_json(text)
+    plain = read_plain_json(text)
     opening = _skip(plain, 0)
     document, end = json.JSONDecoder().raw_decode(plain, opening)
     if not isinstance(document, dict | list) or not is_blank(plain[end:]):
@@ -145,14 +145,14 @@ def is_blank(text: str) -> bool:
     return not text.strip(_SPACE)
 
 
-def line_of(text: str, path: Sequence[str | int]) -> int:
+def find_line(text: str, path: Sequence[str | int]) -> int:
     """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent."""
     text = without_comments(text)
     position, _ = _find(text, path)
     return text[:position].count("\n") + 1
 
 
-def lines_of_items(text: str, path: Sequence[str | int]) -> list[int]:
+def find_item_lines(text: str, path: Sequence[str | int]) -> list[int]:
     """Lines (1-based) of the items of the array at a path, in their order; empty where there is no array."""
     position, missing = _find(text, path)
     if missing or text[position : position + 1] != "[":
@@ -166,7 +166,7 @@ def lines_of_items(text: str, path: Sequence[str | int]) -> list[int]:
     return lines
 
 
-def path_of(document: object, field: str) -> tuple[str | int, ...]:
+def find_path(document: object, field: str) -> tuple[str | int, ...]:
     """Keys and indices of a dotted field (`golden_time_ms.mi300`, `inputs[0].value`) of a document.
 
     A key may have dots in it: of several readings, the one that the document has.
@@ -179,13 +179,13 @@ def path_of(document: object, field: str) -> tuple[str | int, ...]:
     if isinstance(document, list):
         match = _INDEX.match(field)
         if match and int(match[1]) < len(document):
-            return (int(match[1]), *path_of(document[int(match[1])], field[match.end() :].removeprefix(".")))
+            return (int(match[1]), *find_path(document[int(match[1])], field[match.end() :].removeprefix(".")))
     if isinstance(document, dict):
         for key in sorted(document, key=len, reverse=True):
             rest = field[len(key) :]
             if field.startswith(key) and (not rest or rest[0] in ".["):
                 try:
-                    return (key, *path_of(document[key], rest.removeprefix(".")))
+                    return (key, *find_path(document[key], rest.removeprefix(".")))
                 except KeyError:
                     continue
     raise KeyError(field)

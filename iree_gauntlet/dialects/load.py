@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, Kind, Origin, Stage
 from iree_gauntlet.dialects.locations import names_device, with_device
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
-from iree_gauntlet.dialects.spec import Loaded, SourceFields, defined_twice
+from iree_gauntlet.dialects.spec import Loaded, SourceFields, find_defined_twice
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.dialects.trees import DIALECTS
 from iree_gauntlet.errors import Problem
@@ -100,7 +100,7 @@ def load_cases(
     )
 
 
-def urls_of(case: Case) -> Iterator[tuple[str, str]]:
+def list_urls(case: Case) -> Iterator[tuple[str, str]]:
     """(field of the spec, URL) of every file that a case itself names.
 
     The program of an operator's case is a file next to it, which was looked for when the case was read.
@@ -149,7 +149,7 @@ def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
         other = first.setdefault(f"{case.chain}:{kind}", case)
         if other.origin.file != case.origin.file:
             name = f"{case.model}/{case.submodel}"
-            problems.add(defined_twice(name, case.target, case.origin.file, other.origin.file))
+            problems.add(find_defined_twice(name, case.target, case.origin.file, other.origin.file))
     return problems
 
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.spec_file import load_json, problem_at, strings_in
 from iree_gauntlet.errors import GauntletError, Problem
-from iree_gauntlet.targets import Target, target_of
+from iree_gauntlet.targets import Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,7 +202,7 @@ def target_of_flags(flags: Iterable[str]) -> Target:
         # One of several, perhaps with a name of its own: `main=hip[0],other=local`.
         values[name] = value.split(",")[0].rpartition("=")[2].split("://")[0].split("[")[0]
     named = [values[name] for name in _TARGET_FLAGS if values.get(name)]
-    found = next((target for name in named if (target := target_of(name))), None)
+    found = next((target for name in named if (target := parse_target(name))), None)
     if found is None:
         unknown = next((name for name in named if _NAME.fullmatch(name)), "cpu")
         return Target(unknown)
@@ -210,7 +210,7 @@ def target_of_flags(flags: Iterable[str]) -> Target:
         return Target("vmvx")
     flags_of_family = _CHIP_FLAGS.get(found.family, ())
     chip = next((values[name].split(":")[0] for name in flags_of_family if values.get(name)), "")
-    return target_of(f"{found.family}-{chip}") or found
+    return parse_target(f"{found.family}-{chip}") or found
 
 
 def devices_of_flags(flags: Iterable[str]) -> str:

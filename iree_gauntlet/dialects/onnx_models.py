@@ -26,13 +26,13 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfiguredSpec,
     ConfiguredSuite,
     SuiteDocument,
-    markers_of,
+    find_same_names,
     read_config,
-    same_names,
+    read_markers,
     with_own_names,
 )
 from iree_gauntlet.dialects.fields import one_of
-from iree_gauntlet.dialects.json_text import line_of
+from iree_gauntlet.dialects.json_text import find_line
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is_url, outside, unreadable
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
@@ -112,7 +112,7 @@ class ModelsConfig(Config):
         return (Expectation(_FAILURES[outcome], self._find_comment(entry) or outcome, origin),)
 
     def _find_comment(self, entry: str) -> str:
-        return self.comments.get(line_of(self.text, [OUTCOMES, entry]), "") if self.comments else ""
+        return self.comments.get(find_line(self.text, [OUTCOMES, entry]), "") if self.comments else ""
 
 
 def has_word(path: Path, word: str) -> bool:
@@ -230,7 +230,7 @@ def _make_case(
         order=ArgumentOrder.MODULES_FIRST,
         # Of several marks that expect a failure pytest takes the first, which is the file's own.
         expectations=marked or config.expectations_of(test.name),
-        markers=markers_of(target, Kind.QUALITY) | test.markers,
+        markers=read_markers(target, Kind.QUALITY) | test.markers,
         skip_reason=skip or config.skip_of(test.name),
         flags_origin=flags_origin,
         reference=True,
@@ -243,7 +243,7 @@ def _check_names(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[
     checked = []
     for config in configs:
         others = [first.setdefault(config.target.config, config)] if config.document else []
-        problems = (*config.problems, *same_names(config, others))
+        problems = (*config.problems, *find_same_names(config, others))
         unmatched = tuple(_find_misnamed_tests(config, known)) if known else ()
         checked.append(replace(config, problems=problems, unmatched=unmatched))
     return checked

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.json_text import Container, is_blank, plain_json, read_spans
+from iree_gauntlet.dialects.json_text import Container, is_blank, read_plain_json, read_spans
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        document = json.loads(plain_json(text).removeprefix("\ufeff"), object_pairs_hook=_without_twins)
+        document = json.loads(read_plain_json(text).removeprefix("\ufeff"), object_pairs_hook=_without_twins)
     except ValueError as error:
         raise GauntletError(f"the config cannot be read: {error}", "`lint` shows what is wrong with it.") from error
     if not isinstance(document, dict):

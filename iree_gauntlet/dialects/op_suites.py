@@ -25,14 +25,14 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfiguredSpec,
     ConfiguredSuite,
     SuiteDocument,
+    find_same_names,
     read_config,
-    same_names,
     with_own_names,
 )
 from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, in_schema, one_of, present
-from iree_gauntlet.dialects.json_text import lines_of_items
+from iree_gauntlet.dialects.json_text import find_item_lines
 from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
-from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest, problem_at
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, problem_at
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _read_op_config(path: Path, name: str) -> SuiteConfig:
     ]
     if strange:
         return SuiteConfig(path, name, problems=tuple(strange))
-    lines = {where: lines_of_items(text, [where]) if config.comments else [] for where in _LISTS}
+    lines = {where: find_item_lines(text, [where]) if config.comments else [] for where in _LISTS}
 
     def reason(where: str, index: int) -> str:
         """What the comment on an entry's line says."""
@@ -171,7 +171,7 @@ def _find_unmatched(config: SuiteConfig, known: Collection[str], is_case: Callab
     # So many are no slips: a part of the suite is not here. A guess takes its time.
     guesses = sum(map(len, unmatched.values())) <= _MOST_GUESSES
     for where, lost in unmatched.items():
-        lines = lines_of_items(config.text, [where]) if lost else []
+        lines = find_item_lines(config.text, [where]) if lost else []
         for index, entry in lost:
             near = _find_nearest(entry, known) if guesses else ""
             message = f"{entry!r} names no case" + (f"; did you mean {near!r}?" if near else "")
@@ -186,7 +186,7 @@ def _find_nearest(entry: str, known: Collection[str]) -> str:
     """The case that is spelled most like an entry: of the same folder where there are any."""
     folder, _, name = entry.rpartition("/")
     siblings = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
-    return siblings.get(nearest(name, siblings), "") if siblings else nearest(entry, known)
+    return siblings.get(find_nearest(name, siblings), "") if siblings else find_nearest(entry, known)
 
 
 def _check_number(value: object) -> object:
@@ -542,7 +542,7 @@ def _read_configs(
         known = {key for root in roots for names in keys[root] for key in names}
         name = config.target.config
         others = [first.setdefault((root, name), config) for root in roots] if config.document else []
-        problems = (*config.problems, *same_names(config, others))
+        problems = (*config.problems, *find_same_names(config, others))
         unmatched = tuple(_find_unmatched(config, known, partial(_is_case, roots)))
         configs[path] = replace(config, problems=problems, unmatched=unmatched)
     return configs

@@ -25,7 +25,7 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.configured_suites import ConfiguredBuilder, markers_of
+from iree_gauntlet.dialects.configured_suites import ConfiguredBuilder, read_markers
 from iree_gauntlet.dialects.fields import TENSOR_TYPE, read_tolerant
 from iree_gauntlet.dialects.locations import (
     BRACKETS_HINT,
@@ -156,7 +156,7 @@ def _make_cases(
         own_flags=read.flags,
         order=ArgumentOrder.MODULES_FIRST,
         expectations=expected,
-        markers=markers_of(target, Kind.QUALITY),
+        markers=read_markers(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
         blocked_reason="; ".join(problem.in_one_line for problem in read.problems),
         blocked_at=Stage.THRESHOLD if read.compiles else Stage.COMPILE,
@@ -192,7 +192,7 @@ def _make_benchmark(case: Case, spec: OpSpec, read: OpInputs, config: str, docum
         run_flags=flags,
         own_flags=own,
         goldens=goldens,
-        markers=markers_of(case.target, Kind.BENCHMARK),
+        markers=read_markers(case.target, Kind.BENCHMARK),
         allclose=None,
         blocked_at=Stage.BENCHMARK if read.compiles else Stage.COMPILE,
     )

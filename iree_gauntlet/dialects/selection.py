@@ -134,7 +134,7 @@ class MarkerExpression:
         )
 
 
-def no_match(
+def explain_no_match(
     includes: Sequence[Include],
     specs: Iterable[Selectable],
     families: Collection[str],
@@ -154,7 +154,7 @@ def no_match(
     ]
     models = sorted({spec.model for spec in here})
     others = sorted({spec.model for spec in inside} - set(models))
-    lines = [text for include in includes if (text := unmatched(include, here))]
+    lines = [text for include in includes if (text := find_unmatched(include, here))]
     if markers:
         lines.append(f"Markers of what matches otherwise: {_list_names(sorted(markers))}.")
     if elsewhere:
@@ -175,7 +175,7 @@ def no_match(
     return NothingSelectedError(f"nothing selected: {what}", "\n  ".join(dict.fromkeys(lines)))
 
 
-def unmatched(include: Include, specs: Sequence[Selectable]) -> str:
+def find_unmatched(include: Include, specs: Sequence[Selectable]) -> str:
     """Which of its globs fits no spec, and what is spelled like it; empty where each of them fits one."""
     models = sorted({spec.model for spec in specs})
     if not any(fnmatchcase(model, include.model) for model in models):

@@ -31,7 +31,7 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, SpecReader, is_url
 from iree_gauntlet.dialects.sharktank_schema import PROGRAMS, Benchmark, Blob, RegressionV1, RegressionV2
-from iree_gauntlet.dialects.spec import Builder, Loaded, SourceFields, Spec, base_case, defined_twice
+from iree_gauntlet.dialects.spec import Builder, Loaded, SourceFields, Spec, base_case, find_defined_twice
 from iree_gauntlet.targets import FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Sharktank(Builder[Spec]):
             self.loaded.problems.update(problem for spec in unread for problem in spec.problems)
             return None
         for other in specs[1:]:
-            self.loaded.problems.add(defined_twice(f"module {name}", target, other.name, specs[0].name))
+            self.loaded.problems.add(find_defined_twice(f"module {name}", target, other.name, specs[0].name))
         return next(iter(self._build_once(specs[0], target)), None)
 
 

@@ -132,7 +132,7 @@ def base_case(
     )
 
 
-def defined_twice(name: str, target: Target, file: str, first: str) -> Problem:
+def find_defined_twice(name: str, target: Target, file: str, first: str) -> Problem:
     """The problem of a file that claims the name of another one's."""
     message = f"{name} on {target.name} is already defined by {first}"
     return Problem(file, 0, "", message, "Rename or remove one of the two.")

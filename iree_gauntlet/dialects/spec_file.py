@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from iree_gauntlet.dialects.json_text import line_of, path_of, without_comments
+from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
 from iree_gauntlet.errors import Problem, SpecError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def load_json(
     """Reads a JSON object from a file.
 
     Returns:
-        The object or None, the text (for `line_of`), and what is wrong with the file.
+        The object or None, the text (for `find_line`), and what is wrong with the file.
     """
     text = ""
     try:
@@ -144,7 +144,7 @@ def _is_deeper(value: object, most: int) -> bool:
     return most == 0 or any(_is_deeper(child, most - 1) for child in children)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def find_nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is spelled most like this one, or an empty string."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else ""
@@ -152,7 +152,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The question to put behind a message about an unknown word; empty where no known one is spelled like it."""
-    near = nearest(word, known)
+    near = find_nearest(word, known)
     return f"; did you mean {near!r}?" if near else ""
 
 
@@ -163,7 +163,7 @@ def without_strange_fields(
 
     A field that is spelled nearly as a known one stays, and is an error when the document is validated.
     """
-    strange = [field for field in content if field not in known and not nearest(field, known)]
+    strange = [field for field in content if field not in known and not find_nearest(field, known)]
     hint = f"Known fields: {', '.join(sorted(known))}."
     warnings = [problem_at(name, text, [field], "unknown field, which is passed over", hint) for field in strange]
     return {field: value for field, value in content.items() if field not in strange}, warnings
@@ -171,14 +171,14 @@ def without_strange_fields(
 
 def problem_at(name: str, text: str, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
     """A problem at a field of a JSON text; an empty text gives no line."""
-    return Problem(name, line_of(text, path) if text else 0, _join_path(path), message, hint)
+    return Problem(name, find_line(text, path) if text else 0, _join_path(path), message, hint)
 
 
 def problem_of_field(file: str, field: str, message: str, hint: str = "") -> Problem:
     """A problem at a field of a file; with its line where that is a JSON file that has the field."""
     document, text, _ = load_json(Path(file), file, without_comments)
     try:
-        return problem_at(file, text, path_of(document, field), message, hint)
+        return problem_at(file, text, find_path(document, field), message, hint)
     except KeyError:
         return Problem(file, 0, field, message, hint)
 
@@ -201,7 +201,7 @@ def strings_in(value: object, *path: str | int) -> Iterator[tuple[tuple[str | in
 
 def problems_of(error: ValidationError, model: type[BaseModel], name: str, text: str) -> list[Problem]:
     """Turns pydantic's errors about a JSON text into problems; see `problems_at`."""
-    return problems_at(error, model, name, partial(line_of, text))
+    return problems_at(error, model, name, partial(find_line, text))
 
 
 def problems_at(
@@ -242,7 +242,7 @@ def problems_at(
             text = "" if isinstance(found, str) else written(location)
             message = f"{_say_expected(item['msg'])}, found {text or _describe(found)}"
             if kind == "literal_error" and isinstance(found, str):
-                near = nearest(found, re.findall("'(.*?)'", item["ctx"]["expected"]))
+                near = find_nearest(found, re.findall("'(.*?)'", item["ctx"]["expected"]))
                 hint = f"Did you mean {near!r}?" if near else ""
             elif kind == "string_type" and text:
                 hint = f'Write it in quotes: "{text}".'

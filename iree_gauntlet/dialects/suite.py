@@ -13,11 +13,11 @@ from pydantic import AfterValidator, Field, model_validator
 from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin, Stage
 from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, expecting, one_of
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
-from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
+from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.dialects.toml_file import read_table
 from iree_gauntlet.errors import Problem, SpecError, UsageError
-from iree_gauntlet.targets import FAMILIES, Target, target_of
+from iree_gauntlet.targets import FAMILIES, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ def _check_reason(text: str) -> str:
 
 
 def _require_target(text: str, sku: str = "") -> Target:
-    target = target_of(text, sku=sku)
+    target = parse_target(text, sku=sku)
     if target is None:
         raise ValueError(f"unknown target {text!r}: expected {', '.join(FAMILIES)}, or a chip such as gfx942")
     return target
@@ -175,7 +175,7 @@ def read_suite(path: Path) -> Suite:
     )
 
 
-def idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
+def find_idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
     """Its includes that fit no spec of its folders: misspelt, or left behind."""
     tests = [spec for spec in specs if spec.is_test]
     found: list[Problem] = []
@@ -185,7 +185,7 @@ def idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
         return [Problem(str(suite.path), 0, "spec_dirs", f"there is no spec in {folders}", hint)]
     for index, include in enumerate(suite.includes):
         if not any(include.matches_spec(spec) for spec in tests):
-            why = unmatched(include, tests) or "Its globs fit none together."
+            why = find_unmatched(include, tests) or "Its globs fit none together."
             hint = "Fix the entry, or remove it; `list` shows every model and submodel."
             found.append(
                 Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {why[0].lower()}{why[1:]}", hint)
@@ -224,7 +224,7 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
     ), notes
 
 
-def unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:
+def find_unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:
     """Its expected failures that name no case which it selects: they are of no use."""
     names = {f"{case.model}/{case.submodel}" for case in (*selected.cases, *selected.required)}
     return [

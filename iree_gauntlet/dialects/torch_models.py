@@ -30,8 +30,8 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT
 from iree_gauntlet.dialects.locations import SpecReader, devices_of_flags, file_path, target_of_flags, with_device
-from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Loaded, SourceFields, Spec, base_case, defined_twice
-from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Loaded, SourceFields, Spec, base_case, find_defined_twice
+from iree_gauntlet.dialects.spec_file import find_nearest
 from iree_gauntlet.dialects.torch_schema import (
     ArgumentSpec,
     BenchmarkTest,
@@ -41,7 +41,7 @@ from iree_gauntlet.dialects.torch_schema import (
     Weight,
     read_module_definition,
 )
-from iree_gauntlet.targets import Target, target_of
+from iree_gauntlet.targets import Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -91,7 +91,7 @@ class TorchTest:
             for item in self.case.parameters
         )
         device = definitions[-1].document.device_for(target)
-        words = {word for word in self.case.markers if target_of(word) is None}
+        words = {word for word in self.case.markers if parse_target(word) is None}
         case = replace(
             self.case,
             target=target,
@@ -170,7 +170,7 @@ class TorchTests(Builder[Spec]):
             loaded.warnings.update(spec.warnings)
             return
         # The targets that its markers name, such as `hip`; where they name none, it may be for any.
-        named = [target for word in spec.words or () if (target := target_of(word))]
+        named = [target for word in spec.words or () if (target := parse_target(word))]
         asked_for = not named or any(target.covers(other) for target in loaded.targets for other in named)
         wanted = chosen and (spec.words is None or loaded.matches(spec.words, chosen)) and asked_for
         problems = loaded.problems if wanted else loaded.left_out
@@ -200,7 +200,7 @@ class TorchTests(Builder[Spec]):
             first = self.loaded.required.setdefault(case.id, case)
             if first.origin.file != case.origin.file:
                 name = f"module {case.modules[0].name}"
-                self.loaded.problems.add(defined_twice(name, case.target, case.origin.file, first.origin.file))
+                self.loaded.problems.add(find_defined_twice(name, case.target, case.origin.file, first.origin.file))
 
 
 class _TestReader(SpecReader):
@@ -296,7 +296,7 @@ class TorchModules:
         places = (folder / file for file in files for folder in folders)
         path = next((path for path in places if os.path.isfile(path)), None)  # noqa: PTH113 - a name may be too long
         if path is None:
-            near = nearest(name, sorted({known for folder in folders for known in self._list_names(folder)}))
+            near = find_nearest(name, sorted({known for folder in folders for known in self._list_names(folder)}))
             message = f"there is no module definition {name}.json in {' or '.join(map(str, folders))}"
             hint = f"Did you mean {near!r}?" if near else "--module-directory names the folder of module definitions."
             reader.refuse(field, message, hint)

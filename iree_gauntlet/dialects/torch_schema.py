@@ -343,7 +343,7 @@ def has_type(path: Path) -> bool:
     return isinstance(document, dict) and "type" in document
 
 
-def json_files_below(root: Path, without: Path | None = None) -> Iterator[Path]:
+def list_json_files(root: Path, without: Path | None = None) -> Iterator[Path]:
     """Files that may be specs, in a stable order; `without` is not looked into."""
     for current, subfolders, files in os.walk(root):
         subfolders[:] = sorted(
@@ -356,7 +356,7 @@ def json_files_below(root: Path, without: Path | None = None) -> Iterator[Path]:
 
 def read_torch_specs_below(tree: SpecTree, root: Path, without: Path | None = None) -> Iterator[Spec]:
     """The specs anywhere below a root."""
-    return (spec for path in json_files_below(root, without) if (spec := _read_torch(tree, root, path)))
+    return (spec for path in list_json_files(root, without) if (spec := _read_torch(tree, root, path)))
 
 
 def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:

@@ -19,7 +19,7 @@ from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, has_word, is
 from iree_gauntlet.dialects.op_suites import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import read_sharktank_specs
 from iree_gauntlet.dialects.spec import ROOT_NAMES, SHARKTANK, TORCH_MODELS, TORCH_ROOT, Dialect, Spec, SpecTree
-from iree_gauntlet.dialects.torch_schema import has_type, json_files_below, read_torch_specs_below
+from iree_gauntlet.dialects.torch_schema import has_type, list_json_files, read_torch_specs_below
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -172,4 +172,4 @@ def _holds_torch_models(root: Path, *, named: bool) -> bool:
     """Whether a root is one of torch models: by its name, or a folder of another name whose files have a `type`."""
     if root.name in ROOT_NAMES:
         return root.name == TORCH_ROOT
-    return named or any(has_type(path) for path in json_files_below(root))
+    return named or any(has_type(path) for path in list_json_files(root))

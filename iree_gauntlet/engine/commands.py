@@ -131,16 +131,16 @@ def import_argv(python: str, script: str, program: str, output: str, options: On
     if options.least_opset is not None:
         argv += ["--least-opset", str(options.least_opset)]
     for name, shape in options.shapes:
-        argv += ["--shape", f"{name}={shape_text(shape)}"]
+        argv += ["--shape", f"{name}={format_shape(shape)}"]
     return tuple(argv)
 
 
-def shape_text(shape: Sequence[int]) -> str:
+def format_shape(shape: Sequence[int]) -> str:
     """`1x3x48x192`; `scalar` for no dimensions."""
     return "x".join(str(size) for size in shape) or "scalar"
 
 
-def parameters_argv(
+def make_parameters_argv(
     python: str, program: str, scope: str, made: MadeValues, ir_tool: str, output: str
 ) -> tuple[str, ...]:
     """Our own program that makes an archive for the parameters of a program."""
@@ -150,7 +150,7 @@ def parameters_argv(
     return (python, "-m", module, program, f"--scope={scope}", values, *tool, "-o", output)
 
 
-def threshold_argv(tool: str, case: Case, flags: Sequence[str], places: Places, folder: str) -> tuple[str, ...]:
+def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], places: Places, folder: str) -> tuple[str, ...]:
     """`iree-run-module`, in the order of the case.
 
     Args:
@@ -160,9 +160,9 @@ def threshold_argv(tool: str, case: Case, flags: Sequence[str], places: Places, 
         places: where its files lie.
         folder: the step's own, where outputs are written that the spec asks for.
     """
-    inputs = [f"--input={argument_text(item, places.artifact)}" for item in case.inputs]
+    inputs = [f"--input={format_argument(item, places.artifact)}" for item in case.inputs]
     inputs += [REFERENCE_FLAGS] if case.reference else []
-    expected = [f"--expected_output={argument_text(item, places.artifact)}" for item in case.expected_outputs]
+    expected = [f"--expected_output={format_argument(item, places.artifact)}" for item in case.expected_outputs]
     if case.order is ArgumentOrder.MODULES_FIRST:
         loaded = [f"--module={places.module(module)}" for module in case.modules]
         # `@name` and `+name` are files of the step's folder; `-` is none.
@@ -183,12 +183,12 @@ def threshold_argv(tool: str, case: Case, flags: Sequence[str], places: Places, 
     )
 
 
-def benchmark_argv(tool: str, case: Case, flags: Sequence[str], places: Places) -> tuple[str, ...]:
+def make_benchmark_argv(tool: str, case: Case, flags: Sequence[str], places: Places) -> tuple[str, ...]:
     """`iree-benchmark-module`, in the order of the case.
 
     Sharktank's is: device, function, dependencies with their parameters, inputs, flags, main module.
     """
-    inputs = [f"--input={argument_text(item, places.artifact)}" for item in case.inputs]
+    inputs = [f"--input={format_argument(item, places.artifact)}" for item in case.inputs]
     json = "--benchmark_format=json"
     if case.order is ArgumentOrder.MODULES_FIRST:
         loaded = [f"--module={places.module(module)}" for module in case.modules]
@@ -203,7 +203,7 @@ def benchmark_argv(tool: str, case: Case, flags: Sequence[str], places: Places) 
     return (tool, f"--device={case.device}", f"--function={case.function}", *loaded, json, *inputs, *flags, main)
 
 
-def counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str, ...]:
+def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str, ...]:
     """Compile flags of a module whose instructions are counted.
 
     Args:
@@ -229,12 +229,12 @@ def counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str, ...
     return (*kept, f"--iree-llvmcpu-target-cpu-features={features}") if features else tuple(kept)
 
 
-def counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
+def make_counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
     """A benchmark's command for a count: on one thread, and how often it calls is the counter's matter."""
     return (benchmark[0], _COUNTED_DEVICE, *(word for word in benchmark[1:] if not word.startswith(_NOT_COUNTED)))
 
 
-def argument_text(argument: Argument, artifact: Callable[[str], str]) -> str:
+def format_argument(argument: Argument, artifact: Callable[[str], str]) -> str:
     """`value`, `@file` or `value=@file`; a file whose name says its type needs no value."""
     if not argument.url:
         return argument.value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.dialects.spec_file import did_you_mean
-from iree_gauntlet.engine.processes.supervisor import Outcome, disk_full
+from iree_gauntlet.engine.processes.supervisor import Outcome, explain_disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import listed
 from iree_gauntlet.recorded import Recorded
@@ -94,7 +94,7 @@ _NVIDIA_ADVICE = f"{_CHIP_ADVICE}, as sm_89 (a newer NVIDIA GPU runs what is com
 _EXPORTED = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
 
 
-def after_process(
+def judge_process(
     step: Step, outcome: Outcome, lines: Sequence[str], *, tool: str, reason: str | None = None
 ) -> Result:
     """The result of a step whose process ended badly.
@@ -106,7 +106,7 @@ def after_process(
         tool: its name, for messages.
         reason: why it failed by its own account, for an ordinary exit; the first of its lines where not given.
     """
-    full = outcome.signal not in _OF_ITSELF and disk_full(Path(step.folder), lines)
+    full = outcome.signal not in _OF_ITSELF and explain_disk_full(Path(step.folder), lines)
     lost = next((found[0] for line in (*lines, *outcome.tail) if (found := _DEVICE_LOST.search(line))), "")
     # The first one that is true says why; none is the fault of the product under test.
     errors = (
@@ -170,7 +170,7 @@ def _format_functions(step: Step, name: str) -> str:
     return f", which has {listed(known, _MOST_NAMES)}{did_you_mean(name, known)}" if known else ""
 
 
-def first_error(lines: Iterable[str]) -> str:
+def find_first_error(lines: Iterable[str]) -> str:
     """The first line that says `error:`, without the path before it; empty where there is none."""
     for line in lines:
         match = _ERROR_LINE.search(line)

@@ -173,7 +173,9 @@ def _compute_share_of_memory(jobs: int) -> int:
     return 0 if total is None else max(_LEAST_MEMORY, int(total * _MEMORY_SHARE / jobs))
 
 
-def batched(steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path, finished: Collection[str]) -> Batched:
+def make_batches(
+    steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path, finished: Collection[str]
+) -> Batched:
     """The steps of a plan, with batches of so many cases; each by itself where that is below 2.
 
     Raises:

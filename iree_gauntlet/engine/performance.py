@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import FailureKind, Metric, Verdict
-from iree_gauntlet.engine.judging import after_process, require_whole_files
+from iree_gauntlet.engine.judging import judge_process, require_whole_files
 from iree_gauntlet.engine.modules.modules import Kept, read_dispatch_count
 from iree_gauntlet.engine.rounds.taken_rounds import Confirmed, ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.errors import GauntletError
@@ -53,7 +53,7 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
     outcome = processes.run(step)
     state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
     if outcome.exit_code != 0:
-        result = after_process(step, outcome, processes.error_lines(step), tool=_TOOL)
+        result = judge_process(step, outcome, processes.error_lines(step), tool=_TOOL)
         return processes.complete(step, outcome, result)
     try:
         samples = parse_benchmark_rows(processes.stdout(step))[0]

@@ -23,19 +23,25 @@ from iree_gauntlet.cases import (
     Stage,
 )
 from iree_gauntlet.dialects.locations import problem_of_flag
-from iree_gauntlet.engine.commands import Places, benchmark_argv, counted_flags, parameters_role, threshold_argv
+from iree_gauntlet.engine.commands import (
+    Places,
+    make_benchmark_argv,
+    make_counted_flags,
+    make_threshold_argv,
+    parameters_role,
+)
 from iree_gauntlet.engine.plan_modules import (
     DEFAULT_TIMEOUTS,
     PlanContext,
     compile_step,
     count_step,
-    files_of,
     import_step,
+    list_files,
     parameters_step,
     reference_step,
 )
-from iree_gauntlet.engine.tolerance_flags import void_tolerances, wrong_tolerances
-from iree_gauntlet.steps import NOTHING_COMPARED, CacheLookup, Command, Resources, Step, StepInput, step_id
+from iree_gauntlet.engine.tolerance_flags import find_void_tolerances, find_wrong_tolerances
+from iree_gauntlet.steps import NOTHING_COMPARED, CacheLookup, Command, Resources, Step, StepInput, make_step_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -202,7 +208,7 @@ class _Planner:
 
     def _list_module_needs(self, modules: Iterable[Module]) -> tuple[str, ...]:
         owners = [(self._owners.get(module.id), module) for module in modules]
-        return tuple(step_id(owner.chain, Stage.COMPILE, module.role) for owner, module in owners if owner)
+        return tuple(make_step_id(owner.chain, Stage.COMPILE, module.role) for owner, module in owners if owner)
 
     def _compute_timeout(self, case: Case, stage: Stage) -> float:
         return self._context.timeouts.get(stage, dict(case.timeouts).get(stage, DEFAULT_TIMEOUTS[stage]))
@@ -219,7 +225,7 @@ class _Planner:
         known = [item for other in siblings for item in other.expectations if item.stage is stage and own]
         expected = known[0] if known else None
         return Step(
-            id=step_id(case.chain, stage, role),
+            id=make_step_id(case.chain, stage, role),
             chain=case.chain,
             dialect=case.dialect,
             model=case.model,
@@ -290,7 +296,7 @@ class _Planner:
             return
         skipped = dict(case.skips)
         for module in self._list_owned(case) if Stage.COMPILE not in skipped else ():
-            yield from files_of(module, self._context)
+            yield from list_files(module, self._context)
         everything = self._stages == {Stage.FETCH}
         required = case.id in self._required_ids
         stage = Stage.BENCHMARK if case.kind is Kind.BENCHMARK or required else Stage.THRESHOLD
@@ -308,7 +314,7 @@ class _Planner:
                 yield role, argument.url
 
     def _fetch_needs(self, chains: Iterable[str]) -> tuple[str, ...]:
-        ids = [step_id(chain, Stage.FETCH) for chain in chains]
+        ids = [make_step_id(chain, Stage.FETCH) for chain in chains]
         return tuple(name for name in ids if name in self._steps)
 
     def _plan_module_steps(self, case: Case, module: Module) -> None:
@@ -351,13 +357,13 @@ class _Planner:
         if owner is None:
             return
         role = parameters_role(scope, made)
-        if step_id(owner.chain, Stage.PARAMETERS, role) in self._steps:
+        if make_step_id(owner.chain, Stage.PARAMETERS, role) in self._steps:
             return
-        imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, made.module.role))
+        imported = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, made.module.role))
         step = parameters_step(self._make_step(owner, Stage.PARAMETERS, role), scope, made, imported, self._context)
         needs = (imported.id,) if imported else self._fetch_needs([owner.chain])
         # A program that does not compile needs no weights: its failure is said once, by the compiler.
-        compiled = step_id(owner.chain, Stage.COMPILE, made.module.role)
+        compiled = make_step_id(owner.chain, Stage.COMPILE, made.module.role)
         needs = (*needs, compiled) if compiled in self._steps else needs
         timeout = self._compute_timeout(case, Stage.PARAMETERS)
         self._add(replace(step, needs=needs, timeout=timeout, origin=case.origin, blocked=owner.blocked_reason))
@@ -365,7 +371,7 @@ class _Planner:
     def _list_made_needs(self, case: Case) -> tuple[str, ...]:
         values = [(self._owners.get(made.module.id), scope, made) for scope, made in self._list_made_values(case)]
         return tuple(
-            step_id(owner.chain, Stage.PARAMETERS, parameters_role(scope, made))
+            make_step_id(owner.chain, Stage.PARAMETERS, parameters_role(scope, made))
             for owner, scope, made in values
             if owner
         )
@@ -383,14 +389,14 @@ class _Planner:
 
     def _plan_threshold(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-run-module")
-        notes = (*notes, *(item.message for item in void_tolerances(case)))
+        notes = (*notes, *(item.message for item in find_void_tolerances(case)))
         wrong: list[Problem] = []
-        for item in wrong_tolerances(case):
+        for item in find_wrong_tolerances(case):
             # As of unknown flags: what one case of a suite says itself keeps no other from running.
             problem = self._problem_of_flag(item.file, item.flag, item.message, item.hint)
             wrong.append(problem) if item.flag in case.own_flags else self._problems.add(problem)
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
-        argv = threshold_argv(self._context.run_module, case, flags, self._places, folder)
+        argv = make_threshold_argv(self._context.run_module, case, flags, self._places, folder)
         if not (case.expected_outputs or case.reference):
             notes = (*notes, NOTHING_COMPARED)
         self._add(
@@ -400,7 +406,7 @@ class _Planner:
                 needs=(
                     *self._list_module_needs((*case.modules, *case.extra_modules)),
                     *self._list_made_needs(case),
-                    *((step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
+                    *((make_step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
                     *self._fetch_needs([case.chain]),
                 ),
                 command=Command(argv, case.working_directory or folder),
@@ -442,7 +448,7 @@ class _Planner:
         needs = [*self._list_made_needs(case), *self._fetch_needs([case.chain])]
         if not skip:
             needs += [needed for module in case.modules for needed in self._plan_counted_compile(module)]
-        argv = benchmark_argv(self._context.benchmark_module, case, flags, self._counted)
+        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._counted)
         archives = ((item, self._counted.archive(item)) for item in case.parameters if not item.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
         files += [self._make_input("parameters", item.url) for item in case.parameters if item.url]
@@ -465,19 +471,19 @@ class _Planner:
         if owner is None:
             return
         role = self._counted.get_role(module)
-        if step_id(owner.chain, Stage.COMPILE, role) not in self._steps:
-            flags = counted_flags(module.flags, self._context.counter().cpu, self._context.linker)
-            imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, module.role))
+        if make_step_id(owner.chain, Stage.COMPILE, role) not in self._steps:
+            flags = make_counted_flags(module.flags, self._context.counter().cpu, self._context.linker)
+            imported = self._steps.get(make_step_id(owner.chain, Stage.IMPORT, module.role))
             # What does not compile is said once, of the module as its spec has it.
-            plain = self._steps.get(step_id(owner.chain, Stage.COMPILE, module.role))
+            plain = self._steps.get(make_step_id(owner.chain, Stage.COMPILE, module.role))
             needs = [*self._fetch_needs([owner.chain]), *(step.id for step in (imported, plain) if step)]
             made = imported.output("program") if imported else ""
             self._compile(owner, replace(module, role=role, flags=flags), needs, made)
-        yield step_id(owner.chain, Stage.COMPILE, role)
+        yield make_step_id(owner.chain, Stage.COMPILE, role)
 
     def _plan_benchmark(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
-        argv = benchmark_argv(self._context.benchmark_module, case, flags, self._places)
+        argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._places)
         folder = self._places.folder(case.chain, Stage.BENCHMARK)
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
         self._add(

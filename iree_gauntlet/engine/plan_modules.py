@@ -13,11 +13,11 @@ from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, arch
 from iree_gauntlet.cases import MadeValues, Module, OnnxImport, Stage
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
-    counted_argv,
+    format_shape,
     import_argv,
+    make_counted_argv,
+    make_parameters_argv,
     makes_dumps,
-    parameters_argv,
-    shape_text,
     with_statistics,
 )
 from iree_gauntlet.engine.modules.module_key import join_flags
@@ -88,7 +88,7 @@ def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | N
     }
     if imported:
         ingredients |= {"import": _format_options(made.module), "importer": context.importer}
-    argv = parameters_argv(context.own_python, program, scope, made, context.ir_tool, output)
+    argv = make_parameters_argv(context.own_python, program, scope, made, context.ir_tool, output)
     step = replace(step, inputs=(replace(source, path=program),), outputs=(("parameters", output),))
     return _plan_making(step, argv, ingredients, context)
 
@@ -192,7 +192,7 @@ def count_step(
     inputs = [StepInput("program", main)]
     inputs += [StepInput(f"{FILE_ROLE}module {number}", path) for number, path in enumerate(others)]
     inputs += [replace(item, role=f"{FILE_ROLE}{item.role} {number}") for number, item in enumerate(files)]
-    counted = counted_argv(benchmark.argv)
+    counted = make_counted_argv(benchmark.argv)
     plain = [_without_file(word) for word in counted[1:]]
     ingredients = {
         "kind": f"count {_COUNT_FORMAT}",
@@ -243,7 +243,7 @@ def _make_source(module: Module, context: PlanContext, working_directory: str = 
         return StepInput("program", path, url)
 
 
-def files_of(module: Module, context: PlanContext) -> Iterator[tuple[str, str]]:
+def list_files(module: Module, context: PlanContext) -> Iterator[tuple[str, str]]:
     """(role, URL) of the files that a module is made from."""
     if not module.program.name:
         yield "program", module.program.url
@@ -272,7 +272,7 @@ def _collect_hashes(files: Sequence[StepInput]) -> dict[str, str]:
 
 def _format_options(module: Module) -> str:
     options = module.program.onnx or OnnxImport()
-    texts = [options.opset, [[name, shape_text(shape)] for name, shape in options.shapes]]
+    texts = [options.opset, [[name, format_shape(shape)] for name, shape in options.shapes]]
     return json.dumps(texts if options.least_opset is None else [*texts, options.least_opset])
 
 

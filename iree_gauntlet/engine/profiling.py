@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.processes.supervisor import shell_line
+from iree_gauntlet.engine.judging import judge_process
+from iree_gauntlet.engine.processes.supervisor import format_shell_line
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.profiles.dispatch_profile import (
@@ -178,7 +178,7 @@ class _ProfileWork:
 
     def run(self, command: Command, tool: str, name: str) -> None:
         """Raises _NoProfileError where the tool fails."""
-        self._commands.append(shell_line(command))
+        self._commands.append(format_shell_line(command))
         outcome = self._processes.run(self._step, command, name=name)
         self._seconds += outcome.seconds
         self._log = self._processes.log(self._step, f"{name}stderr.txt")
@@ -188,7 +188,7 @@ class _ProfileWork:
             lines = self._processes.error_lines(self._step, name)
             # Google Benchmark puts its warnings before the error.
             said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
-            raise _NoProfileError(after_process(self._step, outcome, lines, tool=tool, reason=shorten(said)).reason)
+            raise _NoProfileError(judge_process(self._step, outcome, lines, tool=tool, reason=shorten(said)).reason)
 
     def result(self, profile: DispatchProfile | None, reason: str) -> Profiling:
         return Profiling(profile, reason, tuple(self._commands), self._seconds, self._log)

@@ -14,13 +14,13 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.artifacts.onnx_data import list_data_files, operators
+from iree_gauntlet.artifacts.onnx_data import list_data_files, list_operators
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.dialects.sharktank_schema import RegressionV1
 from iree_gauntlet.dialects.spec_file import read_text
 from iree_gauntlet.dialects.torch_schema import QualityTest
-from iree_gauntlet.engine.commands import argument_text
+from iree_gauntlet.engine.commands import format_argument
 from iree_gauntlet.engine.judging import PROVENANCE_FILE, read_provenance
 from iree_gauntlet.engine.reference_workers import CHOOSE_INPUTS, ReferenceAnswer, ReferencePlan, WeightEffects
 from iree_gauntlet.errors import UsageError
@@ -133,7 +133,7 @@ def record_outputs(
     return Recording(outputs, str(answer.reference), tolerance, tuple(_list_notes(answer, outputs, limits)))
 
 
-def weight_effects(case: Case, store: ArtifactStore, workers: ReferenceWorkers) -> Sequence[WeightEffect]:
+def measure_weight_effects(case: Case, store: ArtifactStore, workers: ReferenceWorkers) -> Sequence[WeightEffect]:
     """What each weight of a quality case's model does to its outputs, in the order of the file.
 
     Args:
@@ -166,7 +166,7 @@ def _plan(case: Case, store: ArtifactStore, folder: Path) -> ReferencePlan:
     written = [flag for flag in (*case.run_flags, *case.own_flags) if parse_tolerance(flag) or "equality_mode" in flag]
     return ReferencePlan(
         model=str(store.fetch(case.modules[-1].program.url).path),
-        inputs=(tuple(argument_text(item, lambda url: str(store.fetch(url).path)) for item in case.inputs),),
+        inputs=(tuple(format_argument(item, lambda url: str(store.fetch(url).path)) for item in case.inputs),),
         cwd=case.working_directory or str(folder),
         folder=str(folder),
         tolerances=_read_allowed_by(parse_tolerances(written)) if written else None,
@@ -371,7 +371,7 @@ def changed_since(case: Case, store: ArtifactStore) -> Iterator[str]:
             if sha256 and file.is_file() and hash_file(file) != sha256
         )
     fused = record.made_by == "onnxruntime" and not record.optimisations
-    if fused and any(name.startswith(_QUANTISING) for name in operators(store.path(url))):
+    if fused and any(name.startswith(_QUANTISING) for name in list_operators(store.path(url))):
         yield "it was recorded with onnxruntime's graph optimisations, which change the numbers of quantised models"
     inputs = [item.source for item in record.inputs]
     others = [name for item in case.inputs if item.url and (name := _as_named(item.url, place)) not in inputs]

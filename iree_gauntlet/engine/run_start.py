@@ -235,7 +235,7 @@ class MissingFile:
     more: int
 
 
-def missing_files(
+def find_missing_files(
     steps: Iterable[Step], cases: Iterable[Case], store: ArtifactStore, finished: Container[str] = ()
 ) -> list[MissingFile]:
     """The files of steps that only the network has, in the order of the steps.
@@ -257,13 +257,13 @@ def missing_files(
             for item in step.inputs:
                 wanted.setdefault(item.url, []).append(step.id)
     # It brings pydantic.
-    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415 - it brings pydantic
+    from iree_gauntlet.dialects.load import list_urls  # noqa: PLC0415 - it brings pydantic
 
     missing = [url for url in wanted if _needs_network(store, url)]
     fields: dict[str, list[str]] = {url: [] for url in missing}
     # Most of the time nothing is missing, and no spec needs to be looked at.
     for case in cases if missing else ():
-        for field, url in urls_of(case):
+        for field, url in list_urls(case):
             place = f"{case.origin.file}: {field}"
             if url in fields and place not in fields[url]:
                 fields[url].append(place)
@@ -271,7 +271,7 @@ def missing_files(
     return [MissingFile(url, by[0], len(by) - 1) for url, by in needed]
 
 
-def missing_text(files: Sequence[MissingFile]) -> str:
+def describe_missing(files: Sequence[MissingFile]) -> str:
     """The list for people, one line a file."""
     count = "1 file is missing" if len(files) == 1 else f"{len(files)} files are missing"
     lines = [f"offline: {count}:"]

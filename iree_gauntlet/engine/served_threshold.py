@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import FailureKind, Verdict
-from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.processes.run_client import RunJob, RunServers, RunVerdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
@@ -75,14 +75,14 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
     if answer.verdict == RunVerdict.MISMATCH:
         # A process of its own opens the CPU in milliseconds.
         if FailureKind.WRONG_NUMBERS in step.expect_kinds or not job.on_cpu:
-            from iree_gauntlet.engine.threshold import mismatched  # noqa: PLC0415 - it brings NumPy
+            from iree_gauntlet.engine.threshold import find_mismatched  # noqa: PLC0415 - it brings NumPy
 
-            return mismatched(step, job, answer, processes, result)
+            return find_mismatched(step, job, answer, processes, result)
         return _ask_again(step, processes)
     # As `threshold.check_threshold` says the same status: its text, and the first thing that was being done.
     parts = [part.strip() for part in answer.message.split(";")]
     reason = shorten("; ".join(parts[1:3]) if len(parts) > 1 else answer.message)
-    ended = after_process(step, outcome, outcome.tail, tool=_TOOL, reason=reason)
+    ended = judge_process(step, outcome, outcome.tail, tool=_TOOL, reason=reason)
     if answer.message and not answer.logged:
         result = replace(result, log=processes.write_log(step, "stderr.txt", [answer.message]))
     return replace(

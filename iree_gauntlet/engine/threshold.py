@@ -21,7 +21,7 @@ import numpy as np
 
 from iree_gauntlet.cases import Allclose, FailureKind, Metric, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
-from iree_gauntlet.engine.judging import EXPECTED, after_process, find_changed_goldens, require_whole_files, values_of
+from iree_gauntlet.engine.judging import EXPECTED, find_changed_goldens, judge_process, require_whole_files, values_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
 from iree_gauntlet.measuring.numerics.arrays import (
@@ -104,7 +104,7 @@ def check_error(step: Step, result: Result) -> Result:
 def _say_not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
     """The result of a run that did not finish."""
     lines = processes.error_lines(step)
-    result = after_process(step, outcome, lines, tool=_TOOL, reason=_format_status_line(lines))
+    result = judge_process(step, outcome, lines, tool=_TOOL, reason=_format_status_line(lines))
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
@@ -135,7 +135,7 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
     return processes.complete(step, outcome, result)
 
 
-def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
+def find_mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
     """The result of a case whose outputs are not as expected, with the figures of each from what a run server kept."""
     result = replace(result, verdict=Verdict.FAILED, failure=FailureKind.WRONG_NUMBERS)
     try:

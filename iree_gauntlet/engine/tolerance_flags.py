@@ -33,7 +33,7 @@ class FlagFinding:
     hint: str
 
 
-def wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
+def find_wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Tolerances that are no numbers, or negative; iree-run-module takes the former for 0."""
     for file, flag in _list_flags(case):
         try:
@@ -42,7 +42,7 @@ def wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
             yield FlagFinding(file, flag, error.what, error.hint)
 
 
-def loose_tolerances(case: Case) -> Iterator[FlagFinding]:
+def find_loose_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Tolerances that no value can exceed: a check that cannot fail."""
     for file, flag in _list_flags(case):
         kind, value = parse_tolerance(flag) or ("", 0.0)
@@ -51,7 +51,7 @@ def loose_tolerances(case: Case) -> Iterator[FlagFinding]:
             yield FlagFinding(file, flag, message, "Give what the outputs may differ by, such as 1e-3.")
 
 
-def void_tolerances(case: Case) -> Iterator[FlagFinding]:
+def find_void_tolerances(case: Case) -> Iterator[FlagFinding]:
     """Absolute tolerances below the relative one that iree-run-module adds unasked, for values of 1 and more."""
     written = [(file, flag, *tolerance) for file, flag in _list_flags(case) if (tolerance := parse_tolerance(flag))]
     if any(kind == "rtol" for _, _, kind, _ in written):

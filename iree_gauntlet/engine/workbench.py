@@ -22,7 +22,7 @@ from iree_gauntlet.engine.rounds.machine_lock import require_lock_folder
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
-from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
+from iree_gauntlet.settings import find_cache_folder, find_project_folder, make_cache_folder
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.find import chosen, find_toolchain, make_toolchain_place
 from iree_gauntlet.toolchains.flags import NO_FLAGS, KnownFlags, read_known_flags
@@ -103,15 +103,15 @@ def open_workbench(
     """
     if not look_only:
         require_lock_folder(os.environ)
-    cache_dir = (cache_folder if look_only else made_cache_folder)(request.cache_dir)
+    cache_dir = (find_cache_folder if look_only else make_cache_folder)(request.cache_dir)
     compiler, runtime = chosen(request, os.environ)
     store = ArtifactStore(
         cache_dir,
-        Registry.of_project(project_folder()),
+        Registry.of_project(find_project_folder()),
         offline=network.offline,
         stall_timeout=network.timeout_stall,
         progress=progress,
-        configuration=read_configuration(project_folder(), os.environ),
+        configuration=read_configuration(find_project_folder(), os.environ),
     )
     leases = Leases(cache_dir)
     offline = network.offline or not need_toolchain

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.locations import is_url
-from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
+from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match
 from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.settings import project_folder, shipped_folder, shown
-from iree_gauntlet.targets import FAMILIES, Target, target_of
+from iree_gauntlet.settings import find_project_folder, find_shipped_folder, shown
+from iree_gauntlet.targets import FAMILIES, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -93,10 +93,10 @@ class Selection:
         """URLs of the selected cases, and of files that have other problems too, that mean no source."""
         # Random sources bring NumPy; `list` answers without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
-        from iree_gauntlet.dialects.load import SOURCE_NAMES, urls_of  # noqa: PLC0415 - it brings pydantic
+        from iree_gauntlet.dialects.load import SOURCE_NAMES, list_urls  # noqa: PLC0415 - it brings pydantic
         from iree_gauntlet.dialects.spec_file import strings_of  # noqa: PLC0415
 
-        named = {(case.origin.file, field, url) for case in self._cases for field, url in urls_of(case)}
+        named = {(case.origin.file, field, url) for case in self._cases for field, url in list_urls(case)}
         files = {problem.file for problem in broken}
         for spec in self.specs:
             if spec.document is None and spec.name in files:
@@ -140,7 +140,12 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     # Specs bring pydantic; `--help` answers without it.
     from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
-    from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes, unselected_failures, with_failures_of  # noqa: PLC0415
+    from iree_gauntlet.dialects.suite import (  # noqa: PLC0415
+        DEFAULT_STAGES,
+        find_idle_includes,
+        find_unselected_failures,
+        with_failures_of,
+    )
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
     suite = _find_suite(request, defaults)
@@ -158,12 +163,12 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     cases = load_cases(specs, includes, targets, failures, request.device)
     if suite:
         # Folders in place of its own may hold less than it names.
-        idle = [] if request.spec_dir else idle_includes(suite, specs)
+        idle = [] if request.spec_dir else find_idle_includes(suite, specs)
         cases = replace(cases, problems=_with_lines_of(suite, (*cases.problems, *idle)))
         if for_problems and failures and not (cases.problems or request.spec_dir):
             # The options may narrow it down.
             whole = load_cases(specs, suite.includes, targets)
-            useless = _with_lines_of(suite, unselected_failures(suite, whole))
+            useless = _with_lines_of(suite, find_unselected_failures(suite, whole))
             cases = replace(cases, warnings=(*cases.warnings, *useless))
     notes: list[str] = []
     if suite is None and not request.spec_dir:
@@ -173,7 +178,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
         unread = sorted({problem.file for problem in cases.left_out})
-        raise no_match(includes, specs, families, cases.known_markers, cases.elsewhere, unread)
+        raise explain_no_match(includes, specs, families, cases.known_markers, cases.elsewhere, unread)
     return Selection(
         name=suite.name if suite else "custom",
         stages=suite.stages if suite else DEFAULT_STAGES,
@@ -198,7 +203,7 @@ def _list_project_suites() -> tuple[list[Suite], list[str]]:
     from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415 - it brings pydantic
 
     suites, broken = [], []
-    for path in sorted((project_folder() / "suites").glob("*.toml")):
+    for path in sorted((find_project_folder() / "suites").glob("*.toml")):
         try:
             suites.append(read_suite(shown(path)))
         except (SpecError, UsageError):
@@ -276,20 +281,20 @@ def _find_suite(request: SelectionRequest, defaults: Defaults) -> Suite | None:
     from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415
 
     if request.suite:
-        return read_suite(suite_path(request.suite))
+        return read_suite(find_suite(request.suite))
     asked = [value for name, value in asdict(request).items() if name not in _BESIDE_A_SUITE]
-    default = project_folder() / defaults.suite
+    default = find_project_folder() / defaults.suite
     if defaults.suite and default.is_file() and not any(asked):
         return read_suite(shown(default))
     return None
 
 
-def suite_path(text: str) -> Path:
+def find_suite(text: str) -> Path:
     """The file that `--suite` means: a path, or the name of a suite of the project or of the toolkit."""
     path = Path(text)
     if path.is_file() or path.suffix == ".toml":
         return path
-    named, shipped = (folder / "suites" / f"{text}.toml" for folder in (project_folder(), shipped_folder()))
+    named, shipped = (folder / "suites" / f"{text}.toml" for folder in (find_project_folder(), find_shipped_folder()))
     if not named.is_file() and shipped.is_file():
         return shown(shipped)
     # A folder is no suite: it is reported as one where no suite has its name.
@@ -309,7 +314,7 @@ def _list_dirs(suite: Suite) -> list[Path]:
 
 
 def _locate_own_specs() -> Path:
-    folder = project_folder() / "specs"
+    folder = find_project_folder() / "specs"
     if not folder.is_dir():
         raise UsageError(
             f"there are no specs here: {Path.cwd()} is not inside a project with specs/ and suites/",
@@ -331,7 +336,7 @@ def _choose_targets(request: SelectionRequest, defaults: Defaults, suite: Suite 
     targets: dict[str, Target] = {}
     for name in names:
         # A name that is nobody's may be that of a plugin's backend, for which a config of an operator suite is.
-        target = target_of(name, chip=chip, sku=sku or ("" if suite else defaults.sku)) or Target(name)
+        target = parse_target(name, chip=chip, sku=sku or ("" if suite else defaults.sku)) or Target(name)
         other = targets.setdefault(target.family, target)
         if other != target:
             raise UsageError(

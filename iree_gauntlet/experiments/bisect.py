@@ -32,9 +32,9 @@ from iree_gauntlet.experiments.bisect_question import (
     ExactJudge,
     Judge,
     Question,
-    candidate_run,
     describe_change,
     describe_cost,
+    find_candidate_run,
     find_ready,
     keep_bundle,
     list_nightlies_inside,
@@ -48,7 +48,7 @@ from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way
 from iree_gauntlet.experiments.sides import PreparedSide, pair_of, prepare_side, rounds_asked, unready
-from iree_gauntlet.figures import counted, cpus_text, one_line
+from iree_gauntlet.figures import counted, format_cpus, one_line
 from iree_gauntlet.measuring.statistics.bisection import (
     CandidateEnd,
     Placing,
@@ -426,7 +426,7 @@ class TimedBlocks:
         return pair_of(self._name(candidate), (a, b), metric, self._rounds)
 
     def _prepared(self, candidate: Candidate) -> Judged:
-        return candidate_run(candidate, self._folder, self._presenter, partial(self._prepare, candidate))
+        return find_candidate_run(candidate, self._folder, self._presenter, partial(self._prepare, candidate))
 
     def _prepare(self, candidate: Candidate, folder: Path, presenter: Presenter) -> Judged:
         chosen = self._question.chosen
@@ -522,7 +522,7 @@ class RoundsJudge:
         return bool(more)
 
     def _measure(self, ready: Judged, found: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
-        where = f", on CPU {cpus_text(self._source.cpus)}" if self._source.cpus else ""
+        where = f", on CPU {format_cpus(self._source.cpus)}" if self._source.cpus else ""
         return replace(
             ready,
             bad=bad,

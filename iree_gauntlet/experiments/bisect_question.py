@@ -15,14 +15,14 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.dialects.load import CaseSet
-from iree_gauntlet.engine.judging import first_error
+from iree_gauntlet.engine.judging import find_first_error
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, NoSuchToolchainError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.explaining.bundle import FIXED, SAID, STILL_THERE, open_bundle, run_bundle
 from iree_gauntlet.experiments.run import Chosen, choose, run
 from iree_gauntlet.experiments.sides import rounds_asked
-from iree_gauntlet.figures import counted, duration, error_figure, whole
+from iree_gauntlet.figures import counted, duration, format_error, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.instructions.counters import LEAST_WORK, Work, compare_work
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
@@ -30,7 +30,7 @@ from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA
 from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate, bisect_outcome
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
-from iree_gauntlet.settings import cache_folder, project_folder, shown
+from iree_gauntlet.settings import find_cache_folder, find_project_folder, shown
 from iree_gauntlet.toolchains.candidates import (
     Candidate,
     list_candidates_among,
@@ -194,8 +194,8 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
 
 def place_of(request: RunRequest) -> ToolchainPlace:
     """Where the IREEs of a bisect are looked for."""
-    root = cache_folder(request.toolchain.cache_dir)
-    configuration = read_configuration(project_folder(), os.environ)
+    root = find_cache_folder(request.toolchain.cache_dir)
+    configuration = read_configuration(find_project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
     return make_toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=request.network.offline)
 
@@ -360,7 +360,7 @@ class Judge(Protocol):
         """Which end a candidate is like."""
 
 
-def candidate_run(
+def find_candidate_run(
     candidate: Candidate, folder: Path, presenter: Presenter, work: Callable[[Path, Presenter], Judged]
 ) -> Judged:
     """What a candidate gives, not judged yet; of what is no usable IREE, why not.
@@ -397,7 +397,7 @@ def run_candidate(
         record = read_journal(run_dir / JOURNAL)
         return replace(_read_value(metric, record, chain), toolchain=record.run.toolchain.as_dict())
 
-    return candidate_run(candidate, folder, presenter, work)
+    return find_candidate_run(candidate, folder, presenter, work)
 
 
 class ExactJudge:
@@ -448,7 +448,7 @@ def _read_value(metric: str, record: JournalRecord, chain: str) -> Judged:
         worst = result.max_abs_error if result else None
         if worst is None:
             return Judged(reason=reason or "no output was compared value by value")
-        return Judged(value=worst, text=f"max error {error_figure(worst)}")
+        return Judged(value=worst, text=f"max error {format_error(worst)}")
     figure, noun, why_not = _FIGURES[metric]
     value = result.statistics.get(figure) if result else None
     if value is None:
@@ -535,6 +535,6 @@ def run_kept_bundle(
             return Judged(value=0.0, text="fails", toolchain=toolchain)
         how = "did not end in time" if code is None else f"ends with {code}"
         said = (run_dir / SAID).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
-        return Judged(reason=f"repro.sh {how}: {first_error(said) or said[-1]}", toolchain=toolchain)
+        return Judged(reason=f"repro.sh {how}: {find_first_error(said) or said[-1]}", toolchain=toolchain)
 
-    return candidate_run(candidate, folder, presenter, work)
+    return find_candidate_run(candidate, folder, presenter, work)

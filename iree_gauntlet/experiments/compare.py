@@ -24,7 +24,7 @@ from iree_gauntlet.experiments.session_verdicts import (
     Rules,
     judge,
     next_look,
-    summary_of,
+    summarise_verdicts,
 )
 from iree_gauntlet.experiments.sides import (
     DIFFERENT,
@@ -268,7 +268,7 @@ class _Comparison:
                     more = same if work.verdict == Work.SAME else change
                     event = replace(event, reason=f"{event.reason}; {more}")
             self.log.write("verdict", event.as_dict())
-        self.log.write("summary", summary_of(verdicts).as_dict())
+        self.log.write("summary", summarise_verdicts(verdicts).as_dict())
         return works
 
     def _judge_counts(self, chains: Iterable[str], sides: Sequence[PreparedSide] = ()) -> dict[str, WorkVerdict]:

@@ -14,8 +14,8 @@ from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.settings import typed_command
+from iree_gauntlet.records.run_folder import find_asked_folder, make_folder
+from iree_gauntlet.settings import format_typed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,7 +56,7 @@ class Experiment:
         Raises:
             UsageError: there is none to resume, or the folder holds another run.
         """
-        folder, resumed = asked_folder(kind, request, record)
+        folder, resumed = find_asked_folder(kind, request, record)
         found = cls(kind, record, folder, event)
         found.resumed = resumed
         return found
@@ -88,7 +88,7 @@ class Experiment:
             GauntletError: another process writes it, or it cannot be written.
         """
         folder = self.folder
-        command = {"version": __version__, "command": shlex.join(typed_command()), "cwd": str(Path.cwd())}
+        command = {"version": __version__, "command": shlex.join(format_typed_command()), "cwd": str(Path.cwd())}
         with EventLog(folder / self._file, lambda: datetime.now(UTC)) as log:
             log.write(self._event, {**({self.kind: folder.name} if first is None else first), **command, **said})
             yield log

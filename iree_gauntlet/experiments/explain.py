@@ -25,11 +25,11 @@ from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, STILL_THERE, contains, run_bundle, write_bundle
 from iree_gauntlet.experiments.explaining.contents import FailureForms, holds_constants
-from iree_gauntlet.experiments.explaining.failures import Failure, Lost, failures_of
+from iree_gauntlet.experiments.explaining.failures import Failure, Lost, find_failures
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, Located
-from iree_gauntlet.experiments.explaining.operators import first_wrong_operator, onnx_source
+from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, onnx_source
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
-from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom, symptom_of
+from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom, find_symptom
 from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -40,7 +40,7 @@ from iree_gauntlet.records.explain_outcome import (
     CaseEnd,
     FoundBundle,
     ProbedSwitch,
-    explained_before,
+    read_explained_before,
 )
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import shown
@@ -102,7 +102,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
         raise UsageError(f"explain {run}: the first word is a run, and cases follow it", f"gauntlet explain {named}")
     run_dir = run_named(run, "explain").resolve()
     record = read_journal(run_dir / JOURNAL)
-    failures = failures_of(record, patterns)
+    failures = find_failures(record, patterns)
     toolchain = record.run.toolchain.as_dict()
     cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
     with presenter.progress() as progress:
@@ -152,7 +152,7 @@ def explain_each(
 ) -> ExitCode:
     """Explain one case after the other, but for those that a bundle shows already."""
     folder = run_dir / EXPLAIN_FOLDER
-    before = explained_before(folder, private=asked.no_weights, budget=asked.budget)
+    before = read_explained_before(folder, private=asked.no_weights, budget=asked.budget)
     experiment = Experiment("explain", EXPLAIN_RECORD, folder)
     opening, all_bundled = {"run": run_dir.name, **said}, True
     with experiment.record(presenter, opening, first={}) as log, experiment.open_session(log, progress) as session:
@@ -265,7 +265,7 @@ class _FailureExplainer:
             else tools.run_module(f"again_{i}", failure.argv[1:], timeout=timeout)
             for i in _TIMES
         ]
-        symptoms = [symptom_of(ran, timeout) for ran in runs]
+        symptoms = [find_symptom(ran, timeout) for ran in runs]
         seen = [symptom for symptom in symptoms if symptom is not None]
         same = symptoms[0] == symptoms[1] and runs[0].complaints == runs[1].complaints
         symptom = seen[0] if seen else None
@@ -326,7 +326,7 @@ class _FailureExplainer:
         source = onnx_source(self.record, self.tools.failure.case)
         if source is None:
             return None
-        found = first_wrong_operator(source, self.tools, self.notes.say)
+        found = find_first_wrong_operator(source, self.tools, self.notes.say)
         self.notes.add("operator", found.as_dict())
         return found
 

@@ -21,13 +21,13 @@ from iree_gauntlet.experiments.explaining.bundle import (
     STILL_THERE,
     Bundle,
     BundleFiles,
+    list_packages,
     pack,
-    packages_of,
     render,
     run_bundle,
 )
 from iree_gauntlet.experiments.explaining.slower import find_slow_dispatch, slower_of
-from iree_gauntlet.figures import cpus_text, dispatch_change, milliseconds
+from iree_gauntlet.figures import format_cpus, format_dispatch_change, milliseconds
 from iree_gauntlet.records.compare_record import comparison_named, read_comparison
 from iree_gauntlet.records.earlier_runs import LATEST
 
@@ -103,7 +103,7 @@ def _write_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, To
     """
     files, suspect, cpus = BundleFiles(), slow.suspect, slower.rounds.cpus
     inputs = [f"--input={text}" for text in files.add_tensors(slow.inputs, "input")]
-    packages = list(map(packages_of, irees))
+    packages = list(map(list_packages, irees))
     flags = [files.add_flags(side.flags, side.compile_cwd) for side in slower.sides]
     arguments = [[*words, *inputs] for words in slow.arguments]
     base, new = irees
@@ -119,10 +119,10 @@ def _write_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, To
         title=title,
         slower=slower,
         slow=slow,
-        went=dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit),
+        went=format_dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit),
         times=slow.times["time_ms"],
         milliseconds=milliseconds,
-        where=f"CPU {cpus_text(cpus)}" if cpus else "all CPUs",
+        where=f"CPU {format_cpus(cpus)}" if cpus else "all CPUs",
     )
     facts = {
         "title": title,

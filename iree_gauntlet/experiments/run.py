@@ -13,14 +13,14 @@ from iree_gauntlet import messages
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.batches import Batched
-from iree_gauntlet.engine.operator_suites import batched, operator_performers, started_runs
+from iree_gauntlet.engine.operator_suites import make_batches, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
 from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.engine.run_start import (
+    describe_missing,
+    find_missing_files,
     held_against,
     imports_possible,
-    missing_files,
-    missing_text,
     on_devices_here,
     run_event,
     with_counts,
@@ -30,7 +30,7 @@ from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_conte
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.explain import explain
-from iree_gauntlet.experiments.shards import only_chains, only_shard
+from iree_gauntlet.experiments.shards import choose_chains, choose_shard
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_events import Asked
 from iree_gauntlet.journal_format import JOURNAL, read_journal
@@ -39,13 +39,13 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.earlier_runs import (
     asked_for,
     begun_with,
-    failed_chains,
-    finished_verdicts,
-    newest_run,
+    find_failed_chains,
+    find_newest_run,
+    read_finished_verdicts,
     run_named,
 )
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
+from iree_gauntlet.records.run_folder import find_asked_folder, is_begun, make_folder
 from iree_gauntlet.requests import (
     KEPT_UNLESS_GIVEN,
     ConductRequest,
@@ -56,7 +56,7 @@ from iree_gauntlet.requests import (
     given,
     require_as_begun,
 )
-from iree_gauntlet.settings import runs_folder, shown, typed_command
+from iree_gauntlet.settings import find_runs_folder, format_typed_command, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -143,7 +143,7 @@ def run(
         messages.warn(warning)
     for note in chosen.selection.notes:
         messages.note(note)
-    named, _ = asked_folder("run", request.folder, JOURNAL)
+    named, _ = find_asked_folder("run", request.folder, JOURNAL)
     there = named is not None and named.exists()
     with presenter.progress() as progress, ExitStack() as held:
         machine = machine or chosen.opened_workbench(progress)
@@ -190,11 +190,11 @@ def _plan(
     if baseline:
         plan = _with_baseline(plan, Path(baseline), machine)
     if request.chains is not None:
-        plan, shard = only_chains(plan, request.chains), None
+        plan, shard = choose_chains(plan, request.chains), None
     else:
-        plan, shard = only_shard(plan, request.shard)
+        plan, shard = choose_shard(plan, request.shard)
     if request.folder.last_failed:
-        plan = _select_last_failed(plan, newest_run(runs_folder()))
+        plan = _select_last_failed(plan, find_newest_run(find_runs_folder()))
     restricted = begun_with(run_dir) if request.folder.resume else None
     if restricted is not None:
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
@@ -232,11 +232,11 @@ def _open_engine(
     conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
     if folder.resume:
-        finished = finished_verdicts(run_dir, plan.steps, toolchain.compiler.identity if toolchain else "")
-    batches = batched(plan.steps, conduct.batch, machine, run_dir, finished)
+        finished = read_finished_verdicts(run_dir, plan.steps, toolchain.compiler.identity if toolchain else "")
+    batches = make_batches(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
     event = replace(
-        run_event(plan, run_dir, machine, selection.name, selection.targets, typed_command()),
+        run_event(plan, run_dir, machine, selection.name, selection.targets, format_typed_command()),
         markers=request.selection.markers,
         resumed=folder.resume,
         last_failed=folder.last_failed or (folder.resume and begun_with(run_dir) is not None),
@@ -254,9 +254,9 @@ def _open_engine(
         progress.run_started(event, len(left), left)
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
-            missing = missing_files(plan.steps, cases, machine.store, finished)
+            missing = find_missing_files(plan.steps, cases, machine.store, finished)
             if missing:
-                progress.message(missing_text(missing))
+                progress.message(describe_missing(missing))
         with session.interruptible():
             yield engine, plan.steps, finished
 
@@ -269,7 +269,7 @@ def _as_before(request: RunRequest) -> RunRequest:
     if not (folder.resume or folder.last_failed):
         return request
     named = Path(folder.run_dir).resolve() if folder.resume and folder.run_dir else None
-    earlier = named or newest_run(runs_folder())
+    earlier = named or find_newest_run(find_runs_folder())
     asked = asked_for(earlier)
     now = given((request.selection, request.toolchain, request.shard, request.conduct))
     changed = {name: value for name, value in now.items() if name in asked.selection}
@@ -285,17 +285,17 @@ def _as_before(request: RunRequest) -> RunRequest:
 
 
 def _select_last_failed(plan: Plan, earlier: Path) -> Plan:
-    chains = failed_chains(earlier)
+    chains = find_failed_chains(earlier)
     if not chains:
         raise NothingSelectedError(
             f"nothing failed in {shown(earlier)}", "Run without --last-failed to run everything."
         )
-    return only_chains(plan, chains)
+    return choose_chains(plan, chains)
 
 
 def _explain_run(run_dir: Path, code: ExitCode, cache: CacheRequest, presenter: Presenter) -> None:
     """Explain what failed in a run that is over, but for what is expected to; the run's own result stays as it is."""
-    failed = sorted(failed_chains(run_dir))
+    failed = sorted(find_failed_chains(run_dir))
     if not failed:
         return
     try:

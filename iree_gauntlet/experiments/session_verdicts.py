@@ -24,15 +24,15 @@ from iree_gauntlet.engine.rounds.blocks import (
     spread,
     take_own,
 )
-from iree_gauntlet.figures import cpus_text
+from iree_gauntlet.figures import format_cpus
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_DISCOVERY_RATE,
     Comparison,
     TimeVerdict,
     compare,
-    control_discoveries,
-    geometric_mean,
+    estimate_geometric_mean,
     hold_against_control,
+    limit_discoveries,
     without_verdict,
 )
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
@@ -110,7 +110,7 @@ class ModelVerdict:
         if self.own is not None and comparison is not None:
             own_way = OwnWay(figures=ComparedFigures(**_read_figures(self.own)), contradicts=self.contradicted)
         # Of rounds of a block, by the CPUs that were tried.
-        tried = {cpus_text(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
+        tried = {format_cpus(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
         return RecordedVerdict(
             chain=self.chain,
             verdict=self.verdict,
@@ -170,7 +170,7 @@ def judge(
         elif chain in controls:
             comparison = hold_against_control(comparison, controls[chain])
         alone[chain] = comparison
-    judged = control_discoveries(alone, DEFAULT_DISCOVERY_RATE)
+    judged = limit_discoveries(alone, DEFAULT_DISCOVERY_RATE)
     verdicts = {}
     for chain, found in evidence.items():
         failure = "" if chain in judged else found.failure or _say_nothing(found, why_over)
@@ -180,10 +180,10 @@ def judge(
     return verdicts
 
 
-def summary_of(verdicts: Mapping[str, ModelVerdict]) -> ComparisonSummary:
+def summarise_verdicts(verdicts: Mapping[str, ModelVerdict]) -> ComparisonSummary:
     """The mean over models and the number of each verdict, for the log."""
     compared = [item.comparison for item in verdicts.values() if item.comparison is not None]
-    mean = geometric_mean(compared) if compared else None
+    mean = estimate_geometric_mean(compared) if compared else None
     return ComparisonSummary(
         verdicts={
             str(kind): sum(item.verdict == kind for item in verdicts.values()) for kind in (*TimeVerdict, "error")
@@ -262,7 +262,7 @@ class Rules(RecordedRules):
     def describe(self, evidence: PairEvidence) -> str:
         """What its blocks say so far, in a line."""
         so_far = self.judged(evidence.blocks)
-        change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {cpus_text(evidence.cpus or ())}"
+        change = f"{100 * (so_far.ratio - 1):+.1f} %, CPUs: {format_cpus(evidence.cpus or ())}"
         return f"{so_far.verdict} ({change}) after {len(evidence.blocks)} blocks"
 
     def contradicts(self, own: Comparison, comparison: Comparison) -> bool:

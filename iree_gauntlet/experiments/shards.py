@@ -38,7 +38,7 @@ _MOST_SHARDS = 10_000
 _COSTS_HINT = "`shard.costs RUN --output FILE` makes one: an object with seconds by chain."
 
 
-def asked_shard(request: ShardRequest) -> tuple[int, int] | None:
+def parse_shard(request: ShardRequest) -> tuple[int, int] | None:
     """Which shard of how many, both from 1; None for everything."""
     text = request.shard
     if not text:
@@ -55,7 +55,7 @@ def asked_shard(request: ShardRequest) -> tuple[int, int] | None:
     return index, count
 
 
-def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, RunShard | None]:
+def choose_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, RunShard | None]:
     """The steps of a plan that are asked for, and what the run's journal says of the shard (`shard`).
 
     Chains that need each other's modules are one unit: no step is in two shards.
@@ -63,7 +63,7 @@ def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, RunShard | None
     Raises:
         UsageError: `--shard` or `--shard-costs` cannot be understood.
     """
-    asked = asked_shard(request)
+    asked = parse_shard(request)
     if asked is None or not plan.steps:
         return plan, None
     chain_of = {step.id: step.chain for step in plan.steps}
@@ -72,13 +72,13 @@ def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, RunShard | None
     return replace(plan, steps=tuple(step for step in plan.steps if step.chain in chains)), entry
 
 
-def only_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ...]:
-    """The selected cases that `--shard` asks for, as `only_shard` deals out their chains.
+def choose_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ...]:
+    """The selected cases that `--shard` asks for, as `choose_shard` deals out their chains.
 
     Raises:
         UsageError: `--shard` or `--shard-costs` cannot be understood.
     """
-    asked = asked_shard(request)
+    asked = parse_shard(request)
     if asked is None or not cases.cases:
         return cases.cases
     every = (*cases.cases, *cases.required)
@@ -97,7 +97,7 @@ def _list_chains(
 ) -> tuple[frozenset[str], RunShard]:
     """The chains of a shard, and what a journal says of it."""
     index, count = asked
-    shards = shards_of_groups(chain_groups(chains, needs), _read_costs(request.shard_costs), count)
+    shards = assign_groups(group_chains(chains, needs), _read_costs(request.shard_costs), count)
     mine = frozenset(chain for chain, shard in shards.items() if shard == index)
     if not mine:
         # A job of several, all of which have to be green.
@@ -106,7 +106,7 @@ def _list_chains(
     return mine, RunShard(index, count, cut_of(shards), len(shards))
 
 
-def only_chains(plan: Plan, chains: Collection[str]) -> Plan:
+def choose_chains(plan: Plan, chains: Collection[str]) -> Plan:
     """The steps of some chains, with what they need."""
     by_id = {step.id: step for step in plan.steps}
     keep: set[str] = set()
@@ -123,7 +123,7 @@ def _read_costs(named: str) -> dict[str, float]:
     """Of a file, or of a run; none where nothing is named."""
     path = Path(named)
     if not path.is_file():
-        return cost_of_chains([read_journal(run_named(named, "--shard-costs") / JOURNAL)]) if named else {}
+        return estimate_costs([read_journal(run_named(named, "--shard-costs") / JOURNAL)]) if named else {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -137,7 +137,7 @@ def _read_costs(named: str) -> dict[str, float]:
     return {str(chain): float(cost) for chain, cost in content.items()}
 
 
-def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:
+def estimate_costs(records: Sequence[JournalRecord]) -> dict[str, float]:
     """Seconds of each chain: the median over the runs that did all of its work, else over those that did any.
 
     Downloads do not count, nor what was not judged. What came from a cache counts where no run did it itself. The
@@ -182,7 +182,7 @@ def record_costs(named: Sequence[str], output: str) -> ExitCode:
         GauntletError: a journal cannot be read.
     """
     runs = [run_named(name, "shard.costs") for name in named]
-    costs = cost_of_chains([read_journal(run / JOURNAL) for run in runs])
+    costs = estimate_costs([read_journal(run / JOURNAL) for run in runs])
     if not costs:
         raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that finished.")
     text = json.dumps(costs, indent=1, ensure_ascii=False) + "\n"
@@ -224,7 +224,7 @@ def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> di
     return shards
 
 
-def chain_groups(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dict[str, str]:
+def group_chains(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """For each chain the name of its group: chains that need each other's modules are done on one machine.
 
     A group has the name of a chain that needs none; one that joins it later does not change that.
@@ -245,11 +245,11 @@ def chain_groups(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dic
     return names
 
 
-def shards_of_groups(groups: Mapping[str, str], costs: Mapping[str, float], count: int) -> dict[str, int]:
+def assign_groups(groups: Mapping[str, str], costs: Mapping[str, float], count: int) -> dict[str, int]:
     """The shard, from 1 to `count`, of each chain.
 
     Args:
-        groups: name of its group by chain, as `chain_groups` gives them.
+        groups: name of its group by chain, as `group_chains` gives them.
         costs: seconds by chain; not all have one, and others may have.
         count: how many shards there are.
     """

@@ -22,8 +22,8 @@ from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.records.sweep_record import SweepAsked
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
-from iree_gauntlet.settings import runs_folder, shown, typed_command
-from iree_gauntlet.steps import step_id
+from iree_gauntlet.settings import find_runs_folder, format_typed_command, shown
+from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import check_device
 from iree_gauntlet.torch_models.configuration import MicroConfig, SweepPoint, list_points, name_iree_device
@@ -93,7 +93,7 @@ class Earlier:
             )
         found: dict[str, list[Step]] = {}
         for step in self.record.planned:
-            result = self.record.results.get(step_id(step.chain, Stage.BENCHMARK))
+            result = self.record.results.get(make_step_id(step.chain, Stage.BENCHMARK))
             if result is not None and result.verdict in _STANDING:
                 found.setdefault(step.chain, []).append(step)
         return found
@@ -108,15 +108,15 @@ def find_earlier_micro(run_dir: str) -> Earlier:
     """
     if run_dir:
         named = Path(run_dir)
-        folder = named if named.is_dir() else runs_folder() / named
+        folder = named if named.is_dir() else find_runs_folder() / named
         if (found := _read(folder)) is None:
             raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
         return found
-    journals = runs_folder().glob(f"*/{JOURNAL}")
+    journals = find_runs_folder().glob(f"*/{JOURNAL}")
     for journal in sorted(journals, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         if (found := _read(journal.parent)) is not None:
             return found
-    raise UsageError(f"there is no run of `micro` in {runs_folder()}", "Start one with --config.")
+    raise UsageError(f"there is no run of `micro` in {find_runs_folder()}", "Start one with --config.")
 
 
 def _read(folder: Path) -> Earlier | None:
@@ -247,7 +247,7 @@ class MicroRun:
         targets = list({chain.target.name: chain.target for chain in chains}.values())
         devices = dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)
         plan = Plan((), devices=tuple(devices))
-        event = run_event(plan, run_dir, self.workbench, DIALECT, targets, typed_command())
+        event = run_event(plan, run_dir, self.workbench, DIALECT, targets, format_typed_command())
         asked = SweepAsked(
             config=str(self.config.file.absolute()),
             digest=hash_file(self.config.file),

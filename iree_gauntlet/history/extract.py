@@ -12,7 +12,7 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
-from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
+from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
 from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
 
 
 def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
-    figures, cell = chain_figures(chain), matrix_cell(chain)
+    figures, cell = collect_chain_figures(chain), make_matrix_cell(chain)
     # A program that gives other numbers is another one: its time is no time of the model.
     wrong = any(step.stage == "threshold" and step.verdict.blocks for step in chain.steps)
     if cell.time_ms is not None and figures.samples is not None and not wrong:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from iree_gauntlet import messages
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.history.extract import extract
-from iree_gauntlet.history.stores import UnreadableError, history_of, open_history
+from iree_gauntlet.history.stores import UnreadableError, find_history, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.history_outcome import ConfirmedFigure, IndexedRun, Point, Series, SeriesKey
 from iree_gauntlet.records.history_run import history_file, read_history_file
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.outcome import read_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,7 +199,7 @@ def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None
     if not configuration.history.add:
         return
     try:
-        runs = extract(outcome_of(read_journal(run_dir / JOURNAL)))
-        open_history(history_of(configuration), configuration, cache).add(dict(map(history_file, runs)))
+        runs = extract(read_outcome(read_journal(run_dir / JOURNAL)))
+        open_history(find_history(configuration), configuration, cache).add(dict(map(history_file, runs)))
     except GauntletError as error:
         messages.warn(f"the run was not added to the history (`gauntlet history.add {run_dir}` does it): {error}")

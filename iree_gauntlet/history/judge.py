@@ -217,7 +217,7 @@ def with_marks(findings: Iterable[Finding], series: Iterable[Series], marks: Seq
     return tuple(found)
 
 
-def idle_marks(series: Iterable[Series], marks: Iterable[Mark]) -> tuple[str, ...]:
+def find_idle_marks(series: Iterable[Series], marks: Iterable[Mark]) -> tuple[str, ...]:
     """Marks of which a history has neither series nor runs, a line each."""
     known = tuple(series)
     return tuple(

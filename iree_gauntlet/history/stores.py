@@ -22,7 +22,7 @@ from iree_gauntlet.artifacts.remote import without_queries
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.records.history_run import is_history_file
-from iree_gauntlet.settings import project_folder, shown
+from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.short_process import run_short, show_last_words
@@ -113,10 +113,10 @@ def _make_path_beside(cache: Path, text: str) -> Path:
     return cache / "history" / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def history_of(configuration: Configuration) -> str:
+def find_history(configuration: Configuration) -> str:
     """The place that the settings name; a folder is the project's, wherever in it a command is typed."""
     place = configuration.history.store
-    return place if ":" in place or place.startswith("~") else str(shown(project_folder() / place))
+    return place if ":" in place or place.startswith("~") else str(shown(find_project_folder() / place))
 
 
 class FolderHistory:

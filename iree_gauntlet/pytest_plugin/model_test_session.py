@@ -23,12 +23,12 @@ from iree_gauntlet.journal_events import EndEvent
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.records.outcome import StepOutcome, step_outcome
-from iree_gauntlet.reports.details import finding_lines
+from iree_gauntlet.records.outcome import StepOutcome, read_step_outcome
+from iree_gauntlet.reports.details import list_findings
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.steps import Step, step_id
+from iree_gauntlet.steps import Step, make_step_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,7 +194,7 @@ class ModelTestSession:
         self._journal.close()
 
     def _check_of(self, case: Case) -> Step:
-        return self._steps[step_id(case.chain, _CHECKS[case.kind])]
+        return self._steps[make_step_id(case.chain, _CHECKS[case.kind])]
 
     def _list_needed(self, last: Step) -> list[Step]:
         """The steps that lead to one, and that one, each behind what it needs."""
@@ -235,12 +235,12 @@ class ModelTestSession:
 
     def _make_outcome(self, step: Step) -> StepOutcome:
         record = JournalRecord(self.run_dir, results=self._log.results, end=EndEvent())
-        return step_outcome(step, record)
+        return read_step_outcome(step, record)
 
 
 def _format_failure_text(step: StepOutcome, run_dir: Path) -> str:
     """What went wrong with a step, how to see more, and how to do it again."""
-    lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in finding_lines(step))]
+    lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in list_findings(step))]
     lines += [f"    | {line}" for line in step.tail]
     lines += [f"note: {note}" for note in step.notes if note]
     if step.ran:

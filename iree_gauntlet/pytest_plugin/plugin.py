@@ -16,7 +16,7 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.pytest_plugin.collecting import ModelTest, ModelTestSuite, SpecFile, SpecFolder, UnreadableTest
 from iree_gauntlet.pytest_plugin.model_test_session import ModelTestSession, SessionSettings
-from iree_gauntlet.records.run_folder import new_folder, require_plain
+from iree_gauntlet.records.run_folder import make_run_folder, require_plain
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.run_reports import write_job_summary
 from iree_gauntlet.system.atomic import write_atomic
@@ -154,7 +154,7 @@ class ModelTestPlugin:
         if self._run_folder is None:
             runs = self._artifacts / "runs"
             require_plain(runs, "--artifact-directory")
-            self._run_folder = new_folder(runs, "pytest", "--artifact-directory")
+            self._run_folder = make_run_folder(runs, "pytest", "--artifact-directory")
         return self._run_folder
 
     @pytest.hookimpl(optionalhook=True)

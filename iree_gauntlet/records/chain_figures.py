@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.figures import duration, error_figure, mean_and_spread, milliseconds, percent, whole
+from iree_gauntlet.figures import duration, format_error, format_mean_and_spread, milliseconds, percent, whole
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.results import CpuShares, StepStatistics
 
@@ -71,7 +71,7 @@ class ChainFigures:
         output = self.worst_output
         if output is None:
             return NOTHING
-        error = "" if output.max_abs_error is None else f"max error {error_figure(output.max_abs_error)}"
+        error = "" if output.max_abs_error is None else f"max error {format_error(output.max_abs_error)}"
         if output.passed:
             return f"{error} (≤ {output.allowed})" if error else "equal"
         if not output.mismatches:
@@ -89,7 +89,7 @@ class ChainFigures:
         """`9.10 ± 0.12`, in ms; `9.10 ± 0.12 *` of a time that was disturbed."""
         if self.samples is None or not self.samples.real_time_ms:
             return NOTHING
-        return mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms) + (" *" if self.disturbed else "")
+        return format_mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms) + (" *" if self.disturbed else "")
 
     @property
     def least_time_cell(self) -> str:
@@ -121,7 +121,7 @@ class ChainFigures:
         return _describe_against(self.instructions, self.work)
 
 
-def chain_figures(chain: ChainOutcome) -> ChainFigures:
+def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     """Gather what the steps of a chain measured."""
     compiles = [step for step in _list_own_compiles(chain) if step.verdict is not Verdict.SKIPPED]
     ran = [step for step in compiles if not step.never_started and not (step.cache and step.cache.hit)]
@@ -238,9 +238,9 @@ class MatrixCell:
         return f"{self.verdict}: {self.stages[0]}{more}"
 
 
-def matrix_cell(chain: ChainOutcome) -> MatrixCell:
+def make_matrix_cell(chain: ChainOutcome) -> MatrixCell:
     """Gather the figures of a chain."""
-    figures = chain_figures(chain)
+    figures = collect_chain_figures(chain)
     wanting = _order_worst_first(chain, lambda verdict: verdict.is_bad or verdict.counts_as_failure)
     # None where not all of them passed: a part of them would look like less work.
     compiles = _list_own_compiles(chain)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.figures import outside_text, work_change
+from iree_gauntlet.figures import format_outside, work_change
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded
 from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.experiment_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.records.run_folder import newest_of
 from iree_gauntlet.results import DispatchChange  # noqa: TC001 - read by its type
-from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.settings import find_runs_folder, shown
 from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by their types
 
 COMPARISON_FILE = "comparison.jsonl"
@@ -193,7 +193,7 @@ class WorkVerdict(Recorded):
     def change_with_outside(self) -> str:
         """`+0.3440 %, 98 % of it outside of dispatches`."""
         a, b = self.counts
-        return f"{self.change}{outside_text(b - a, self.outside)}"
+        return f"{self.change}{format_outside(b - a, self.outside)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,12 +424,12 @@ def comparison_named(text: str) -> Path:
     """
     if text == LATEST:
         return newest_of("compare", COMPARISON_FILE)
-    for folder in (Path(text), runs_folder() / text):
+    for folder in (Path(text), find_runs_folder() / text):
         if (folder / COMPARISON_FILE).is_file():
             return folder
     raise UsageError(
         f"explain --slower {text}: there is no such comparison",
-        f"Comparisons are folders with a {COMPARISON_FILE}, such as those below {shown(runs_folder())}/.",
+        f"Comparisons are folders with a {COMPARISON_FILE}, such as those below {shown(find_runs_folder())}/.",
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.settings import find_runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ LATEST = "latest"
 _BENCH_AGAIN = "A `bench` is not resumed: start it again, and what is done comes from the cache."
 
 
-def newest_run(folder: Path) -> Path:
+def find_newest_run(folder: Path) -> Path:
     """The run of spec files that was written to last; benchmarks of Python models are not resumed.
 
     Raises:
@@ -44,13 +44,13 @@ def run_named(text: str, where: str) -> Path:
         UsageError: there is none.
     """
     if text == LATEST:
-        return newest_run(runs_folder())
-    for folder in (Path(text), runs_folder() / text):
+        return find_newest_run(find_runs_folder())
+    for folder in (Path(text), find_runs_folder() / text):
         if (folder / JOURNAL).is_file():
             return folder
     raise UsageError(
         f"{where} {text}: there is no such run",
-        f"Runs are folders with a journal, such as those below {shown(runs_folder())}/.",
+        f"Runs are folders with a journal, such as those below {shown(find_runs_folder())}/.",
     )
 
 
@@ -87,7 +87,7 @@ def asked_for(run_dir: Path) -> Asked:
     return run.asked
 
 
-def failed_chains(run_dir: Path) -> set[str]:
+def find_failed_chains(run_dir: Path) -> set[str]:
     """Chains of a run in which something failed, ended in an error, or never finished."""
     record = read_journal(run_dir / JOURNAL)
     return {
@@ -101,7 +101,7 @@ def begun_with(run_dir: Path) -> frozenset[str] | None:
     return frozenset(step.id for step in record.planned) if record.run.last_failed else None
 
 
-def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> dict[str, Verdict]:
+def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> dict[str, Verdict]:
     """Verdicts of the steps that a run to be continued has done, as they are planned now.
 
     A step is done again where its plan has changed, or a file that it made is gone.

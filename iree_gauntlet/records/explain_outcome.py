@@ -328,7 +328,7 @@ def _read_record(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Explain
     return asked, known, end
 
 
-def explained_before(folder: Path, *, private: bool, budget: float) -> set[str]:
+def read_explained_before(folder: Path, *, private: bool, budget: float) -> set[str]:
     """The cases that a bundle shows already; none where nothing was explained yet.
 
     Args:

@@ -19,9 +19,9 @@ from iree_gauntlet.figures import counted, one_line
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal, refuse
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
-from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
+from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
 from iree_gauntlet.records.experiment_events import ExperimentOpening
-from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of, remarks_of_record
+from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outcome, remarks_of_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,7 @@ class MatrixIree:
     @property
     def result_text(self) -> str:
         """In a line: `85 passed, 1 failed`, or why there is nothing."""
-        parts = [headline(self.outcome)] if self.outcome is not None else []
+        parts = [format_headline(self.outcome)] if self.outcome is not None else []
         if self.outcome is not None and self.outcome.state != "complete":
             parts.append(self.outcome.state)
         if self.problem:
@@ -169,7 +169,7 @@ class MatrixOutcome:
         return tuple(iree for iree in self.irees if iree.outcome is not None)
 
 
-def matrix_outcome(folder: Path) -> MatrixOutcome:
+def read_matrix_outcome(folder: Path) -> MatrixOutcome:
     """Read and judge a matrix.
 
     Raises:
@@ -201,7 +201,7 @@ def _make_iree(asked: AskedIree, folder: Path, record: MatrixRecord) -> MatrixIr
     label = asked.label
     found, result = record.found.get(label), record.results.get(label)
     path = folder / asked.folder / JOURNAL
-    outcome = outcome_of(read_journal(path)) if label in record.started and path.is_file() else None
+    outcome = read_outcome(read_journal(path)) if label in record.started and path.is_file() else None
     code: ExitCode | None
     problem, hint = "", ""
     if result is not None and result.error:
@@ -249,7 +249,7 @@ def _list_rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
         for chain in iree.outcome.chains if iree.outcome is not None else ():
             row = rows.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
             assert iree.outcome is not None, "it has chains"
-            row.cells[iree.label] = replace(matrix_cell(chain), timed_on=iree.outcome.timed_on(chain))
+            row.cells[iree.label] = replace(make_matrix_cell(chain), timed_on=iree.outcome.timed_on(chain))
     return tuple(rows.values())
 
 

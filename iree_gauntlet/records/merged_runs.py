@@ -23,7 +23,7 @@ _STOPPED = "the run stopped before this step started"
 _MOST_NAMED = 5
 
 
-def merged(
+def merge_runs(
     records: Sequence[JournalRecord], name: str, command: str, cwd: str, *, lenient: bool = False
 ) -> tuple[RunEvent, list[dict[str, Any]]]:
     """The journal of one run that did what some runs did.

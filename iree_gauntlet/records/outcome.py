@@ -230,7 +230,7 @@ class RunOutcome:
         return tuple(step for step in self.steps if step.verdict.is_bad)
 
 
-def outcome_of(record: JournalRecord) -> RunOutcome:
+def read_outcome(record: JournalRecord) -> RunOutcome:
     """Judge a record.
 
     A step that was started and has no result, or one older than its last start, is an error; so is one
@@ -242,7 +242,7 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
     """
     planned, run = record.planned, record.run
     first = record.runs[0] if record.runs else run
-    steps = _list_behind_failures([step_outcome(step, record) for step in planned], planned, record)
+    steps = _list_behind_failures([read_step_outcome(step, record) for step in planned], planned, record)
     state = state_of(record)
     # Each URL once, and whether its file was there before: several steps may ask for one file.
     present: dict[str, bool] = {}
@@ -283,9 +283,9 @@ def state_of(record: JournalRecord) -> str:
     return "interrupted" if record.end.interrupted else "complete"
 
 
-def headline(outcome: RunOutcome) -> str:
+def format_headline(outcome: RunOutcome) -> str:
     """`1 failed, 2 errors, 23 passed, 3 skipped (2 behind a failure)`; what went wrong comes first."""
-    texts = verdict_texts(outcome.counts)
+    texts = format_verdicts(outcome.counts)
     kinds = Counter(step.failure for step in outcome.steps if step.verdict is Verdict.XFAILED)
     # Journals of earlier versions do not say how they failed.
     if named := ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind]):
@@ -295,7 +295,7 @@ def headline(outcome: RunOutcome) -> str:
     return f"{text} ({behind} behind a failure)" if behind else text
 
 
-def verdict_texts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
+def format_verdicts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
     """How many there are of each verdict: `2 failed`, `1 unexpected pass`; what went wrong comes first."""
     texts = {}
     for verdict in _HEADLINE:
@@ -305,7 +305,7 @@ def verdict_texts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
     return texts
 
 
-def cache_line(outcome: RunOutcome) -> str:
+def format_cache_line(outcome: RunOutcome) -> str:
     """`compiles: 10 from cache, 0 made; files: 12 present, 0 fetched; inputs: 2 made; steps on workers: box 24`."""
     compiles, imports, downloads = outcome.compiles, outcome.imports, outcome.downloads
     parts = [f"compiles: {compiles.hits} from cache, {compiles.misses} made"]
@@ -321,7 +321,7 @@ def cache_line(outcome: RunOutcome) -> str:
     return "; ".join(parts)
 
 
-def step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
+def read_step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
     """Join a planned step with what the journal says of it."""
     started = record.starts.get(step.id, "")
     found = None if record.started_again(step.id) else record.results.get(step.id)

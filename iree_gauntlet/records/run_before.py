@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Metric
 from iree_gauntlet.figures import milliseconds, whole
-from iree_gauntlet.records.chain_figures import chain_figures
+from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.results import OutputComparison
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class RunBefore:
     changes: tuple[tuple[str, str, str, str, float | None], ...]
 
 
-def changed_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
+def find_changes_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
     """What changed since the run before; None where there is none, or where a run has too many chains for it.
 
     Args:
@@ -62,12 +62,12 @@ def changed_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
     changes = tuple(
         change
         for chain in outcome.chains
-        for change in _find_changes(chain.id, str(chain.verdict), chain_figures(chain), chains[chain.id])
+        for change in _find_changes(chain.id, str(chain.verdict), collect_chain_figures(chain), chains[chain.id])
     )
     return RunBefore(str(before["run"]), str((before["toolchain"] or {}).get("compiler") or ""), changes)
 
 
-def earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
+def read_earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
     """What each step of the last complete run of a suite took, by its id; empty where there is none.
 
     Args:

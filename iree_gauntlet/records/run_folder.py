@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.settings import project_folder, runs_folder, shown
+from iree_gauntlet.settings import find_project_folder, find_runs_folder, shown
 
 if TYPE_CHECKING:
     from iree_gauntlet.requests import FolderRequest
@@ -28,7 +28,7 @@ def require_plain(folder: Path, option: str) -> None:
         )
 
 
-def asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | None, bool]:
+def find_asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | None, bool]:
     """The folder that is asked for, and whether what is in it is resumed; None for a new one, which is not made yet.
 
     Args:
@@ -40,7 +40,7 @@ def asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | No
         UsageError: there is none to resume, or the folder holds another run.
     """
     named = Path(request.run_dir).resolve() if request.run_dir else None
-    require_plain(named or runs_folder(), "--run-dir")
+    require_plain(named or find_runs_folder(), "--run-dir")
     if request.resume:
         folder = named or newest_of(kind, log)
         if not (folder / log).is_file():
@@ -48,7 +48,7 @@ def asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | No
         return folder, True
     if named is not None and named.is_file():
         raise UsageError(f"{named} is a file", "Give a folder as --run-dir.")
-    project = project_folder()
+    project = find_project_folder()
     if named is not None and (named == project or {project / "specs", project / "suites"} & {named, *named.parents}):
         raise UsageError(f"{named} belongs to the project itself", "Give another --run-dir, such as runs/mine.")
     if named is not None and ((named / log).exists() or (named / JOURNAL).exists()):
@@ -63,7 +63,7 @@ def make_folder(named: Path | None, name: str) -> Path:
         UsageError: it cannot be made.
     """
     if named is None:
-        return new_folder(runs_folder(), name, "--run-dir")
+        return make_run_folder(find_runs_folder(), name, "--run-dir")
     try:
         named.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -71,7 +71,7 @@ def make_folder(named: Path | None, name: str) -> Path:
     return named
 
 
-def new_folder(parent: Path, name: str, option: str) -> Path:
+def make_run_folder(parent: Path, name: str, option: str) -> Path:
     """Makes `<parent>/<time>-<name>`, with a number behind it where there is one already.
 
     Args:
@@ -113,9 +113,9 @@ def newest_of(kind: str, log: str) -> Path:
     Raises:
         UsageError: there is none.
     """
-    found = [path.parent for path in runs_folder().glob(f"*/{log}")]
+    found = [path.parent for path in find_runs_folder().glob(f"*/{log}")]
     if not found:
-        raise UsageError(f"there is no earlier `{kind}` in {runs_folder()}", "Start one, or name its --run-dir.")
+        raise UsageError(f"there is no earlier `{kind}` in {find_runs_folder()}", "Start one, or name its --run-dir.")
     return max(found, key=lambda folder: (folder / log).stat().st_mtime_ns)
 
 

@@ -24,8 +24,8 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, bisect_outcome
-from iree_gauntlet.reports.provenance import RecordOrigin, provenance, seconds_between
-from iree_gauntlet.reports.report_files import Reports, pages
+from iree_gauntlet.reports.provenance import RecordOrigin, count_seconds_between, provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def bisect_reports(folder: Path) -> Reports:
     """
     outcome = bisect_outcome(folder)
     document = bisect_document(outcome)
-    files = {**pages("bisect", lambda: document), "bisect.json": lambda: bisect_json(outcome)}
+    files = {**make_pages("bisect", lambda: document), "bisect.json": lambda: bisect_json(outcome)}
     return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
 
 
@@ -76,7 +76,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
     tried = f"{len(outcome.judged)} of {len(outcome.labels)} tried"
     facts = (outcome.confidence, tried) if outcome.confidence else (tried,)
     toolchain = f"{asked.good} (good) to {asked.bad} (bad)"
-    seconds = seconds_between(asked.time, outcome.end.time if outcome.end else "")
+    seconds = count_seconds_between(asked.time, outcome.end.time if outcome.end else "")
     began = RecordOrigin.from_dict(asked.as_dict())
     origin = provenance(toolchain, began, ("bisect.md", "bisect.json"), seconds)
     return Document(title, outcome.answer, facts, tuple(blocks), tuple(details), outcome.exit_code, provenance=origin)

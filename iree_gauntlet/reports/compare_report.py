@@ -26,14 +26,14 @@ from iree_gauntlet.document import (
     Table,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, cpus_text, dispatch_cost, duration, milliseconds, one_line, whole
+from iree_gauntlet.figures import byte_size, duration, format_cpus, format_dispatch_cost, milliseconds, one_line, whole
 from iree_gauntlet.journal_events import MachineFacts, RunEvent
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.outcome import lock_remark
-from iree_gauntlet.reports.compare_rows import changes, list_rows, ratio_text, span_text
+from iree_gauntlet.reports.compare_rows import changes, format_ratio, format_span, list_rows
 from iree_gauntlet.reports.junit import format_junit, make_suite
-from iree_gauntlet.reports.provenance import RecordOrigin, provenance, seconds_between
-from iree_gauntlet.reports.report_files import Reports, pages
+from iree_gauntlet.reports.provenance import RecordOrigin, count_seconds_between, provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ _LIKE = 1.2
 _UNLIKE = 2.0
 
 
-def comparison_reports(folder: Path) -> Reports:
+def make_comparison_reports(folder: Path) -> Reports:
     """The reports of the comparison in a folder.
 
     Raises:
@@ -112,7 +112,7 @@ def comparison_reports(folder: Path) -> Reports:
     rows, figures = list_rows(record), changes(record)
     document = _make_comparison_document(record, rows, figures)
     files = {
-        **pages("comparison", lambda: document),
+        **make_pages("comparison", lambda: document),
         "comparison.json": lambda: _format_comparison_json(record, rows, figures),
         "junit.xml": lambda: _format_comparison_junit(record, rows),
     }
@@ -173,8 +173,8 @@ def _make_comparison_document(
     for model, where in record.where.items():
         verdict = (record.verdicts | record.works)[model].verdict
         blocks.append(Heading(f"Where {model} {'does' if by_work else 'is'} {verdict}"))
-        counted = dispatch_blocks(where.work) if where.work else ()
-        blocks += [*dispatch_blocks(where.dispatches), *counted, *compile_blocks(where.compile)]
+        counted = make_dispatch_blocks(where.work) if where.work else ()
+        blocks += [*make_dispatch_blocks(where.dispatches), *counted, *make_compile_blocks(where.compile)]
     notable = tuple((item.model, item.figure, item.a, item.b, item.change) for item in figures if item.notable)
     if notable:
         blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
@@ -193,7 +193,7 @@ def _make_comparison_document(
             ", ".join(side.title for side in record.sides),
             _read_began(record),
             ("comparison.md", "comparison.json", "junit.xml"),
-            seconds_between(record.opening.time, record.end.time if record.end else ""),
+            count_seconds_between(record.opening.time, record.end.time if record.end else ""),
         ),
     )
 
@@ -228,8 +228,8 @@ def _format_headline(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:
     text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no models"
     mean = record.summary.geometric_mean if record.summary else None
     if mean and mean.models > 1:
-        span = span_text(mean.low, mean.high)
-        text += f"; geometric mean {ratio_text(mean.ratio)} ({span}, {100 * mean.confidence:g} %)"
+        span = format_span(mean.low, mean.high)
+        text += f"; geometric mean {format_ratio(mean.ratio)} ({span}, {100 * mean.confidence:g} %)"
     if record.end is None:
         return f"{text}; unfinished: it was killed, or still runs"
     return f"{text}; interrupted" if record.end.interrupted else text
@@ -243,7 +243,7 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
         process = "a compile a process"
     else:
         process = f"{rounds.repetitions} repetitions of {rounds.min_time:g} s a process"
-    where = f"on CPU {cpus_text(rounds.cpus)}" if rounds.cpus else "on all CPUs"
+    where = f"on CPU {format_cpus(rounds.cpus)}" if rounds.cpus else "on all CPUs"
     if rounds.choose:
         where = "on the CPUs where A against itself is steadiest"
     looks = ", ".join(map(str, rules.looks))
@@ -315,7 +315,7 @@ def _list_properties(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
         yield f"rules.{key}", json.dumps(value)
 
 
-def dispatch_blocks(compared: ComparedDispatches) -> tuple[Block, ...]:
+def make_dispatch_blocks(compared: ComparedDispatches) -> tuple[Block, ...]:
     """The rows that explain the difference, under a line that sums them up; why there are none is a line."""
     found, unit = compared.difference, compared.unit
     if found is None:
@@ -352,7 +352,7 @@ def dispatch_blocks(compared: ComparedDispatches) -> tuple[Block, ...]:
     return (line, Table(columns, tuple(rows)), *([Notes(tuple(notes))] if notes else []))
 
 
-def compile_blocks(changes: Sequence[CompileChange]) -> tuple[Block, ...]:
+def make_compile_blocks(changes: Sequence[CompileChange]) -> tuple[Block, ...]:
     """The figures of the compile that differ."""
     if not changes:
         return (Paragraph(("The compiler's statistics and the module's size are the same.",)),)
@@ -362,7 +362,7 @@ def compile_blocks(changes: Sequence[CompileChange]) -> tuple[Block, ...]:
 def _format_profile_line(found: DispatchDifference, unit: str) -> str:
     a, b, count = found.a_ns, found.b_ns, len(found.rows)
     how = "counted" if unit != "ms" else "profiled"
-    a_text, b_text, more = dispatch_cost(a, unit), dispatch_cost(b, unit), _sign_number(b - a, unit)
+    a_text, b_text, more = format_dispatch_cost(a, unit), format_dispatch_cost(b, unit), _sign_number(b - a, unit)
     times = f"{how}: {a_text} {unit} in A, {b_text} {unit} in B ({more} {unit})"
     if not count:
         return f"{times}; no dispatch stands out"
@@ -407,7 +407,7 @@ def _format_ms(ns: int) -> str:
 
 
 def _sign_number(value: int, unit: str = "ms") -> str:
-    return f"{'+' if value > 0 else ''}{dispatch_cost(value, unit)}"
+    return f"{'+' if value > 0 else ''}{format_dispatch_cost(value, unit)}"
 
 
 def _make_compile_row(change: CompileChange) -> tuple[Cell, ...]:

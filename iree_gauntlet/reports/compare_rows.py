@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import DrawnInterval
-from iree_gauntlet.figures import byte_size, cpus_text, error_figure, milliseconds, whole, work_change
-from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
+from iree_gauntlet.figures import byte_size, format_cpus, format_error, milliseconds, whole, work_change
+from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
 from iree_gauntlet.records.compare_record import SIDES
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.outcome import read_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ FIGURES: tuple[tuple[str, Callable[[MatrixCell], float | None], Callable[[float]
     ("compile memory", lambda cell: cell.compile_peak_bytes, byte_size, False),
     ("module size", lambda cell: cell.binary_size_bytes, whole, True),
     ("dispatches", lambda cell: cell.dispatch_count, whole, True),
-    ("largest error", lambda cell: cell.max_abs_error, error_figure, False),
+    ("largest error", lambda cell: cell.max_abs_error, format_error, False),
 )
 
 
@@ -90,14 +90,14 @@ class FigureChange:
     notable: bool
 
 
-def ratio_text(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
     """A ratio of times as a change: `+4.2 %`; `×3.1` from double or half on."""
     if ratio <= 0.5 or ratio >= 2:
         return f"×{ratio:.3g}"
     return f"{100 * (ratio - 1):+.1f} %"
 
 
-def span_text(low: float | None, high: float | None) -> str:
+def format_span(low: float | None, high: float | None) -> str:
     """An interval of ratios: `+1.0 to +3.5 %`."""
     if low is None or high is None:
         return "unbounded"
@@ -141,8 +141,8 @@ def _make_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
             behind = control.low, control.high
             floor = f"±{100 * max(1 / control.low - 1, control.high - 1, 0):.1f} %"
         if verdict.verdict in ("slower", "faster"):
-            span = span_text(control.low, control.high)
-            reason += f"; A against itself: {ratio_text(control.ratio)} ({span})"
+            span = format_span(control.low, control.high)
+            reason += f"; A against itself: {format_ratio(control.ratio)} ({span})"
     # Four rounds a block; those of A against itself, and replaced ones, are rounds too.
     rounds = f"{4 * (verdict.blocks + verdict.control_blocks)}"
     if verdict.replaced_blocks:
@@ -155,12 +155,12 @@ def _make_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
         verdict=verdict.verdict,
         a=f"{milliseconds(a.median)} ±{100 * a.spread:.0f} %",
         b=f"{milliseconds(b.median)} ±{100 * b.spread:.0f} %",
-        ratio=ratio_text(figures.ratio),
-        span=span_text(figures.low, figures.high),
+        ratio=format_ratio(figures.ratio),
+        span=format_span(figures.low, figures.high),
         floor=floor,
         rounds=rounds,
         reason=reason,
-        cpus="" if verdict.cpus is None else cpus_text(verdict.cpus),
+        cpus="" if verdict.cpus is None else format_cpus(verdict.cpus),
         own_way=_describe_own_way(verdict.own_way),
         worker=worker,
         work=work,
@@ -183,14 +183,14 @@ def _describe_own_way(own: OwnWay | None) -> str:
     if own is None or not own.contradicts:
         return ""
     found = own.figures
-    change = f"{span_text(found.low, found.high)} ({100 * found.confidence:g} %, {found.looked_at} blocks)"
+    change = f"{format_span(found.low, found.high)} ({100 * found.confidence:g} %, {found.looked_at} blocks)"
     return f"as its spec runs it, B is {change}, which contradicts that"
 
 
 def changes(record: ComparisonRecord) -> list[FigureChange]:
     """The figures of the sides' runs, by model; verdicts of stages first where they differ."""
     a, b = (
-        {chain.id: matrix_cell(chain) for chain in outcome_of(side.run).chains} if side.run else {}
+        {chain.id: make_matrix_cell(chain) for chain in read_outcome(side.run).chains} if side.run else {}
         for side in record.sides
     )
     # Rounds of compiles have measured these, and better.
@@ -218,7 +218,7 @@ def _change(
     if a == b:
         return FigureChange(model, name, before, after, "", notable=False)
     ratio = b / a if a > 0 else math.inf
-    change = ratio_text(ratio) if math.isfinite(ratio) else "new"
+    change = format_ratio(ratio) if math.isfinite(ratio) else "new"
     # One measurement, perhaps with other work at the same time, or of another day.
     change = change if counted or name == "largest error" else f"~{change}"
     return FigureChange(model, name, before, after, change, notable=counted or abs(ratio - 1) > _NOTABLE)
@@ -230,7 +230,7 @@ def _round_memory(record: ComparisonRecord) -> list[FigureChange]:
     for model, verdict in record.verdicts.items():
         a, b = (verdict.peak_rss_bytes.get(side) for side in SIDES)
         if a and b:
-            change = ratio_text(b / a)
+            change = format_ratio(b / a)
             notable = abs(b / a - 1) > _NOTABLE
             found.append(FigureChange(model, "compile memory", byte_size(a), byte_size(b), change, notable))
     return found

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.figures import byte_size, duration, error_figure, figure, mean_and_spread, one_line, percent, whole
+from iree_gauntlet.figures import (
+    byte_size,
+    duration,
+    figure,
+    format_error,
+    format_mean_and_spread,
+    one_line,
+    percent,
+    whole,
+)
 
 if TYPE_CHECKING:
     from iree_gauntlet.journal_events import MachineFacts
@@ -45,7 +54,7 @@ def check_line(check: Check) -> str:
     return f"{name}: {measured}{passed} exceeds {limit} by {figure(over, check.unit)}{share}{note}"
 
 
-def comparison_line(output: OutputComparison) -> str:
+def format_comparison(output: OutputComparison) -> str:
     """One output against what was expected: how much is wrong, how far, and where."""
     kind = f" ({one_line(output.type)})" if output.type else ""
     parts = []
@@ -58,9 +67,9 @@ def comparison_line(output: OutputComparison) -> str:
         share = percent(output.mismatches, output.count)
         parts.append(f"{whole(output.mismatches)} of {whole(output.count)} elements differ ({share})")
     if output.max_abs_error is not None:
-        error = f"max absolute error {error_figure(output.max_abs_error)}"
+        error = f"max absolute error {format_error(output.max_abs_error)}"
         if output.max_rel_error is not None:
-            error += f", max relative error {error_figure(output.max_rel_error)}"
+            error += f", max relative error {format_error(output.max_rel_error)}"
         parts.append(f"{error} (allowed {output.allowed})")
     if not output.passed and (output.worst_actual or output.worst_expected):
         where = ", ".join(map(str, output.worst_index or ()))
@@ -89,27 +98,27 @@ def _format_process_line(step: StepOutcome) -> str:
     return ""
 
 
-def finding_lines(step: StepOutcome) -> list[str]:
+def list_findings(step: StepOutcome) -> list[str]:
     """What a verdict rests on: every output, every check, how the process ended. Failures come first."""
-    outputs = [(output.passed, comparison_line(output)) for output in step.outputs]
+    outputs = [(output.passed, format_comparison(output)) for output in step.outputs]
     checks = [(check.passed is not False, check_line(check)) for check in step.checks]
     lines = [line for _, line in sorted(outputs + checks, key=lambda found: found[0])]
     ended = _format_process_line(step)
     return [*([ended] if ended else []), *lines]
 
 
-def explanation_line(explanation: Explanation) -> str:
+def format_explanation(explanation: Explanation) -> str:
     """What `explain` found, without the bundle."""
     mended = f"; mended by: {', '.join(explanation.mended_by)}" if explanation.mended_by else ""
     return one_line(f"explained: {explanation.answer}{mended}")
 
 
-def measured_lines(step: StepOutcome) -> list[str]:
+def list_measured(step: StepOutcome) -> list[str]:
     """What was measured in addition to the checks: samples, statistics, cache, memory, files fetched."""
     lines = []
     if step.samples is not None and step.samples.real_time_ms:
         spread = step.samples.stdev_ms
-        times = f"{mean_and_spread(step.samples.mean_ms, spread)} ms"
+        times = f"{format_mean_and_spread(step.samples.mean_ms, spread)} ms"
         count = len(step.samples.real_time_ms)
         times += "" if step.samples.min_ms is None else f", min {figure(step.samples.min_ms, 'ms')}"
         times += f", {count} repetition{'s' if count > 1 else ''}"
@@ -127,6 +136,6 @@ def measured_lines(step: StepOutcome) -> list[str]:
     return lines
 
 
-def device_text(machine: MachineFacts) -> str:
+def format_devices(machine: MachineFacts) -> str:
     """The devices of a run besides the CPU: `llvmpipe (LLVM 15.0.6), llvmpipe Mesa 22.3.6, software: vulkan://GPU-…`."""
     return "; ".join(f"{device.text}: {device.uri}" if device.text else device.uri for device in machine.devices)

@@ -38,7 +38,7 @@ _STOPS_HEIGHT, _STOP_LABELS = 170, 24
 _VALUED_STOPS, _LONGEST_TEXT = 16, 24
 
 
-def drawn_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Markup]]:
+def draw_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Markup]]:
     """What stands at the head of a column that is drawn, and its cells, all in one scale."""
     intervals = [cell for cell in cells if isinstance(cell, DrawnInterval)]
     if intervals:
@@ -59,7 +59,7 @@ def tone(word: str) -> str:
     return LOOKS[word][0] if word in LOOKS else "plain"
 
 
-def held_bar(value: float, limit: float, word: str) -> Markup:
+def draw_held_bar(value: float, limit: float, word: str) -> Markup:
     """A figure as a bar on the way to its limit, which is an upright line."""
     share = value / limit if limit > 0 else 0.0 if value == 0 else math.inf
     # Twice the way and more, as infinitely much and what is no number, fills the picture.

@@ -13,13 +13,13 @@ from iree_gauntlet.records.compare_record import COMPARISON_FILE
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, EXPLAIN_RECORD
 from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD
 from iree_gauntlet.reports.bisect_document import bisect_reports
-from iree_gauntlet.reports.compare_report import comparison_reports
+from iree_gauntlet.reports.compare_report import make_comparison_reports
 from iree_gauntlet.reports.explain_document import explain_reports
-from iree_gauntlet.reports.matrix_report import matrix_reports
+from iree_gauntlet.reports.matrix_report import make_matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.run_reports import run_reports
 from iree_gauntlet.reports.runs_index import write_index
-from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.settings import find_runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 RECORDS: dict[str, Callable[[Path], Reports]] = {
-    COMPARISON_FILE: comparison_reports,
-    MATRIX_RECORD: matrix_reports,
+    COMPARISON_FILE: make_comparison_reports,
+    MATRIX_RECORD: make_matrix_reports,
     BISECT_RECORD: bisect_reports,
     EXPLAIN_RECORD: explain_reports,
     JOURNAL: run_reports,
@@ -85,9 +85,9 @@ class ConsolePresenter:
         # Last, so that a file that cannot be written hides no verdict.
         if not brief:
             reports.append_to_step_summary(os.environ)
-            if folder.absolute().parent == runs_folder():
+            if folder.absolute().parent == find_runs_folder():
                 try:
-                    write_index(runs_folder(), RECORDS, made={folder.name: reports})
+                    write_index(find_runs_folder(), RECORDS, made={folder.name: reports})
                 except UsageError as problem:
                     messages.note(problem.on_one_line)
         return reports.exit_code

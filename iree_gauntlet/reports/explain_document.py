@@ -28,11 +28,11 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, dispatch_change, duration
+from iree_gauntlet.figures import byte_size, duration, format_dispatch_change
 from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, explain_outcome
-from iree_gauntlet.reports.provenance import RecordOrigin, provenance, seconds_between
-from iree_gauntlet.reports.report_files import Reports, pages
+from iree_gauntlet.reports.provenance import RecordOrigin, count_seconds_between, provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages
 
 if TYPE_CHECKING:
     from iree_gauntlet.records.explain_outcome import (
@@ -58,7 +58,7 @@ def explain_reports(folder: Path) -> Reports:
     outcome = explain_outcome(folder)
     document = partial(_explain_document, outcome)
     files = {
-        **pages("explain", lambda: document(None)),
+        **make_pages("explain", lambda: document(None)),
         "explain.json": lambda: json.dumps(outcome.as_dict(), indent=2) + "\n",
     }
     return Reports(files, document, outcome.exit_code, outcome.answer)
@@ -89,7 +89,7 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
             str(asked["toolchain"]["compiler"]),
             RecordOrigin.from_dict(asked),
             ("explain.md", "explain.json"),
-            seconds_between(asked["time"], outcome.end["time"] if outcome.end else ""),
+            count_seconds_between(asked["time"], outcome.end["time"] if outcome.end else ""),
         ),
     )
 
@@ -210,7 +210,7 @@ def _describe_slower(found: FoundSlower) -> list[str]:
     tried = [f"{item.name}: {item.said}" for item in found.tried]
     if not found.name:
         return [found.why, *tried]
-    change = dispatch_change(found.a_ns, found.b_ns, found.unit)
+    change = format_dispatch_change(found.a_ns, found.b_ns, found.unit)
     return [
         f"slower dispatch: {found.name}, {change}, {100 * found.share:.0f} % of the loss",
         *tried,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.dialects.json_text import line_of, path_of, without_comments
+from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
 from iree_gauntlet.figures import one_line
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _ESCAPES = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _ESCAPES_OF_PROPERTIES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 
 
-def error_commands(bad_steps: Iterable[StepOutcome], environ: Mapping[str, str]) -> Sequence[str]:
+def format_error_commands(bad_steps: Iterable[StepOutcome], environ: Mapping[str, str]) -> Sequence[str]:
     """The workflow commands for steps that are not as expected; none outside of GitHub Actions.
 
     Args:
@@ -76,7 +76,7 @@ def _place(origin: Origin, workspace: str) -> dict[str, str]:
         return place
     fields = [name for name in _EXPECTED.split() if name in document] if origin.field == _EXPECTED else [origin.field]
     try:
-        return place | {"line": str(line_of(text, path_of(document, next(iter(fields), ""))))}
+        return place | {"line": str(find_line(text, find_path(document, next(iter(fields), ""))))}
     except KeyError:
         # Not there any more.
         return place

@@ -89,7 +89,7 @@ _ORDER = {name: place for place, name in enumerate(_FIRST)}
 _COURSE = 60
 
 
-def history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
+def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
     """What changed first, then every series in a table, then a part for each case, with a chart for each series.
 
     Args:
@@ -97,7 +97,7 @@ def history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Documen
         now: `2026-11-25T10:45Z`.
         memory: of the page that this one replaces: what came since then stands first.
     """
-    changed = changes_document(outcome)
+    changed = make_changes_document(outcome)
     ordered = sorted(
         outcome.series, key=lambda item: (item.key.case, _ORDER.get(item.key.figure, len(_ORDER)), item.key)
     )
@@ -140,10 +140,10 @@ def _order_losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
     """What changed; where much is better, or as good again, that is folded."""
     better = tuple(item for item in outcome.findings if item.kind is Found.IMPROVEMENT or item.settled)
     if len(better) < _FOLDED_FROM:
-        return changes_document(outcome).blocks
+        return make_changes_document(outcome).blocks
     worse = tuple(item for item in outcome.findings if item not in better)
-    folded = changes_document(replace(outcome, findings=better, problems=())).blocks
-    blocks = changes_document(replace(outcome, findings=worse)).blocks
+    folded = make_changes_document(replace(outcome, findings=better, problems=())).blocks
+    blocks = make_changes_document(replace(outcome, findings=worse)).blocks
     return (*blocks, Folded(f"{len(better)} that are better, or as good again", folded))
 
 
@@ -244,7 +244,7 @@ def _bisect(finding: Finding) -> str:
     return shlex.join([*words, "--submodel", key.submodel, "--target", key.target])
 
 
-def runs_document(runs: Sequence[IndexedRun]) -> Document:
+def make_runs_document(runs: Sequence[IndexedRun]) -> Document:
     """A list of runs."""
     rows = tuple(
         (
@@ -256,7 +256,7 @@ def runs_document(runs: Sequence[IndexedRun]) -> Document:
     return Document("", counted(len(runs), "run"), (), (Table(_RUNS, rows),) if rows else ())
 
 
-def changes_document(outcome: HistoryOutcome) -> Document:
+def make_changes_document(outcome: HistoryOutcome) -> Document:
     """What changed, the largest loss first."""
     findings = outcome.findings
     rows = tuple(map(_make_row, findings))
@@ -307,7 +307,7 @@ def _change_line(item: Finding) -> str:
     return f"{item.word}: {change}, {levels}, since {since}"
 
 
-def series_document(outcome: HistoryOutcome) -> Document:
+def make_series_document(outcome: HistoryOutcome) -> Document:
     """Each series as a line that is drawn with characters, and its changes."""
     blocks: list[Block] = []
     for series in outcome.series:
@@ -323,7 +323,7 @@ def series_document(outcome: HistoryOutcome) -> Document:
     return Document("Series", f"{len(outcome.series)} series", facts, tuple(blocks))
 
 
-def series_json(outcome: HistoryOutcome) -> dict[str, Any]:
+def format_series_json(outcome: HistoryOutcome) -> dict[str, Any]:
     """All points, for programs."""
     fields = ("file", "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
     return {

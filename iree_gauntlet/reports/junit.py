@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import junit_xml
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.figures import byte_size, clean, last_lines, one_line
-from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines, measured_lines
+from iree_gauntlet.figures import byte_size, clean, one_line, take_last_lines
+from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -138,10 +138,10 @@ def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
     """Everything that a person needs to act on a verdict, bounded."""
     parts = [one_line(step.reason, 2000)]
     if step.explanation is not None:
-        parts.append(explanation_line(step.explanation))
+        parts.append(format_explanation(step.explanation))
         parts += [f"bundle: {one_line(step.explanation.bundle)}"] if step.explanation.bundle else []
-    parts += finding_lines(step)
-    tail = last_lines(step.tail, count=8, width=200) if outcome.many else last_lines(step.tail)
+    parts += list_findings(step)
+    tail = take_last_lines(step.tail, count=8, width=200) if outcome.many else take_last_lines(step.tail)
     if tail:
         parts += ["", f"last {len(tail)} lines of the output:" if len(tail) > 1 else "output:"]
         parts += [f"  {line}" for line in tail]
@@ -157,8 +157,8 @@ def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
 def _format_system_out(step: StepOutcome, *, lean: bool) -> str:
     lines = [f"note: {one_line(note)}" for note in step.notes]
     if not lean:
-        lines += finding_lines(step) if step.verdict is Verdict.PASSED else []
-        lines += measured_lines(step)
+        lines += list_findings(step) if step.verdict is Verdict.PASSED else []
+        lines += list_measured(step)
         if step.command and step.verdict is Verdict.PASSED:
             lines.append(f"command: {clean(step.command).strip()}")
     return "\n" + "\n".join(lines) + "\n" if lines else ""
@@ -189,7 +189,7 @@ def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -
             ("machine.cpu", machine.cpu),
             ("machine.cores", machine.cores or None),
             ("machine.memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
-            ("machine.devices", device_text(machine)),
+            ("machine.devices", format_devices(machine)),
             ("machine.os", machine.os),
             ("machine.python", machine.python),
         ]

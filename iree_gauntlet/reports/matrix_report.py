@@ -39,8 +39,8 @@ from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import (
     byte_size,
     duration,
-    error_figure,
-    mean_and_spread,
+    format_error,
+    format_mean_and_spread,
     milliseconds,
     one_line,
     whole,
@@ -48,10 +48,10 @@ from iree_gauntlet.figures import (
 )
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
-from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, matrix_outcome
+from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.junit import format_junit, list_suites
 from iree_gauntlet.reports.provenance import RecordOrigin, provenance
-from iree_gauntlet.reports.report_files import Reports, pages
+from iree_gauntlet.reports.report_files import Reports, make_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -107,7 +107,7 @@ class MeanRatio:
     chains: int
 
 
-# Columns in the order of `figure_cells`: memory can best be spared, then the error, the size, the compile time.
+# Columns in the order of `make_figure_cells`: memory can best be spared, then the error, the size, the compile time.
 _RANKS = {"compile s": 2, "memory MB": 5, "time ms": 0, "instructions": 1, "dispatches": 0, "size": 3, "max error": 4}
 # What a terminal shows at most; cells are those of the table of figures.
 _MOST_CELLS = 160
@@ -155,7 +155,7 @@ _HEATS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
     ("Compile memory", "MB", "compile_peak_bytes", lambda value: f"{value / 1e6:,.0f}"),
     ("Dispatches", "", "dispatch_count", whole),
     ("Module size", "kB", "binary_size_bytes", lambda value: f"{value / 1e3:,.0f}"),
-    ("Largest error", "", "max_abs_error", error_figure),
+    ("Largest error", "", "max_abs_error", format_error),
 )
 _SAME_TIME = 0.05
 # Errors of different schedules differ in their last digits.
@@ -164,24 +164,24 @@ _FORMULA = ("=", "+", "-", "@")
 _RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
 
 
-def matrix_reports(folder: Path) -> Reports:
+def make_matrix_reports(folder: Path) -> Reports:
     """The reports of the matrix in a folder.
 
     Raises:
         GauntletError: the record or a journal cannot be read.
     """
-    outcome = matrix_outcome(folder)
-    document = matrix_document(outcome)
+    outcome = read_matrix_outcome(folder)
+    document = make_matrix_document(outcome)
     files = {
-        "junit.xml": lambda: matrix_junit(outcome),
-        **pages("matrix", lambda: document),
-        "matrix.json": lambda: matrix_json(outcome),
-        "matrix.csv": lambda: matrix_csv(outcome),
+        "junit.xml": lambda: format_matrix_junit(outcome),
+        **make_pages("matrix", lambda: document),
+        "matrix.json": lambda: format_matrix_json(outcome),
+        "matrix.csv": lambda: format_matrix_csv(outcome),
     }
     return Reports(files, lambda _: document, outcome.exit_code, document.answer)
 
 
-def matrix_document(matrix: MatrixOutcome) -> Document:
+def make_matrix_document(matrix: MatrixOutcome) -> Document:
     """What changed, what went wrong, and the figures of every chain with every IREE."""
     count = len(matrix.irees)
     good = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
@@ -254,7 +254,7 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
         for label in labels:
             cell = row.cells.get(label)
             if cell is not None:
-                figures = figure_cells(cell, None if label == matrix.base else base)
+                figures = make_figure_cells(cell, None if label == matrix.base else base)
                 rows.append((title, label, cell.verdict_text, *figures))
                 title = ""
     columns = _FIGURE_COLUMNS
@@ -321,7 +321,7 @@ def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
     yield Table((Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.VERDICT) for label in labels)), rows)
 
 
-def figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
+def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
     """The figures of a chain with one IREE; memory is the compiler's at its peak.
 
     Times, memory, counts and sizes carry their ratio to the base. An arrow stands where a time or memory is more
@@ -332,11 +332,11 @@ def figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
     """
     error = NOTHING
     if cell.max_abs_error is not None:
-        error = f"{error_figure(cell.max_abs_error)} #{cell.worst_output}"
+        error = f"{format_error(cell.max_abs_error)} #{cell.worst_output}"
     time = NOTHING
     if cell.time_ms is not None:
         least = "min " if cell.statistic == "min" else ""
-        time = f"{'~' if cell.disturbed else ''}{least}{mean_and_spread(cell.time_ms, cell.spread_ms)}"
+        time = f"{'~' if cell.disturbed else ''}{least}{format_mean_and_spread(cell.time_ms, cell.spread_ms)}"
     memory = NOTHING if cell.compile_peak_bytes is None else f"{cell.compile_peak_bytes / 1e6:,.0f}"
     seconds = cell.compile_seconds
     compiled = NOTHING if seconds is None else f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}"
@@ -392,7 +392,7 @@ def _format_arrow(share: float | None, same: float) -> str:
     return "↑" if share > 1 else "↓"
 
 
-def matrix_junit(matrix: MatrixOutcome) -> str:
+def format_matrix_junit(matrix: MatrixOutcome) -> str:
     """The whole document, with its XML declaration; encode it as UTF-8."""
     suites = []
     for iree in matrix.irees:
@@ -416,7 +416,7 @@ def _without_run(iree: MatrixIree) -> ET.Element:
     return suite
 
 
-def matrix_json(matrix: MatrixOutcome) -> str:
+def format_matrix_json(matrix: MatrixOutcome) -> str:
     """The document as text, ASCII only, ending with a newline."""
     document = {
         "schema": 1,
@@ -459,7 +459,7 @@ def matrix_json(matrix: MatrixOutcome) -> str:
     return json.dumps(strict_json(document), indent=1, allow_nan=False) + "\n"
 
 
-def matrix_csv(matrix: MatrixOutcome) -> str:
+def format_matrix_csv(matrix: MatrixOutcome) -> str:
     """The table as RFC 4180 has it, with a header; lines end with a newline alone."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

@@ -24,15 +24,15 @@ def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
 def open_progress(stream: TextIO) -> Painter:
     """Live progress where `stream` is a terminal that can show it, lines elsewhere and where all is wanted."""
     # rich takes long to import.
-    from iree_gauntlet.records.run_before import earlier_seconds  # noqa: PLC0415
+    from iree_gauntlet.records.run_before import read_earlier_seconds  # noqa: PLC0415
     from iree_gauntlet.reports.live.live_progress import LiveProgress  # noqa: PLC0415
     from iree_gauntlet.reports.live.painter import Painter  # noqa: PLC0415
     from iree_gauntlet.reports.live.plain_progress import PlainProgress  # noqa: PLC0415
-    from iree_gauntlet.settings import runs_folder  # noqa: PLC0415
+    from iree_gauntlet.settings import find_runs_folder  # noqa: PLC0415
 
     if messages.is_quiet():
         return Painter()
-    earlier = partial(earlier_seconds, folder=runs_folder() / "next")
+    earlier = partial(read_earlier_seconds, folder=find_runs_folder() / "next")
     if is_live(stream, os.environ) and not messages.is_verbose():
         return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"), earlier=earlier)
     return PlainProgress(stream, earlier=earlier)

@@ -43,6 +43,6 @@ def provenance(iree: str, origin: RecordOrigin, files: Iterable[str], seconds: f
     return Provenance(started, iree, machine, origin.command, origin.cwd, origin.version, tuple(files), seconds)
 
 
-def seconds_between(begin: str, end: str) -> float | None:
+def count_seconds_between(begin: str, end: str) -> float | None:
     """From the time of one event of a record to that of another, its last; None where there is none."""
     return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() if begin and end else None

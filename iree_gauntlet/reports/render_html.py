@@ -31,7 +31,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import LOOKS, clean, one_line
-from iree_gauntlet.reports.draw import draw_block, drawn_column, held_bar, tone
+from iree_gauntlet.reports.draw import draw_block, draw_column, draw_held_bar, tone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +49,7 @@ _FIGURE = re.compile(r"[^\d.]{0,2}[\d,]*")
 ENDINGS = {ExitCode.OK: "passed", ExitCode.FAILED: "failed", ExitCode.USAGE: "error", ExitCode.ERROR: "error"}
 
 
-def html_page(document: Document) -> str:
+def render_html(document: Document) -> str:
     """The page; ends with a newline."""
     numbers = itertools.count()
     template = _make_environment().get_template("document.html")
@@ -62,7 +62,7 @@ def html_page(document: Document) -> str:
         template.render(
             document=document,
             scripts=scripts,
-            style=Markup(shipped("page.css")),  # noqa: S704 - our own
+            style=Markup(read_shipped("page.css")),  # noqa: S704 - our own
             ending=ending,
             inlined=partial(_inline_text, numbers=numbers),
             ink=INK,
@@ -77,7 +77,7 @@ def _make_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True, finalize=_clean, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.loader = jinja2.DictLoader({"document.html": shipped("document.html")})
+    environment.loader = jinja2.DictLoader({"document.html": read_shipped("document.html")})
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["heading"] = _make_heading
     environment.filters["table"] = _make_table
@@ -85,7 +85,7 @@ def _make_environment() -> jinja2.Environment:
     return environment
 
 
-def memory_of(page: str) -> str:
+def read_memory(page: str) -> str:
     """What a page remembers for the next one in its place; empty for a page of others."""
     found = _MEMORY.search(page)
     return html.unescape(found[1]) if found else ""
@@ -132,7 +132,7 @@ def _make_table(table: Table) -> Markup:
 def _fill_column(column: Column, cells: Sequence[Cell]) -> tuple[str, Sequence[str]]:
     """What stands at the head of a column besides its title, and the content of its cells."""
     if column.kind is ColumnKind.DRAWN:
-        return drawn_column(column, cells)
+        return draw_column(column, cells)
     tail = ""
     if column.right:
         # The longest of what cells have from their points on; none where all are equally long.
@@ -155,7 +155,7 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
     word = column.word(cell)
     if isinstance(cell, DrawnLimit):
         # Not a sum: one of text and markup would escape the text again.
-        return f"{_format_aligned(text, tail)}{held_bar(cell.value, cell.limit, cell.word)}"
+        return f"{_format_aligned(text, tail)}{draw_held_bar(cell.value, cell.limit, cell.word)}"
     if column.kind is ColumnKind.VERDICT:
         return _make_badge(word, text) if word in LOOKS else html.escape(text)
     if word in LOOKS:
@@ -214,12 +214,12 @@ class PageScripts:
 
     @property
     def _scripts(self) -> tuple[str, ...]:
-        return (shipped("page.js"), *([_format_chart_script()] if self._charts else []))
+        return (read_shipped("page.js"), *([_format_chart_script()] if self._charts else []))
 
     @property
     def style(self) -> Markup:
         """The style sheet of uPlot."""
-        return Markup(shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
+        return Markup(read_shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
 
     @property
     def written(self) -> Markup:
@@ -262,11 +262,11 @@ def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
 
 @cache
 def _format_chart_script() -> str:
-    licence = shipped("uplot/LICENSE").strip()
-    return f"/*\n{licence}\n*/\n{shipped('uplot/uPlot.iife.min.js').strip()}\n{shipped('charts.js')}"
+    licence = read_shipped("uplot/LICENSE").strip()
+    return f"/*\n{licence}\n*/\n{read_shipped('uplot/uPlot.iife.min.js').strip()}\n{read_shipped('charts.js')}"
 
 
 @cache
-def shipped(name: str) -> str:
+def read_shipped(name: str) -> str:
     """A file that lies beside this one."""
     return (files(__package__) / name).read_text(encoding="utf-8")

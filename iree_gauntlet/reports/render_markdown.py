@@ -42,7 +42,7 @@ _FOLD, _UNFOLD = "<details>", "</details>"
 _BACKTICKS = re.compile(r"`+")
 
 
-def markdown(document: Document) -> str:
+def render_markdown(document: Document) -> str:
     """The whole document; ends with a newline."""
     ended = (document.ending,) if document.ending else ()
     answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, (*document.facts, *ended))))

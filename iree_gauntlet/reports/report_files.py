@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import markdown, shortened
+from iree_gauntlet.reports.render_html import render_html
+from iree_gauntlet.reports.render_markdown import render_markdown, shortened
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.collector import pause_collector
 
@@ -91,7 +91,7 @@ def append_document(document: Document, environ: Mapping[str, str]) -> None:
     if not (path := environ.get(_STEP_SUMMARY)):
         return
     try:
-        append_step_summary(Path(path), markdown(document))
+        append_step_summary(Path(path), render_markdown(document))
     except OSError as error:
         raise GauntletError(
             f"{path}: cannot append the summary: {error.strerror}",
@@ -99,9 +99,9 @@ def append_document(document: Document, environ: Mapping[str, str]) -> None:
         ) from error
 
 
-def pages(name: str, document: Callable[[], Document]) -> dict[str, Callable[[], str]]:
+def make_pages(name: str, document: Callable[[], Document]) -> dict[str, Callable[[], str]]:
     """What makes the files that people read, Markdown and a page, by their names."""
-    return {f"{name}.md": lambda: markdown(document()), f"{name}.html": lambda: html_page(document())}
+    return {f"{name}.md": lambda: render_markdown(document()), f"{name}.html": lambda: render_html(document())}
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Metric, Statistic, Verdict
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
-from iree_gauntlet.records.chain_figures import chain_figures
+from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.records.explain_outcome import with_explanations
-from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
-from iree_gauntlet.records.run_before import changed_since
-from iree_gauntlet.reports.details import explanation_line
-from iree_gauntlet.reports.github import error_commands
+from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outcome
+from iree_gauntlet.records.run_before import find_changes_since
+from iree_gauntlet.reports.details import format_explanation
+from iree_gauntlet.reports.github import format_error_commands
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.render_markdown import code, escape, table
-from iree_gauntlet.reports.report_files import Reports, pages, write_report
+from iree_gauntlet.reports.report_files import Reports, make_pages, write_report
 from iree_gauntlet.reports.summary import run_document
 from iree_gauntlet.system.collector import pause_collector
 
@@ -73,22 +73,22 @@ def run_reports(run_dir: Path) -> Reports:
         GauntletError: there is no journal, or it cannot be read.
     """
     with pause_collector():
-        return reports_of_run(_read_outcome_in(run_dir), run_dir)
+        return make_run_reports(_read_outcome_in(run_dir), run_dir)
 
 
 def _read_outcome_in(run_dir: Path) -> RunOutcome:
     """The outcome of the run in a folder, with what was explained of it."""
-    return with_explanations(outcome_of(read_journal(run_dir / JOURNAL)), run_dir)
+    return with_explanations(read_outcome(read_journal(run_dir / JOURNAL)), run_dir)
 
 
-def reports_of_run(outcome: RunOutcome, run_dir: Path | None = None) -> Reports:
+def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Reports:
     """`junit.xml`, `summary.md`, `summary.html`, `summary.json`, and the job summary where torch models were tested.
 
     Args:
         outcome: of the run.
         run_dir: beside which the run before lies; None where that is not looked for.
     """
-    before = changed_since(outcome, run_dir) if run_dir else None
+    before = find_changes_since(outcome, run_dir) if run_dir else None
 
     @cache
     def document(folder: Path | None) -> Document:
@@ -96,12 +96,12 @@ def reports_of_run(outcome: RunOutcome, run_dir: Path | None = None) -> Reports:
 
     files = {
         "junit.xml": lambda: junit_document(outcome),
-        **pages("summary", lambda: document(None)),
-        "summary.json": lambda: summary_json(outcome),
+        **make_pages("summary", lambda: document(None)),
+        "summary.json": lambda: format_summary_json(outcome),
         **_describe_job_summary(outcome),
     }
-    commands = partial(error_commands, outcome.bad_steps)
-    return Reports(files, document, outcome.exit_code, headline(outcome), commands)
+    commands = partial(format_error_commands, outcome.bad_steps)
+    return Reports(files, document, outcome.exit_code, format_headline(outcome), commands)
 
 
 def write_job_summary(run_dir: Path, folder: Path) -> None:
@@ -151,7 +151,7 @@ def _write_job_summary(summary: Summary, outcome: RunOutcome) -> str:
     for step in outcome.steps:
         if step.explanation is not None:
             bundle = f"; bundle: {code(step.explanation.bundle)}" if step.explanation.bundle else ""
-            lines.append(f"- {escape(step.title)}: {escape(explanation_line(step.explanation))}{bundle}\n")
+            lines.append(f"- {escape(step.title)}: {escape(format_explanation(step.explanation))}{bundle}\n")
     explained = f"\n## Explanations\n\n{''.join(lines)}" if lines else ""
     return "\n".join(parts) + explained
 
@@ -198,7 +198,7 @@ def _round_whole(value: float | None) -> float | int | str:
     return int(value) if float(value).is_integer() else value
 
 
-def summary_json(outcome: RunOutcome) -> str:
+def format_summary_json(outcome: RunOutcome) -> str:
     """The document as text, ASCII only, ending with a newline."""
     document: dict[str, Any] = {
         "schema": 1,
@@ -230,7 +230,7 @@ def summary_json(outcome: RunOutcome) -> str:
 
 
 def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
-    figures = chain_figures(chain)
+    figures = collect_chain_figures(chain)
     worst, samples = figures.worst_output, figures.samples
     time: dict[str, Any] | None = None
     if samples is not None and samples.real_time_ms:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Paragraph, Table, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.reports.render_html import ENDINGS, html_page, memory_of
+from iree_gauntlet.reports.render_html import ENDINGS, read_memory, render_html
 from iree_gauntlet.reports.report_files import write_report
 from iree_gauntlet.settings import shown
 
@@ -99,7 +99,7 @@ def write_index(
             entries[name] = _read(folder / name, records[record], (made or {}).get(name), stamp)
     kinds = {name: _KINDS.get(record, "run") for name, record, *_ in found}
     left = len(found) - len(entries)
-    write_report(path, html_page(_make_document(folder, entries, kinds, left)), folder)
+    write_report(path, render_html(_make_document(folder, entries, kinds, left)), folder)
     return path, len(entries)
 
 
@@ -129,7 +129,7 @@ def _format_page_there(path: Path) -> str:
 
 def _read_remembered(page: str) -> dict[str, _IndexEntry]:
     try:
-        memory: dict[str, Any] = json.loads(memory_of(page) or "{}")
+        memory: dict[str, Any] = json.loads(read_memory(page) or "{}")
         entries = {name: _IndexEntry(**entry) for name, entry in memory.items()}
         return {name: entry for name, entry in entries.items() if entry.code is None or ExitCode(entry.code) in _WORDS}
     except (ValueError, TypeError, AttributeError):

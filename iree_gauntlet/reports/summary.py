@@ -35,11 +35,11 @@ from iree_gauntlet.document import (
     TextLink,
     WorkSpan,
 )
-from iree_gauntlet.figures import byte_size, counted, duration, last_lines, listed
+from iree_gauntlet.figures import byte_size, counted, duration, listed, take_last_lines
 from iree_gauntlet.measuring.goldens.goldens import covers
-from iree_gauntlet.records.chain_figures import chain_figures, matrix_cell
-from iree_gauntlet.records.outcome import RunOutcome, cache_line, headline, verdict_texts
-from iree_gauntlet.reports.details import device_text, explanation_line, finding_lines
+from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
+from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts
+from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings
 from iree_gauntlet.reports.provenance import RecordOrigin, provenance
 from iree_gauntlet.steps import NOTHING_COMPARED
 
@@ -138,7 +138,7 @@ def run_document(
     if idle:
         blocks.append(Paragraph((f"{idle} step{'s' if idle > 1 else ''} did not start.",)))
     blocks += [*_show_figures(outcome), *_describe_changed(before), *_show_unchecked(outcome)]
-    blocks += [Paragraph((line,)) for line in (*_describe_judged(outcome), cache_line(outcome))]
+    blocks += [Paragraph((line,)) for line in (*_describe_judged(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
     if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         named = Name(f"gauntlet explain {folder or outcome.run}")
@@ -150,7 +150,7 @@ def run_document(
     blocks += _time_spent(outcome)
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
-        headline(outcome),
+        format_headline(outcome),
         (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.chains), 'case')}",) if outcome.steps else (),
         tuple(blocks),
         tuple(_show_details(outcome, folder)),
@@ -248,7 +248,7 @@ def _breaks_golden(step: StepOutcome) -> bool:
 def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     """What the verdicts rest on: who reads `passed` is to know what was looked at, and which goldens were not."""
     counts = Counter(chain.verdict for chain in outcome.chains)
-    verdicts = ", ".join(verdict_texts(counts).values())
+    verdicts = ", ".join(format_verdicts(counts).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
     compared = (step for step in outcome.steps if step.stage == "threshold" and NOTHING_COMPARED not in step.notes)
@@ -288,7 +288,7 @@ def _show_unchecked(outcome: RunOutcome) -> Iterator[Block]:
 
 def _show_details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
     steps, many = outcome.steps, outcome.many
-    timed = [(chain.id, own) for chain in outcome.chains if not many and (own := chain_figures(chain)).samples]
+    timed = [(chain.id, own) for chain in outcome.chains if not many and (own := collect_chain_figures(chain)).samples]
     if timed:
         rows = ((name, own.time_cell, own.least_time_cell, own.golden_time_cell) for name, own in timed)
         yield Heading("Times")
@@ -326,7 +326,7 @@ def _show_figures(outcome: RunOutcome) -> Iterator[Block]:
     if not chains:
         yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
         return
-    shown = [(chain, chain_figures(chain)) for chain in chains[: _MOST_ROWS if outcome.many else None]]
+    shown = [(chain, collect_chain_figures(chain)) for chain in chains[: _MOST_ROWS if outcome.many else None]]
     counted_too = any(own.instructions is not None for _, own in shown)
     columns = (*_COLUMNS[:4], _INSTRUCTIONS, *_COLUMNS[4:]) if counted_too else _COLUMNS
     rows: list[tuple[Cell, ...]] = []
@@ -337,7 +337,7 @@ def _show_figures(outcome: RunOutcome) -> Iterator[Block]:
         rows.append((own.verdict, chain.id, own.compile_cell, time, *work, *sizes, _make_quality(own)))
     yield Heading("Figures")
     yield Table(columns, tuple(rows), _SHOWN_ROWS)
-    if counters := {cell.counted_by for chain, _ in shown if (cell := matrix_cell(chain)).counted_by}:
+    if counters := {cell.counted_by for chain, _ in shown if (cell := make_matrix_cell(chain)).counted_by}:
         yield Paragraph((f"instructions of one call on one thread, counted by {'; '.join(sorted(counters))}",))
     if outcome.many and count > len(rows):
         as_expected = f", {count - len(chains)} of them as expected."
@@ -401,10 +401,10 @@ def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None
         if step.explanation is not None:
             bundle = step.explanation.bundle
             link: Text = ("; bundle: ", TextLink(bundle, str((folder or Path()) / bundle))) if bundle else ()
-            yield Paragraph((explanation_line(step.explanation), *link))
-        if found := finding_lines(step):
+            yield Paragraph((format_explanation(step.explanation), *link))
+        if found := list_findings(step):
             yield Items(tuple((line,) for line in found), _SHOWN_FINDINGS)
-        if tail := last_lines(step.tail):
+        if tail := take_last_lines(step.tail):
             yield Folded("the tool's last lines", (Code("\n".join(tail)),), brief=True)
         if step.ran:
             yield Paragraph(("Reproduce:",))
@@ -452,7 +452,7 @@ def _list_facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
         ("CPU", machine.cpu),
         ("cores", machine.cores),
         ("memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
-        ("devices", device_text(machine)),
+        ("devices", format_devices(machine)),
         ("system", machine.os),
         ("Python", machine.python),
         ("command", outcome.command),

@@ -70,7 +70,7 @@ def run_short(
         OSError: it cannot be started.
         subprocess.TimeoutExpired: its time is up; `output` is what it had said.
     """
-    messages.detail(f"$ {shlex.join(map(str, argv))}")
+    messages.print_detail(f"$ {shlex.join(map(str, argv))}")
     process = _start(argv, environment, held, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     started = time.monotonic()
     try:
@@ -180,7 +180,7 @@ def run_logged(
     Raises:
         OSError: it cannot be started, or the log cannot be written.
     """
-    messages.detail(f"$ {shlex.join(argv)}")
+    messages.print_detail(f"$ {shlex.join(argv)}")
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(argv)}\n")
         process = _start(argv, environment, held, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)

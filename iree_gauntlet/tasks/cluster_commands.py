@@ -23,7 +23,7 @@ from iree_gauntlet.requests import (
     StatusRequest,
     WorkerRequest,
 )
-from iree_gauntlet.settings import made_cache_folder
+from iree_gauntlet.settings import make_cache_folder
 from iree_gauntlet.tasks.task_options import gauntlet_task
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
     _require_ports(request.port, request.nanny_port)
     security = find_security(address, request)
     require_scheduler(address, security)
-    cache_dir = made_cache_folder(offered.cache_dir)
+    cache_dir = make_cache_folder(offered.cache_dir)
     return run_worker(WorkerPlace(address, cache_dir, security, request.port, request.nanny_port), offer, _say)
 
 
@@ -91,7 +91,7 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
     from iree_gauntlet.cluster.start import WorkerPlace, run_local  # noqa: PLC0415
 
     _require_ports(request.port)
-    place = WorkerPlace("", made_cache_folder(request.cache_dir))
+    place = WorkerPlace("", make_cache_folder(request.cache_dir))
     return run_local(request.count, _offer(request), place, request.port, _say)
 
 

@@ -19,20 +19,20 @@ from iree_gauntlet.figures import byte_size, counted, signed
 from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, why_no_hardware
 from iree_gauntlet.measuring.machine.machine_state import (
     list_benchmark_warnings,
-    machine_state,
     measure_cpu_use,
     read_cpu_times,
     read_machine_facts,
+    read_machine_state,
 )
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import Configuration, cache_folder, project_folder
+from iree_gauntlet.settings import Configuration, find_cache_folder, find_project_folder
 from iree_gauntlet.toolchains.cmake_build import find_build_tools
-from iree_gauntlet.toolchains.devices import compile_backends, describe_devices, devices, drivers, find_device
+from iree_gauntlet.toolchains.devices import compile_backends, describe_devices, devices, find_device, list_drivers
 from iree_gauntlet.toolchains.find import chosen, find_toolchain
 from iree_gauntlet.toolchains.host import ask_host_cpu, read_host_cpu
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
-from iree_gauntlet.upkeep.installed_toolchains import open_place, version_text
+from iree_gauntlet.upkeep.installed_toolchains import format_version, open_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +103,7 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Doc
 def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
     compiler, runtime = toolchain.compiler, toolchain.runtime
     for noun, part in (("compiler", compiler), ("runtime", runtime)):
-        yield DoctorFinding("iree", "ok", f"{noun} {version_text(part, digits=8)}")
+        yield DoctorFinding("iree", "ok", f"{noun} {format_version(part, digits=8)}")
     yield DoctorFinding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
     if compiler.release != runtime.release != UNKNOWN_VERSION:
         yield DoctorFinding(
@@ -167,7 +167,7 @@ def _check_source_builds() -> DoctorFinding:
 
 
 def _check_drivers(toolchain: Toolchain) -> DoctorFinding:
-    names, there = ", ".join(drivers(toolchain)), ", ".join(devices(toolchain)) or "none"
+    names, there = ", ".join(list_drivers(toolchain)), ", ".join(devices(toolchain)) or "none"
     return DoctorFinding("drivers", "info", f"drivers: {names}; devices: {there}")
 
 
@@ -226,7 +226,7 @@ def _check_cache(cache_dir: Path) -> Iterator[DoctorFinding]:
 def _check_configuration() -> Iterator[DoctorFinding]:
     """What `gauntlet.toml` says, or what is wrong with it."""
     try:
-        found = read_configuration(project_folder(), os.environ)
+        found = read_configuration(find_project_folder(), os.environ)
     except GauntletError as error:
         yield DoctorFinding("configuration", "broken", error.what, error.hint)
         return
@@ -244,7 +244,7 @@ def _find_asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainErr
     """What `--iree` names; nothing is installed, and settings that cannot be read are a finding of their own."""
     compiler, runtime = chosen(request, os.environ)
     try:
-        configuration = read_configuration(project_folder(), os.environ)
+        configuration = read_configuration(find_project_folder(), os.environ)
     except GauntletError:
         configuration = Configuration()
     try:
@@ -263,7 +263,7 @@ def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     if isinstance(toolchain, ToolchainError):
         raise toolchain
     rows, document = [("DRIVER", "DEVICE", "WHAT IT IS")], []
-    for driver in drivers(toolchain):
+    for driver in list_drivers(toolchain):
         here: Sequence[Device] = ()
         problem = hint = ""
         try:
@@ -284,14 +284,14 @@ def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
 def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
     toolchain = _find_asked_toolchain(request)
-    findings = [*diagnose(toolchain, cache_folder(request.cache_dir)), *_check_configuration()]
+    findings = [*diagnose(toolchain, find_cache_folder(request.cache_dir)), *_check_configuration()]
     facts = read_machine_facts()
     memory = "unknown memory" if facts.memory_bytes is None else byte_size(facts.memory_bytes)
     text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"
     findings.append(DoctorFinding("machine", "info", text))
     before = read_cpu_times()
     time.sleep(_WATCH_SECONDS)
-    warnings = list_benchmark_warnings(machine_state(measure_cpu_use(before, read_cpu_times())))
+    warnings = list_benchmark_warnings(read_machine_state(measure_cpu_use(before, read_cpu_times())))
     findings += [DoctorFinding("benchmarking", "warn", warning) for warning in warnings]
     if not warnings:
         findings.append(DoctorFinding("benchmarking", "ok", "nothing here would spoil a benchmark"))

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.dialects.load import urls_of
+from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import file_path, problem_of_flag
 from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.engine.workspace import Selection, each_once, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
-from iree_gauntlet.experiments.shards import only_shard, only_shard_of_cases
+from iree_gauntlet.experiments.shards import choose_shard, choose_shard_of_cases
 from iree_gauntlet.figures import counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
-from iree_gauntlet.settings import cache_folder, runs_folder
+from iree_gauntlet.settings import find_cache_folder, find_runs_folder
 from iree_gauntlet.system.collector import pause_collector
 from iree_gauntlet.targets import FAMILIES
 
@@ -41,7 +41,7 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     selection = select(request, Defaults(targets=FAMILIES))
     _warn(selection.warnings())
     rows: dict[tuple[str, str, str], list[Case]] = {}
-    for case in only_shard_of_cases(selection.cases, shard):
+    for case in choose_shard_of_cases(selection.cases, shard):
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
     problems = (*selection.cases.problems, *selection.cases.broken)
     _report_problems(problems)
@@ -69,7 +69,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     """Prints what would run, and why each step would or would not come from the cache."""
     # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.engine.run_start import missing_files, missing_text, without_missing_files  # noqa: PLC0415
+    from iree_gauntlet.engine.run_start import describe_missing, find_missing_files, without_missing_files  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
 
     selection = select(request.selection, request.defaults)
@@ -82,11 +82,11 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     del selection
     machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, look_only=True)
     named = request.folder.run_dir
-    run_dir = Path(named).resolve() if named else runs_folder() / f"next-{name}"
-    plan, _ = only_shard(make_plan(cases, stages, plan_context(machine, run_dir, request.conduct)), request.shard)
+    run_dir = Path(named).resolve() if named else find_runs_folder() / f"next-{name}"
+    plan, _ = choose_shard(make_plan(cases, stages, plan_context(machine, run_dir, request.conduct)), request.shard)
     missing: list[MissingFile] = []
     if request.network.offline:
-        missing = missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
+        missing = find_missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
         plan = replace(plan, steps=without_missing_files(plan.steps, missing))
     if as_json:
         head = {
@@ -100,7 +100,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
         if machine.missing is not None:
             sys.stdout.write(f"note: {machine.missing}\n")
         _print_plan(plan)
-        sys.stdout.write(missing_text(missing) + "\n" if missing else "")
+        sys.stdout.write(describe_missing(missing) + "\n" if missing else "")
     _report_problems(plan.problems)
     return ExitCode.USAGE if plan.problems else ExitCode.OK
 
@@ -110,8 +110,8 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
     from iree_gauntlet.artifacts.registry_file import Registry  # noqa: PLC0415
     from iree_gauntlet.artifacts.store import ArtifactStore  # noqa: PLC0415
-    from iree_gauntlet.engine.tolerance_flags import loose_tolerances, void_tolerances, wrong_tolerances  # noqa: PLC0415
-    from iree_gauntlet.upkeep.lint_checks import doubts_about  # noqa: PLC0415 - it brings NumPy
+    from iree_gauntlet.engine.tolerance_flags import find_loose_tolerances, find_void_tolerances, find_wrong_tolerances  # noqa: PLC0415
+    from iree_gauntlet.upkeep.lint_checks import list_doubts  # noqa: PLC0415 - it brings NumPy
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.file_warnings(listed=True))
@@ -119,15 +119,15 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     found = selection.cases
     problems = [*found.problems, *found.left_out, *found.broken]
     problems += selection.source_problems(problems)
-    problems += _list_tolerance_problems(found.cases, wrong_tolerances)
+    problems += _list_tolerance_problems(found.cases, find_wrong_tolerances)
     cases = (*found.cases, *found.required)
     broken = {problem.file for problem in found.broken}
     of_files: list[Problem] = []
     beside: list[Problem] = []
     if request == SelectionRequest():
-        from iree_gauntlet.upkeep.lint_checks import problems_of_project  # noqa: PLC0415
+        from iree_gauntlet.upkeep.lint_checks import list_project_problems  # noqa: PLC0415
 
-        of_files, beside = problems_of_project()
+        of_files, beside = list_project_problems()
         problems += of_files
     problems += _list_missing_files(case for case in cases if case.origin.file not in broken)
     texts = [(case, text) for case in cases for text in (*case.notes, case.blocked_reason) if text]
@@ -151,11 +151,11 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
     # Nothing is fetched.
-    store = ArtifactStore(cache_folder(""), Registry())
+    store = ArtifactStore(find_cache_folder(""), Registry())
     doubtful = [
-        *(problem for case in found.cases for problem in doubts_about(case, store)),
-        *_list_tolerance_problems(found.cases, loose_tolerances),
-        *_list_tolerance_problems(found.cases, void_tolerances),
+        *(problem for case in found.cases for problem in list_doubts(case, store)),
+        *_list_tolerance_problems(found.cases, find_loose_tolerances),
+        *_list_tolerance_problems(found.cases, find_void_tolerances),
     ]
     part = any((request.model, request.submodel, request.filename, request.markers))
     # Of a part of a suite, `file_warnings` has said how many entries name none of its cases.
@@ -198,7 +198,7 @@ def _list_missing_files(cases: Iterable[Case]) -> list[Problem]:
     gone = {
         (case.origin.file, field, path)
         for case in cases
-        for field, url in (*urls_of(case), *_list_weights(case))
+        for field, url in (*list_urls(case), *_list_weights(case))
         if (path := file_path(url)) and path not in case.blocked_reason and not os.path.exists(path)  # noqa: PTH110
     }
     return [problem_of_field(file, field, *missing(Path(path))) for file, field, path in sorted(gone)]
@@ -215,7 +215,7 @@ def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tu
     from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
 
     machine = open_workbench(toolchain, Progress(), need_toolchain=True)
-    context = plan_context(machine, runs_folder() / "lint")
+    context = plan_context(machine, find_runs_folder() / "lint")
     # What is wrong with a source is said without it, and is nothing to a flag.
     context = replace(context, artifact_path=Path, artifact_hash=lambda _url: "")
     plan = make_plan(selection.cases, selection.stages, context)

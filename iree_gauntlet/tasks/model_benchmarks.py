@@ -29,7 +29,7 @@ from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.sweeps.sweep_reports import check_writable, read_targets, write_micro_reports
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.settings import cache_folder, project_folder, shown, typed_command
+from iree_gauntlet.settings import find_cache_folder, find_project_folder, format_typed_command, shown
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
@@ -105,7 +105,7 @@ def bench(options: BenchOptions) -> ExitCode:
     # What is wrong with a command line is said before anything is started.
     device = options.device or DEFAULT_DEVICE
     target = choose_target(device, options.target)
-    locks = cache_folder(options.cache_dir) / "locks"
+    locks = find_cache_folder(options.cache_dir) / "locks"
     if options.output:
         check_output(options.output, locks)
     torch = find_torch_python(options.torch_python)
@@ -155,7 +155,7 @@ def _run(
 ) -> tuple[BuildRecord | None, ExitCode]:
     """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
     plan = Plan((chain.export(),), devices=chain.gpus)
-    event = run_event(plan, run_dir, machine, DIALECT, [chain.target], typed_command())
+    event = run_event(plan, run_dir, machine, DIALECT, [chain.target], format_typed_command())
     event = replace(event, bench=chain.options.as_args())
     with model_session(run_dir, progress, event, plan.steps) as context:
         session = BenchSession(
@@ -178,7 +178,7 @@ def _write_reports(run_dir: Path, machine: Workbench, output: Output) -> Reports
 
 def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
     named = tuple(Path(folder).expanduser().absolute() for folder in options.models_dir)
-    own = project_folder() / _MODELS
+    own = find_project_folder() / _MODELS
     if not named and not own.is_dir():
         raise UsageError(
             f"there are no models here: {Path.cwd()} is not inside a project with {_MODELS}",

@@ -14,11 +14,11 @@ from iree_gauntlet import messages
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.records.merged_runs import merged
+from iree_gauntlet.records.merged_runs import merge_runs
 from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
 from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.reports.sweeps.sweep_reports import write_micro_reports
-from iree_gauntlet.settings import runs_folder, shown, typed_command
+from iree_gauntlet.settings import find_runs_folder, format_typed_command, shown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def write_page_of_runs(named: str) -> ExitCode:
         UsageError: there is no such folder.
         GauntletError: it cannot be written.
     """
-    folder = Path(named).absolute() if named else runs_folder()
+    folder = Path(named).absolute() if named else find_runs_folder()
     if not any(path for record in RECORDS for path in folder.glob(f"*/{record}")):
         lacks = "run in" if folder.is_dir() else "folder"
         raise UsageError(f"report --index: there is no {lacks} {shown(folder)}", "Name the folder that has the runs.")
@@ -80,15 +80,15 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
 
 def _locate_folder(named: str) -> Path:
     if named == LATEST:
-        records = [path for record in RECORDS for path in runs_folder().glob(f"*/{record}")]
+        records = [path for record in RECORDS for path in find_runs_folder().glob(f"*/{record}")]
         if not records:
-            raise UsageError(f"there is no run in {runs_folder()}", "Start one with `run`, or name its folder.")
+            raise UsageError(f"there is no run in {find_runs_folder()}", "Start one with `run`, or name its folder.")
         return max(records, key=lambda path: path.stat().st_mtime_ns).parent
     folder = Path(named)
-    if not folder.is_dir() and (runs_folder() / named).is_dir():
-        folder = runs_folder() / named
+    if not folder.is_dir() and (find_runs_folder() / named).is_dir():
+        folder = find_runs_folder() / named
     if not folder.is_dir():
-        runs = [path for path in runs_folder().glob("*") if path.is_dir()]
+        runs = [path for path in find_runs_folder().glob("*") if path.is_dir()]
         runs.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         names = ", ".join(path.name for path in runs[:5]) or "none"
         raise UsageError(f"there is no run {folder}", f"Newest runs: {names}.")
@@ -108,8 +108,8 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     if (into / JOURNAL).exists():
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
-    opening, events = merged(
-        records, into.resolve().name, shlex.join(typed_command()), str(Path.cwd()), lenient=lenient
+    opening, events = merge_runs(
+        records, into.resolve().name, shlex.join(format_typed_command()), str(Path.cwd()), lenient=lenient
     )
     try:
         into.mkdir(parents=True, exist_ok=True)

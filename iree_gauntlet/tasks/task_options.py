@@ -36,7 +36,7 @@ from iree_gauntlet.requests import (
     read,
     value_of,
 )
-from iree_gauntlet.settings import project_folder, shipped_folder
+from iree_gauntlet.settings import find_project_folder, find_shipped_folder
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _list_values(option: Option) -> list[str]:
         case "markers":
             return sorted({word for spec in _list_specs() for word in spec.words or ()})
         case "suite":
-            places = (project_folder() / "suites", shipped_folder() / "suites")
+            places = (find_project_folder() / "suites", find_shipped_folder() / "suites")
             return sorted({path.stem for place in places for path in place.glob("*.toml")})
         case "target":
             return list(FAMILIES)
@@ -259,5 +259,5 @@ def _list_specs() -> list[Spec]:
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415 - it brings pydantic
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
-    folder = project_folder() / "specs"
+    folder = find_project_folder() / "specs"
     return [spec for spec in read_specs([folder]) if isinstance(spec, Spec)] if folder.is_dir() else []

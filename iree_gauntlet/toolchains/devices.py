@@ -70,7 +70,7 @@ def compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
 
 
 @functools.cache
-def drivers(toolchain: Toolchain) -> tuple[str, ...]:
+def list_drivers(toolchain: Toolchain) -> tuple[str, ...]:
     """Names of the HAL drivers that the runtime was built with; their devices may still be missing.
 
     Raises:
@@ -164,7 +164,7 @@ def check_device(toolchain: Toolchain, device: str) -> Availability:
 def _find_uri(toolchain: Toolchain, device: str) -> str:
     """The device's own URI."""
     driver, _, path = device.partition("://")
-    known = drivers(toolchain)
+    known = list_drivers(toolchain)
     if driver not in known:
         what = f"the runtime {toolchain.runtime.release} has no driver {driver}: it has {', '.join(known)}"
         raise ToolchainError(what, _HINTS.get(driver, "check the spelling of the device"))

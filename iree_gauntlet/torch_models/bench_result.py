@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Stage
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
-from iree_gauntlet.steps import step_id
+from iree_gauntlet.figures import byte_size, duration, format_error, milliseconds
+from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain, CheckFigures
@@ -110,15 +110,15 @@ def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | 
     if checked:
         found = CheckFigures.from_dict(checked.statistics)
         error, tried = found.error, found.error.contractions
-        narrow = f", {error_figure(found.to_f32)} against f32" if build.reference else ""
+        narrow = f", {format_error(found.to_f32)} against f32" if build.reference else ""
         lines.append(
-            f"error against the model in {chain.options.dataformat.value}: {error_figure(error.rms)} (rms, "
-            f"{error_figure(error.rms_tolerance)} is allowed){narrow}; first call "
+            f"error against the model in {chain.options.dataformat.value}: {format_error(error.rms)} (rms, "
+            f"{format_error(error.rms_tolerance)} is allowed){narrow}; first call "
             f"{milliseconds(found.first_call_ms)} ms"
         )
         if error.flips and error.rms_without_flips is not None:
             lines.append(
-                f"{error_figure(error.rms_without_flips)} without flips, {error.flips}: values that rounding moved "
+                f"{format_error(error.rms_without_flips)} without flips, {error.flips}: values that rounding moved "
                 "across a kink, as of a ReLU"
             )
         if tried:
@@ -147,7 +147,7 @@ def _find_doubts(latency: Latencies, benchmark: Result) -> list[str]:
 
 def _find_result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
     """The figures of a step, where it has any."""
-    found = record.results.get(step_id(chain.id, stage, role))
+    found = record.results.get(make_step_id(chain.id, stage, role))
     return found if found is not None and not found.verdict.is_bad and found.statistics else None
 
 
@@ -166,7 +166,7 @@ def _collect_more(
     """Our own fields, of a run that failed too."""
     toolchain, form = chain.toolchain, chain.options.dataformat
     # The notes of steps that follow the benchmark are their results.
-    beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
+    beside = {make_step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
     own = [result for name, result in record.results.items() if name not in beside]
     found: dict[str, Any] = {
         "run": record.run.run,

@@ -35,7 +35,7 @@ from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import shown
-from iree_gauntlet.targets import target_of
+from iree_gauntlet.targets import parse_target
 from iree_gauntlet.torch_models.plugins import PluginRegistry, Shape, list_shapes, number_shapes
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM, HIGHEST_POWER
 
@@ -163,7 +163,7 @@ def _check_set(name: str, info: ValidationInfo) -> str:
 
 
 def _check_device(text: str) -> str:
-    if target_of(name_iree_device(text).partition("://")[0]) is None:
+    if parse_target(name_iree_device(text).partition("://")[0]) is None:
         hint = f"Write {', '.join(_DEVICES)}, or a device of IREE such as local-task, hip://0 and cuda://1."
         raise FieldError(None, f"there is no device {text!r}", hint)
     return text

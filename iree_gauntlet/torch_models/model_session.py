@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.results import CacheUse, Result, shorten
@@ -120,7 +120,7 @@ class ModelSession(ABC):
             lines = [line for line in processes.error_lines(step, name) if line.strip()]
             # Its last line says why; what other libraries say is before it.
             reason = shorten(lines[-1]) if lines and not outcome.signal else ""
-            failure = after_process(step, outcome, lines, tool=_TOOL, reason=reason)
+            failure = judge_process(step, outcome, lines, tool=_TOOL, reason=reason)
 
         def complete(result: Result) -> Result:
             return processes.complete(step, outcome, result)
@@ -228,7 +228,7 @@ class ModelSession(ABC):
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
             reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
-        return replace(after_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)
+        return replace(judge_process(step, outcome, lines, tool="the export", reason=""), verdict=Verdict.ERROR)
 
 
 def perform_by_chain(sessions: Mapping[str, ModelSession]) -> Mapping[Stage, Callable[[Step], Result]]:

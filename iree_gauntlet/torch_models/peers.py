@@ -29,7 +29,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Pair, PairEvidence, PlannedBlock, RoundsEvidence, seed_of
+from iree_gauntlet.engine.rounds.blocks import (
+    AB,
+    BlockTaker,
+    Pair,
+    PairEvidence,
+    PlannedBlock,
+    RoundsEvidence,
+    make_seed,
+)
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.errors import GauntletError
@@ -498,7 +506,7 @@ def take_interleaved(
     """
     found = PointEvidence()
     # It draws lots for orders, and nothing secret.
-    lots = random.Random(seed_of(SEED, chain, _INTERLEAVED))  # noqa: S311
+    lots = random.Random(make_seed(SEED, chain, _INTERLEAVED))  # noqa: S311
     while found.count < BLOCKS and taker.goes_on(found):
         progress(found.count + 1)
         order, torch_order = list(iree), list(torch.programs) if torch else []

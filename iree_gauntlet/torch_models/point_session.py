@@ -54,7 +54,7 @@ from iree_gauntlet.records.sweep_record import (
     VariantRecord,
 )
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.steps import step_id
+from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import OutputErrors, compare_tensors, split_pieces
 from iree_gauntlet.torch_models.build_folder import read_tensors
@@ -241,7 +241,7 @@ class PointSession(ModelSession):
         roles = ((Stage.EXPORT, side), (Stage.IMPORT, side), (Stage.COMPILE, variant.label))
         found = VariantFigures()
         for stage, role in (*roles, (Stage.THRESHOLD, variant.label)):
-            result = self.results.get(step_id(self.chain.id, stage, role))
+            result = self.results.get(make_step_id(self.chain.id, stage, role))
             if result is None or result.verdict is not Verdict.PASSED:
                 found.status = "error" if result is None else str(result.verdict)
                 found.reason = f"{stage}: {result.reason if result else 'it did not run'}"

@@ -22,10 +22,10 @@ from iree_gauntlet.engine.commands import Places
 from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, PlanContext, compile_step
 from iree_gauntlet.errors import GauntletError, ToolchainError, UsageError
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
+from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
-from iree_gauntlet.targets import CHIP_FLAGS, Target, target_of
+from iree_gauntlet.targets import CHIP_FLAGS, Target, parse_target
 from iree_gauntlet.toolchains.devices import check_device, devices, find_device
 from iree_gauntlet.torch_models.build_folder import Array  # noqa: TC001 - a record's field is read by its type
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
@@ -150,14 +150,14 @@ def choose_target(device: str, chip: str) -> Target:
         UsageError: the device is of no known driver, or the chip is none of its.
     """
     driver = device.partition("://")[0]
-    family = target_of(driver)
+    family = parse_target(driver)
     if family is None:
         raise UsageError(f"--device {device}: no driver is called {driver}", "Such as local-task, hip://0, cuda://1.")
     if not chip:
         if family.family == "rocm":
             raise UsageError(f"--device {device}: which chip is it?", "Name it with --target, such as gfx942.")
         return family
-    target = target_of(chip) or target_of(f"{family.family}-{chip}")
+    target = parse_target(chip) or parse_target(f"{family.family}-{chip}")
     if target is None or target.family != family.family or family.family not in CHIP_FLAGS:
         raise UsageError(
             f"--target {chip}: {device} is no device of that", "Such as gfx942 with hip://0, sm_89 with cuda://0."
@@ -352,7 +352,7 @@ class TorchChain(ABC):
         """What all steps of the chain have in common."""
         model, submodel = self.names
         return Step(
-            id=step_id(self.id, stage, role),
+            id=make_step_id(self.id, stage, role),
             chain=self.id,
             dialect=self.dialect,
             model=model,
@@ -394,7 +394,7 @@ class TorchChain(ABC):
         return replace(
             self._looked_up(step, ingredients),
             command=Command(argv, step.folder, self.env),
-            needs=(step_id(self.id, Stage.EXPORT, export),),
+            needs=(make_step_id(self.id, Stage.EXPORT, export),),
             inputs=(StepInput("program", str(onnx)),),
             outputs=(("program", program), ("parameters", parameters)),
         )

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.document import Cell, Column, ColumnKind, Table
-from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.processes.supervisor import shell_line
+from iree_gauntlet.engine.judging import judge_process
+from iree_gauntlet.engine.processes.supervisor import format_shell_line
 from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import milliseconds, one_line
@@ -340,14 +340,14 @@ def _with_perfetto(
         outcome = processes.run(step, command, name=prefix)
         made = replace(
             made,
-            commands=(*made.commands, shell_line(command)),
+            commands=(*made.commands, format_shell_line(command)),
             seconds=made.seconds + outcome.seconds,
             log=processes.log(step, f"{prefix}stderr.txt"),
         )
         if outcome.cancelled:
             return replace(made, reason=f"no file for Perfetto: {_PROFILE} was interrupted")
         if outcome.exit_code != 0:
-            ended = after_process(step, outcome, processes.error_lines(step, prefix), tool=_PROFILE)
+            ended = judge_process(step, outcome, processes.error_lines(step, prefix), tool=_PROFILE)
             return replace(made, reason=f"no file for Perfetto: {ended.reason}")
         with rows.open(encoding="utf-8") as lines_of_rows:
             document = make_perfetto_trace(lines_of_rows, device)

@@ -33,22 +33,22 @@ from iree_gauntlet.artifacts.archive import (
     member,
 )
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, publishing, require_space
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import DamageError, is_key, pack, packed_bytes, unpack
 from iree_gauntlet.engine.plan import make_plan
-from iree_gauntlet.engine.run_start import missing_files, missing_text
+from iree_gauntlet.engine.run_start import describe_missing, find_missing_files
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
-from iree_gauntlet.settings import runs_folder
+from iree_gauntlet.settings import find_runs_folder
 from iree_gauntlet.system.atomic import sync_folder
-from iree_gauntlet.upkeep.cache_list import CachePlace, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,16 +87,16 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
         machine = open_workbench(request.toolchain, progress, request.network, need_toolchain=False)
         steps = _plan_steps(selection, machine)
         if request.network.offline:
-            missing = missing_files(steps, (*selection.cases.cases, *selection.cases.required), machine.store)
+            missing = find_missing_files(steps, (*selection.cases.cases, *selection.cases.required), machine.store)
             if missing:
-                raise GauntletError(missing_text(missing))
+                raise GauntletError(describe_missing(missing))
         fetched = _fetch_all(steps, machine.store)
         # Now that every program is known, the modules' keys are known.
         keys = _find_module_keys(_plan_steps(selection, machine), machine.modules)
     files = [Packed(PackedKind.ARTIFACT, local_name(item.url), item.url, item.sha256, item.bytes) for item in fetched]
     contents: list[Callable[[], Iterator[bytes]]] = [partial(_read_blocks, item.path) for item in fetched]
     leases = Leases(machine.cache_dir)
-    with refusals_explained(machine.cache_dir):
+    with explain_refusals(machine.cache_dir):
         for key in keys:
             folder = machine.modules.folder_of(key)
             leases.use(folder)
@@ -131,12 +131,12 @@ def import_cache(archive: Path, cache_dir: str) -> ExitCode:
         stream = archive.open("rb", buffering=0)
     except OSError as error:
         raise UsageError(f"{archive}: {error.strerror}", "Name an archive that `cache.export` has written.") from error
-    with stream, refusals_explained(place.root):
+    with stream, explain_refusals(place.root):
         return _Import(archive, stream, place).run()
 
 
 def _plan_steps(selection: Selection, machine: Workbench) -> Sequence[Step]:
-    context = plan_context(machine, runs_folder() / f"next-{selection.name}")
+    context = plan_context(machine, find_runs_folder() / f"next-{selection.name}")
     plan = make_plan(selection.cases, selection.stages, context)
     if plan.problems:
         raise SpecError(list(plan.problems))
@@ -187,11 +187,11 @@ def _pack_module(folder: Path, key: str) -> Iterator[bytes]:
 
 def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence[Callable[[], Iterator[bytes]]]) -> int:
     """Writes the archive; its size in bytes."""
-    manifest = manifest_bytes(files, suite, __version__)
+    manifest = format_manifest(files, suite, __version__)
     total = archive_bytes([len(manifest), *(file.size for file in files)])
     target = output.absolute()
     with (
-        publishing(target, str(output)) as temporary,
+        lock_publishing(target, str(output)) as temporary,
         temporary.open("xb") as stream,
         open_progress(sys.stderr) as progress,
     ):
@@ -202,7 +202,7 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
         for index, (file, content) in enumerate(zip(files, contents, strict=True)):
             digest = hashlib.sha256()
             try:
-                for block in member(member_name(index), file.size, _watch(content(), digest.update)):
+                for block in member(name_member(index), file.size, _watch(content(), digest.update)):
                     stream.write(block)
                     progress.advance(len(block))
             except DamagedArchiveError as error:
@@ -285,7 +285,7 @@ class _Import:
         # Not more than the archive can have: its manifest may be a lie.
         require_space(self.place.root, str(self.archive), min(needed, self.archive.stat().st_size))
         for index, (file, want) in enumerate(zip(files, wanted, strict=True)):
-            name = member_name(index)
+            name = name_member(index)
             if want:
                 self._take(file, _watch(reader.member(name, file.size), lambda block: progress.advance(len(block))))
             else:
@@ -384,12 +384,12 @@ class Packed:
     size: int
 
 
-def member_name(index: int) -> str:
+def name_member(index: int) -> str:
     """The name, in the archive, of the file at a place of the manifest (from 0 on)."""
     return f"files/{index + 1:06d}"
 
 
-def manifest_bytes(files: Sequence[Packed], suite: str, version: str) -> bytes:
+def format_manifest(files: Sequence[Packed], suite: str, version: str) -> bytes:
     """The manifest of an archive."""
     head = json.dumps({"format": _FORMAT, "suite": suite, "version": version})
     lines = ",\n".join(json.dumps(asdict(file)) for file in files)

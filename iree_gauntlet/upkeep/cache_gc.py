@@ -25,7 +25,7 @@ from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import ArtifactError, ExitCode, UsageError
 from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.upkeep.cache_list import CachePlace, age_text, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, format_age, open_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +59,7 @@ def collect_garbage(asked: CollectRequest) -> ExitCode:
     )
     place = open_cache(asked.cache_dir)
     place.require_cache()
-    with refusals_explained(place.root):
+    with explain_refusals(place.root):
         return _collect(place, limits, delete=asked.delete)
 
 
@@ -67,15 +67,15 @@ def _collect(place: CachePlace, limits: CacheLimits, *, delete: bool) -> ExitCod
     now = time.time()
     users = Users(place.root, place.leases, now)
     planned = plan_collection(take_inventory(place.root, place.pins), limits, now, users.uses)
-    dead = leftovers(place.root, place.leases, now)
+    dead = list_leftovers(place.root, place.leases, now)
     if planned.goes:
-        rows = [(byte_size(item.bytes), age_text(now - item.last_use), item.kind, item.name) for item in planned.goes]
+        rows = [(byte_size(item.bytes), format_age(now - item.last_use), item.kind, item.name) for item in planned.goes]
         print_table([("SIZE", "LAST USE", "KIND", "NAME"), *rows])
     if delete:
         sys.stdout.flush()
         gone = collect(place.root, planned.goes, place.leases)
         # Again: the stamps of what has gone are among them now.
-        dead = leftovers(place.root, place.leases, now)
+        dead = list_leftovers(place.root, place.leases, now)
         remove_leftovers(dead)
         _write_summary("deleted", gone, planned)
         kept = len(planned.goes) - len(gone)
@@ -202,7 +202,7 @@ def collect(root: Path, planned: Iterable[Item], leases: Leases) -> list[Item]:
             return [item for item in wanted if goes(item)]
 
 
-def leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
+def list_leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
     """What dead processes have left: files and folders that will never be read again."""
     found = [*leases.dead(), *VerifiedHashes(root / "verified").gone()]
     candidates = (
@@ -224,7 +224,7 @@ def leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:
-    """Remove what `leftovers` has found; a lock that someone has taken since stays.
+    """Remove what `list_leftovers` has found; a lock that someone has taken since stays.
 
     Raises:
         OSError: something cannot be removed.

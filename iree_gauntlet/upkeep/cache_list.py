@@ -22,7 +22,7 @@ from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, Nothing
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import Configuration, cache_folder, project_folder, shown
+from iree_gauntlet.settings import Configuration, find_cache_folder, find_project_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
         GauntletError: the cache cannot be read.
     """
     place = open_cache(cache_dir)
-    with refusals_explained(place.root):
+    with explain_refusals(place.root):
         items = take_inventory(place.root, place.pins)
     items.sort(key=lambda item: (-item.bytes, item.path))
     if match:
@@ -82,7 +82,7 @@ def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
     except ArtifactError as error:
         raise UsageError(error.what, error.hint) from error
     place = open_cache(cache_dir)
-    with refusals_explained(place.root):
+    with explain_refusals(place.root):
         store = place.store(Progress(), offline=True)
         path, present = store.path(url), store.present(url)
         pin = place.pins.of(name)
@@ -145,7 +145,7 @@ def _make_row(item: Item, now: float) -> tuple[str, ...]:
     if item.kind is ItemKind.UNFINISHED:
         of = f" of {byte_size(item.total)}" if item.total else ""
         name += f" ({byte_size(item.present)}{of} arrived)"
-    return byte_size(item.bytes), age_text(now - item.last_use), item.kind, item.pin, verified, name
+    return byte_size(item.bytes), format_age(now - item.last_use), item.kind, item.pin, verified, name
 
 
 def _sum_up(items: Sequence[Item]) -> str:
@@ -193,7 +193,7 @@ def open_cache(cache_dir: str, *, may_be_new: bool = False) -> CachePlace:
         UsageError: there is no such folder.
         GauntletError: a registry or a settings file is wrong.
     """
-    root, project = cache_folder(cache_dir), project_folder()
+    root, project = find_cache_folder(cache_dir), find_project_folder()
     if root.exists() and not root.is_dir():
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
     if cache_dir and not root.exists() and not may_be_new:
@@ -203,7 +203,7 @@ def open_cache(cache_dir: str, *, may_be_new: bool = False) -> CachePlace:
 
 
 @contextmanager
-def refusals_explained(root: Path) -> Iterator[None]:
+def explain_refusals(root: Path) -> Iterator[None]:
     """Turn what the file system refuses into an error that names the path."""
     try:
         yield
@@ -214,7 +214,7 @@ def refusals_explained(root: Path) -> Iterator[None]:
         raise GauntletError(what, f"Check the path and your rights there; the cache is {root}.") from error
 
 
-def age_text(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """How long ago, for people."""
     if seconds < _MINUTE:
         return "just now"

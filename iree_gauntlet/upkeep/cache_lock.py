@@ -23,7 +23,7 @@ from iree_gauntlet.errors import ArtifactError, ExitCode, Problem, SpecError, Us
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.reports.output import open_progress
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.upkeep.cache_list import CachePlace, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -56,7 +56,7 @@ def lock_hashes(asked: LockRequest) -> ExitCode:
     shared = place.root.resolve() != (place.project / "cache").resolve()
     # What other projects have learnt in a shared cache is theirs.
     named = _find_named_artifacts(place.project) if asked.prune or shared else None
-    with refusals_explained(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
+    with explain_refusals(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
         fresh = stack.enter_context(_fetch_anew(place, urls, progress)) if urls else []
         refreshed = [RegistryEntry(local_name(item.url), item.sha256, item.url) for item in fresh]
         with nullcontext() if asked.dry_run else _lock_both(place, progress):
@@ -260,7 +260,7 @@ def plan_relock(
     return Relock(tuple(sorted(entries.values())), tuple(changes), frozenset(leaving), tuple(overruled), tuple(foreign))
 
 
-def registry_text(before: str, path: Path, entries: Iterable[RegistryEntry]) -> str:
+def format_locked_registry(before: str, path: Path, entries: Iterable[RegistryEntry]) -> str:
     """The text of a registry with other entries, sorted by name, with the comments that it had.
 
     Raises:
@@ -283,7 +283,7 @@ def write_registry(path: Path, entries: Iterable[RegistryEntry]) -> None:
         OSError: it cannot be read or written.
     """
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    after = registry_text(before, path, entries)
+    after = format_locked_registry(before, path, entries)
     if after != before:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, after)

@@ -24,7 +24,7 @@ from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, o
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import open_progress, write_line
-from iree_gauntlet.upkeep.cache_list import CachePlace, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +49,7 @@ def verify(asked: VerifyRequest) -> ExitCode:
     """
     place = open_cache(asked.cache_dir)
     started = time.perf_counter()
-    with refusals_explained(place.root):
+    with explain_refusals(place.root):
         items = [item for item in take_inventory(place.root, place.pins) if item.kind in _CHECKED]
         with open_progress(sys.stderr) as progress:
             progress.work("verifying", sum(item.bytes for item in items))

@@ -76,7 +76,7 @@ def schema(asked: SchemaRequest) -> ExitCode:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name in FORMATS:
-                write_atomic(folder / f"{name}.json", schema_text(name))
+                write_atomic(folder / f"{name}.json", format_schema(name))
         except OSError as error:
             what = f"--output-dir {folder}: {error.strerror}"
             raise UsageError(what, "Name a folder that can be written to.") from error
@@ -86,14 +86,14 @@ def schema(asked: SchemaRequest) -> ExitCode:
             near = next(iter(get_close_matches(asked.name, FORMATS, n=1)), "")
             meant = f"Did you mean {near}? " if near else ""
             raise UsageError(f"there is no schema {asked.name!r}", f"{meant}There are: {', '.join(FORMATS)}.")
-        sys.stdout.write(schema_text(asked.name))
+        sys.stdout.write(format_schema(asked.name))
     else:
         width = max(map(len, FORMATS))
         sys.stdout.write("".join(f"{name:{width}}  {item.files}\n" for name, item in FORMATS.items()))
     return ExitCode.OK
 
 
-def schema_text(name: str) -> str:
+def format_schema(name: str) -> str:
     """A schema, as its file has it."""
     return json.dumps(schema_of(name), indent=2, ensure_ascii=False) + "\n"
 

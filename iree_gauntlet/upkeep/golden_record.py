@@ -14,7 +14,7 @@ from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Kind
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.processes.supervisor import Supervisor
-from iree_gauntlet.engine.recording import Recording, output_folder, record_outputs, weight_effects, why_not
+from iree_gauntlet.engine.recording import Recording, measure_weight_effects, output_folder, record_outputs, why_not
 from iree_gauntlet.engine.reference_workers import ReferenceWorkers
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
@@ -99,7 +99,7 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
         for case, spec in cases:
             sys.stdout.write(f"{case.origin.file}: scaling one weight after the other\n")
             sys.stdout.flush()
-            effects = weight_effects(case, store, workers)
+            effects = measure_weight_effects(case, store, workers)
             seen = [item for item in effects if item.effect > 1]
             idle = [item for item in effects if item.effect == 0]
             said = (

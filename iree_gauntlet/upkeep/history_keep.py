@@ -20,8 +20,8 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.history.extract import extract, iree_version
 from iree_gauntlet.history.imports import ImportFacts, imported
 from iree_gauntlet.history.index import HistoryIndex
-from iree_gauntlet.history.judge import Effects, idle_marks, judge, with_confirmations, with_marks, without_invalid
-from iree_gauntlet.history.stores import HistoryStore, history_of, open_history
+from iree_gauntlet.history.judge import Effects, find_idle_marks, judge, with_confirmations, with_marks, without_invalid
+from iree_gauntlet.history.stores import HistoryStore, find_history, open_history
 from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -29,20 +29,20 @@ from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.earlier_runs import LATEST, run_named
 from iree_gauntlet.records.history_outcome import Finding, FindingKind, HistoryOutcome, selected
 from iree_gauntlet.records.history_run import HistoryMachine, HistoryRun, history_file
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports.history_page import (
-    changes_document,
     export_rows,
-    history_page,
-    runs_document,
-    series_document,
-    series_json,
+    format_series_json,
+    make_changes_document,
+    make_history_page,
+    make_runs_document,
+    make_series_document,
 )
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_html import html_page, memory_of
+from iree_gauntlet.reports.render_html import read_memory, render_html
 from iree_gauntlet.reports.report_files import append_document
 from iree_gauntlet.requests import CompareRequest, Defaults, RunRequest
-from iree_gauntlet.settings import made_cache_folder, project_folder, runs_folder
+from iree_gauntlet.settings import find_project_folder, find_runs_folder, make_cache_folder
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ _EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error"
 
 def configuration() -> Configuration:
     """The settings that hold here."""
-    return read_configuration(project_folder(), os.environ)
+    return read_configuration(find_project_folder(), os.environ)
 
 
 def _store_of(asked: HistoryRequest) -> HistoryStore:
     """The history that is asked for."""
     settings = configuration()
-    return open_history(asked.store or history_of(settings), settings, made_cache_folder(asked.cache_dir))
+    return open_history(asked.store or find_history(settings), settings, make_cache_folder(asked.cache_dir))
 
 
 def _open_index(asked: HistoryRequest) -> HistoryIndex:
@@ -97,7 +97,7 @@ def add(asked: AddRequest) -> ExitCode:
     """Add runs, whatever came of them."""
     folders = [run_named(word, "history.add") for word in asked.runs or (LATEST,)]
     return _keep_runs(
-        _store_of(asked), [part for folder in folders for part in extract(outcome_of(read_journal(folder / JOURNAL)))]
+        _store_of(asked), [part for folder in folders for part in extract(read_outcome(read_journal(folder / JOURNAL)))]
     )
 
 
@@ -126,7 +126,7 @@ def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
     if as_json:
         sys.stdout.write(json.dumps(list(map(asdict, runs)), indent=2) + "\n")
     else:
-        print_document(runs_document(runs), sys.stdout, environ=os.environ)
+        print_document(make_runs_document(runs), sys.stdout, environ=os.environ)
     return code
 
 
@@ -184,7 +184,7 @@ def prune(asked: PruneRequest) -> ExitCode:
     if asked.delete:
         store.remove([run.file for run in old])
     else:
-        print_document(runs_document(old), sys.stdout, environ=os.environ)
+        print_document(make_runs_document(old), sys.stdout, environ=os.environ)
     done = "removed" if asked.delete else "would be removed; --delete does it"
     sys.stdout.write(f"{counted(len(old), 'run')} before {day} {done}\n")
     return ExitCode.OK
@@ -247,7 +247,7 @@ def _measure(
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
 
     key, now = finding.key, datetime.now(UTC)
-    folder = runs_folder() / f"{now:%Y%m%d-%H%M%S}-confirm"
+    folder = find_runs_folder() / f"{now:%Y%m%d-%H%M%S}-confirm"
     selection = {"model": key.model, "submodel": key.submodel, "target": [key.target], "sku": key.sku}
     request = RunRequest.of({**selection, "cache_dir": asked.cache_dir, "run_dir": str(folder)}, Defaults())
     compared = CompareRequest(sides=" ".join(irees), metric=_METRICS[key.figure], budget=asked.budget)
@@ -302,7 +302,7 @@ def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:
         content |= {"exit_code": int(outcome.exit_code), "findings": found, "problems": list(outcome.problems)}
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
-        document = changes_document(outcome)
+        document = make_changes_document(outcome)
         print_document(document, sys.stdout, environ=os.environ)
         append_document(document, os.environ)
     return outcome.exit_code
@@ -312,9 +312,9 @@ def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
     """Show series with their changes."""
     outcome = _judge_history(asked)
     if as_json:
-        sys.stdout.write(json.dumps(series_json(outcome), indent=2) + "\n")
+        sys.stdout.write(json.dumps(format_series_json(outcome), indent=2) + "\n")
     else:
-        print_document(series_document(outcome), sys.stdout, environ=os.environ)
+        print_document(make_series_document(outcome), sys.stdout, environ=os.environ)
     return unread(outcome.problems)
 
 
@@ -323,8 +323,8 @@ def page(asked: PageRequest) -> ExitCode:
     outcome = _judge_history(asked)
     file = Path(asked.output or "history.html")
     try:
-        memory = memory_of(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
-        write_atomic(file, html_page(history_page(outcome, f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}", memory)))
+        memory = read_memory(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
+        write_atomic(file, render_html(make_history_page(outcome, f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}", memory)))
     except OSError as error:
         raise GauntletError(f"{file}: {error.strerror}", "Name another file with --output.") from error
     sys.stdout.write(f"{file}: {len(outcome.series)} series of {counted(outcome.runs, 'run')}\n")
@@ -337,8 +337,8 @@ def _judge_history(asked: AskRequest) -> HistoryOutcome:
     series = chosen(index, asked.series, asked.sku)
     if asked.marks and not Path(asked.marks).is_file():
         raise UsageError(f"--marks {asked.marks}: there is no such file", "Name a file such as history_marks.toml.")
-    marks = read_marks(Path(asked.marks) if asked.marks else project_folder() / MARKS_FILE)
-    for idle in idle_marks(series, marks) if not (asked.series or asked.sku) else ():
+    marks = read_marks(Path(asked.marks) if asked.marks else find_project_folder() / MARKS_FILE)
+    for idle in find_idle_marks(series, marks) if not (asked.series or asked.sku) else ():
         messages.warn(idle)
     series = without_invalid(series, marks)
     findings = with_marks(

@@ -18,7 +18,13 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import Configuration, cache_folder, is_cmake_option, made_cache_folder, project_folder
+from iree_gauntlet.settings import (
+    Configuration,
+    find_cache_folder,
+    find_project_folder,
+    is_cmake_option,
+    make_cache_folder,
+)
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import (
     ToolchainPlace,
@@ -30,7 +36,7 @@ from iree_gauntlet.toolchains.find import (
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, Build
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
-from iree_gauntlet.upkeep.cache_list import age_text
+from iree_gauntlet.upkeep.cache_list import format_age
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +123,7 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     for path, found, why in (*environments, *builds):
         if found is not None:
             title = found.title if isinstance(found, Build) else _make_title(found)
-            table.append((title, byte_size(found.bytes), age_text(now - found.last_use), str(path)))
+            table.append((title, byte_size(found.bytes), format_age(now - found.last_use), str(path)))
         else:
             how = "made" if path.parent == place.environments.folder else "built"
             table.append((path.name, "", "", f"{path} {why}: it is {how} again when it is needed"))
@@ -149,11 +155,11 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     compiler, runtime = found.compiler, found.runtime
     rows = (
         ("source", found.source),
-        ("compiler", version_text(compiler)),
+        ("compiler", format_version(compiler)),
         ("  identity", compiler.identity),
         ("  iree-compile", compiler.compile),
         ("  iree-opt", compiler.ir_tool or "none"),
-        ("runtime", version_text(runtime)),
+        ("runtime", format_version(runtime)),
         ("  identity", runtime.identity),
         ("  iree-run-module", runtime.run_module),
         ("  iree-benchmark-module", runtime.benchmark_module),
@@ -174,7 +180,7 @@ def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
         ToolchainError: one is in use, or cannot be deleted.
     """
     place = open_place(cache_dir, _read_configuration_here(), offline=True)
-    root = cache_folder(cache_dir)
+    root = find_cache_folder(cache_dir)
     leases = Leases(root)
     chosen_paths = [_find_removable(name, place) for name in _require_some(versions, "remove")]
     for path, label, size in chosen_paths:
@@ -200,13 +206,13 @@ def _remove_unused(path: Path, label: str, place: ToolchainPlace, leases: Leases
 
 def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -> ToolchainPlace:
     """Where toolchains are looked for; what is found there is in use for as long as this lives."""
-    root = (cache_folder if offline else made_cache_folder)(cache_dir)
+    root = (find_cache_folder if offline else make_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
     return make_toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=offline)
 
 
 def _read_configuration_here() -> Configuration:
-    return read_configuration(project_folder(), os.environ)
+    return read_configuration(find_project_folder(), os.environ)
 
 
 def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
@@ -268,7 +274,7 @@ def _make_title(found: Environment) -> str:
     return found.label if found.label in (found.compiler, found.runtime) else f"{found.label} ({found.compiler or '-'})"
 
 
-def version_text(part: Part, digits: int | None = None) -> str:
+def format_version(part: Part, digits: int | None = None) -> str:
     """Release, what it calls itself where that differs, and the commit, of which so many digits are shown."""
     says = "" if part.version == part.release else f" ({part.version})"
     return f"{part.release}{says}{f' @ {part.commit[:digits]}' if part.commit else ', commit unknown'}"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_of_field
-from iree_gauntlet.engine.commands import shape_text
+from iree_gauntlet.engine.commands import format_shape
 from iree_gauntlet.engine.recording import changed_since
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest
-from iree_gauntlet.settings import project_folder, shown
+from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.toolchains.devices import DRIVERS
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
 
 
-def doubts_about(case: Case, store: ArtifactStore) -> Iterator[Problem]:
+def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
     """Expected outputs of something else, a device that no IREE has, sizes that do not fit each other."""
     is_torch = case.dialect.startswith("torch")
     if case.kind is Kind.QUALITY and case.expected_outputs:
@@ -54,7 +54,7 @@ def _find_unfitting(case: Case) -> Iterator[Problem]:
         return
     for name, shape in options.shapes:
         if tuple(shape) not in given:
-            what = f"none is {shape_text(shape)}, which onnx_import.shapes says of {name}"
+            what = f"none is {format_shape(shape)}, which onnx_import.shapes says of {name}"
             yield problem_of_field(case.origin.file, "inputs", what, "Give the same sizes in both.")
 
 
@@ -64,9 +64,9 @@ def _parse_shape(argument: Argument) -> tuple[int, ...] | None:
     return tuple(map(int, found[1].split("x")[:-1])) if found else None
 
 
-def problems_of_project() -> tuple[list[Problem], list[Problem]]:
+def list_project_problems() -> tuple[list[Problem], list[Problem]]:
     """What keeps files of the project from being used, and what in them has no effect."""
-    project = shown(project_folder())
+    project = shown(find_project_folder())
     problems: list[Problem] = []
     doubtful: list[Problem] = []
     for read in (partial(read_configuration, project, os.environ), partial(read_marks, project / MARKS_FILE)):

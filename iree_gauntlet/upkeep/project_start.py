@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet import messages
-from iree_gauntlet.artifacts.publishing import publishing
+from iree_gauntlet.artifacts.publishing import lock_publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.recording import tolerance_flags
@@ -25,9 +25,9 @@ from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.requests import RunRequest, SelectionRequest
-from iree_gauntlet.settings import project_folder, shown
+from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_text
+from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
 from iree_gauntlet.upkeep.golden_record import record, reference_workers
 from iree_gauntlet.upkeep.input_choices import GivenData, file_content, input_sets, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
@@ -68,7 +68,7 @@ def init(asked: InitRequest) -> ExitCode:
         UsageError: there is one already, with that model; the program cannot be read; or a file cannot be written.
     """
     # In a project, wherever in it a command is typed.
-    folder = Path(asked.folder) if asked.folder else shown(project_folder())
+    folder = Path(asked.folder) if asked.folder else shown(find_project_folder())
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "Name a folder, which may be new.")
     is_project = (folder / "specs").is_dir() and (folder / "suites").is_dir()
@@ -139,7 +139,7 @@ def _list_project_files(without: Collection[str]) -> dict[Path, bytes | Path]:
         if path.is_file() and not any(name in place.parts for name in without):
             files[place.with_name(_RENAMED.get(place.name, place.name))] = path.read_bytes()
     # For editors: completion, and what is wrong as it is typed.
-    return files | {Path(_SCHEMAS, f"{name}.json"): schema_text(name).encode() for name in FORMATS}
+    return files | {Path(_SCHEMAS, f"{name}.json"): format_schema(name).encode() for name in FORMATS}
 
 
 def _write_files(folder: Path, files: Mapping[Path, bytes | Path]) -> str:
@@ -153,7 +153,7 @@ def _write_files(folder: Path, files: Mapping[Path, bytes | Path]) -> str:
                 kept.append(path)
                 continue
             if isinstance(content, Path):
-                with publishing(path, str(content)) as temporary:
+                with lock_publishing(path, str(content)) as temporary:
                     shutil.copyfile(content, temporary)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)

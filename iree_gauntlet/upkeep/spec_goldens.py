@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Golden, Metric, Statistic
-from iree_gauntlet.dialects.json_text import path_of, with_number, with_string, without_comments
+from iree_gauntlet.dialects.json_text import find_path, with_number, with_string, without_comments
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
@@ -34,10 +34,10 @@ from iree_gauntlet.measuring.goldens.golden_evidence import (
     judge_standings,
     propose,
 )
-from iree_gauntlet.records.earlier_runs import newest_run, run_named, runs_of_specs
+from iree_gauntlet.records.earlier_runs import find_newest_run, run_named, runs_of_specs
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults, SelectionRequest
-from iree_gauntlet.settings import runs_folder
+from iree_gauntlet.settings import find_runs_folder
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
 
@@ -79,7 +79,7 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
             f"the {len({case.chain for case in selection.cases.cases})} selected chains have no golden",
             "docs/how-to/goldens.md says how to set one.",
         )
-    standings = judge_standings(goldens, list(_read_records(runs_folder(), asked.last)), runs_folder())
+    standings = judge_standings(goldens, list(_read_records(find_runs_folder(), asked.last)), find_runs_folder())
     if asked.as_json:
         document = {"schema": _SCHEMA, "goldens": [_record(item) for item in standings]}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
@@ -259,8 +259,8 @@ def _choose_runs(asked: GoldenUpdateRequest) -> list[Path]:
         raise UsageError("--run together with --last: which runs?", "Give one of the two.")
     if asked.run:
         return [run_named(text, "--run") for text in asked.run]
-    newest_run(runs_folder())
-    return [*itertools.islice(runs_of_specs(runs_folder()), asked.last)][::-1]
+    find_newest_run(find_runs_folder())
+    return [*itertools.islice(runs_of_specs(find_runs_folder()), asked.last)][::-1]
 
 
 def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
@@ -272,7 +272,7 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
     for proposal in proposals:
         golden, field = proposal.golden, proposal.golden.origin.field
         try:
-            where = path_of(document, field)
+            where = find_path(document, field)
             present: Any = document
             for part in where:
                 present = present[part]

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, cast
 import tomlkit
 
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
-from iree_gauntlet.diagnostics import diagnostic_of, stable_text
+from iree_gauntlet.diagnostics import find_diagnostic, strip_unstable
 from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.op_suites import OpSpec
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.toml_file import read_toml
 from iree_gauntlet.dialects.trees import read_specs
-from iree_gauntlet.engine.workspace import suite_path
+from iree_gauntlet.engine.workspace import find_suite
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
-from iree_gauntlet.records.earlier_runs import asked_for, newest_run, run_named
-from iree_gauntlet.records.outcome import outcome_of, state_of
+from iree_gauntlet.records.earlier_runs import asked_for, find_newest_run, run_named
+from iree_gauntlet.records.outcome import read_outcome, state_of
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
-from iree_gauntlet.settings import project_folder, runs_folder, shown
+from iree_gauntlet.settings import find_project_folder, find_runs_folder, shown
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
 
@@ -82,7 +82,7 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
         SpecError: the suite cannot be read.
         GauntletError: the journal cannot be read.
     """
-    run = _read_run(run_named(asked.run, "--run") if asked.run else newest_run(runs_folder()))
+    run = _read_run(run_named(asked.run, "--run") if asked.run else find_newest_run(find_runs_folder()))
     if state_of(run.record) != "complete":
         raise UsageError(f"{shown(run.folder)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
@@ -90,7 +90,7 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     named = asked.suite or begun.selection.get("suite")
     if not named and not (run.is_of_operators and run.outcome.suite == _NO_SUITE):
         named = begun.defaults.get("suite")
-    suite = suite_path(str(named)) if named else None
+    suite = find_suite(str(named)) if named else None
     if run.is_of_operators:
         changes += _change_configs(run, suite, asked.rerun, request)
     elif suite is None:
@@ -127,7 +127,7 @@ class _ReadRun:
 
 def _read_run(folder: Path) -> _ReadRun:
     record = read_journal(folder / JOURNAL)
-    outcome = outcome_of(record)
+    outcome = read_outcome(record)
     order = {step.id: place for place, step in enumerate(record.planned)}
     steps = sorted(outcome.steps, key=lambda step: order[step.id])
     return _ReadRun(folder, record, tuple(steps), outcome)
@@ -187,7 +187,7 @@ def _find_new_failures(run: _ReadRun, listed: Sequence[ExpectedFailure]) -> list
             where = f"{old.origin.file}: {old.origin.field} ({old.case}, {stage})"
             sys.stderr.write(f"stays    {where}: {case} fails otherwise ({kind}): write a narrower case\n")
         elif (case, stage) not in found:
-            match = "" if result.failure in (None, FailureKind.WRONG_NUMBERS) else stable_text(result.reason)
+            match = "" if result.failure in (None, FailureKind.WRONG_NUMBERS) else strip_unstable(result.reason)
             why = f"{reason} (IREE {run.release})" if run.release else reason
             found[case, stage] = NewFailure(case, stage, why, kind, match)
             verb, how = "change" if old else "add", f"{kind}: " if kind else ""
@@ -447,7 +447,7 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], exp
 def _read_listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
     """The cases that a run was asked for as their configs have them now, by chain."""
     named = read_suite(suite) if suite else None
-    default = list(named.spec_dirs) if named else [shown(project_folder() / "specs")]
+    default = list(named.spec_dirs) if named else [shown(find_project_folder() / "specs")]
     folders = [Path(folder) for folder in asked.selection["spec_dir"]] or default
     configs = [Path(config) for config in asked.selection.get("config") or ()] or list(named.configs if named else ())
     specs = [spec for spec in read_specs(folders, configs=configs) if isinstance(spec, OpSpec)]
@@ -508,5 +508,5 @@ def _decide_changes(listed: Listed, found: CaseResult, release: str) -> tuple[li
 
 def _shorten_reason(reason: str) -> str:
     """What a list of expected failures says of a failure: what the tool said, and of which operator."""
-    text = diagnostic_of(reason) or "no reason was given"
+    text = find_diagnostic(reason) or "no reason was given"
     return text if len(text) <= _LONGEST_DIAGNOSTIC else text[: _LONGEST_DIAGNOSTIC - 1] + "…"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.partial import ByteRange, Partial, merged, missing
+from iree_gauntlet.artifacts.partial import ByteRange, Partial, find_missing_blocks, merge_blocks
 from iree_gauntlet.artifacts.remote import RemoteFile
 
 _CHECKSUMS = {"md5": "0" * 32}
@@ -26,14 +26,14 @@ def _bytes(spans: list[ByteRange]) -> set[int]:
 
 @given(_SPANS)
 def test_merging_keeps_every_byte_and_no_other(spans: list[ByteRange]) -> None:
-    result = merged(spans)
+    result = merge_blocks(spans)
     assert _bytes(result) == _bytes(spans)
     assert all(one.stop < other.start for one, other in itertools.pairwise(result))
 
 
 @given(_SPANS, st.integers(0, 60), st.integers(1, 20))
 def test_missing_is_what_is_in_no_span(spans: list[ByteRange], size: int, longest: int) -> None:
-    result = list(missing(spans, size, longest))
+    result = list(find_missing_blocks(spans, size, longest))
     assert _bytes(result) == set(range(size)) - _bytes(spans)
     assert sum(span.stop - span.start for span in result) == len(_bytes(result)), "no byte twice"
     assert all(0 < span.stop - span.start <= longest for span in result)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.json_text import line_of, path_of, with_number, with_string
+from iree_gauntlet.dialects.json_text import find_line, find_path, with_number, with_string
 
 _KEYS = st.text('ab.[0]"é', min_size=1, max_size=4)
 _VALUES = st.recursive(
@@ -47,7 +47,7 @@ def test_another_number_at_its_place_alone(
         assert json.loads(changed) == expected
         start = next((i for i, (a, b) in enumerate(zip(text, changed, strict=False)) if a != b), len(text))
         assert changed[:start] == text[:start]
-        assert line_of(changed, path) == line_of(text, path)
+        assert find_line(changed, path) == find_line(text, path)
     for path, leaf in _leaves(document):
         if isinstance(leaf, str):
             assert with_string(text, path, leaf + "ü") != text
@@ -61,7 +61,7 @@ def test_a_path_that_is_found_leads_to_a_value(document: dict[str, Any]) -> None
     for path, _ in _leaves(document):
         dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
         value: Any = document
-        for part in path_of(document, dotted):
+        for part in find_path(document, dotted):
             value = value[part]
 
 
@@ -76,13 +76,13 @@ def test_a_path_that_is_found_leads_to_a_value(document: dict[str, Any]) -> None
 )
 def test_fields_as_messages_name_them(field: str, path: tuple[str | int, ...]) -> None:
     document = {"golden_time_ms": {"mi300": 1, "epyc.2c": 2}, "tests": [0, {"value": 3}]}
-    assert path_of(document, field) == path
+    assert find_path(document, field) == path
 
 
 @pytest.mark.parametrize("field", ["golden_time_ms.mi30", "tests[7]", "tests[1].valu", "tests[x]", "nothing"])
 def test_fields_that_are_not_there(field: str) -> None:
     with pytest.raises(KeyError):
-        path_of({"golden_time_ms": {"mi300": 1}, "tests": [0, {"value": 3}]}, field)
+        find_path({"golden_time_ms": {"mi300": 1}, "tests": [0, {"value": 3}]}, field)
 
 
 def test_line_endings_and_comments_of_style_stay() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.json_text import plain_json, read_spans
+from iree_gauntlet.dialects.json_text import read_plain_json, read_spans
 from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.errors import GauntletError
 
@@ -114,7 +114,7 @@ def test_a_list_that_is_missing_becomes_a_field() -> None:
     assert with_changes('{"config_name": "a"}', [Addition(RUN, "b", "r")]) == (
         '{"config_name": "a", "expected_run_failures": ["b" /* r */]}'
     )
-    assert json.loads(plain_json(with_changes("{}", [Addition(RUN, "b", "r")]))) == {RUN: ["b"]}
+    assert json.loads(read_plain_json(with_changes("{}", [Addition(RUN, "b", "r")]))) == {RUN: ["b"]}
 
 
 def test_the_ends_of_lines_stay_what_they_are() -> None:
@@ -202,7 +202,7 @@ def test_what_is_read_after_is_what_was_meant(
 ) -> None:
     text, changes, before, after = case
     changed = with_changes(text, changes)
-    found: dict[str, Any] = json.loads(plain_json(changed).removeprefix("\ufeff"))
+    found: dict[str, Any] = json.loads(read_plain_json(changed).removeprefix("\ufeff"))
     for name, entries in after.items():
         assert set(found.get(name, [])) == entries
         kept = [entry for entry in before.get(name, []) if entry in entries]

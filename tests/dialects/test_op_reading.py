@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.dialects.json_text import comments_of, line_of, lines_of_items, plain_json
+from iree_gauntlet.dialects.json_text import find_item_lines, find_line, list_comments, read_plain_json
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.tasks.inspect import lint
@@ -47,7 +47,7 @@ def _with_comments(value: Any, draw: Any) -> str:
 @given(_VALUES, st.data())
 def test_comments_and_trailing_commas_change_no_value_and_no_place(value: Any, data: st.DataObject) -> None:
     text = _with_comments(value, data.draw)
-    plain = plain_json(text)
+    plain = read_plain_json(text)
     assert json.loads(plain) == value
     assert len(plain) == len(text)
     assert [a for a, b in zip(text, plain, strict=True) if b not in {" ", a}] == []
@@ -57,26 +57,26 @@ def test_comments_and_trailing_commas_change_no_value_and_no_place(value: Any, d
 @given(_VALUES)
 def test_plain_json_stays_as_it_is(value: Any) -> None:
     text = json.dumps(value, indent=1)
-    assert plain_json(text) == text
+    assert read_plain_json(text) == text
 
 
 @given(st.text('"a/*,[]{}\n\\ ', max_size=30))
 def test_no_text_makes_the_reader_fail(text: str) -> None:
-    assert len(plain_json(text)) == len(text)
-    assert all(0 < line <= text.count("\n") + 1 for line in comments_of(text))
+    assert len(read_plain_json(text)) == len(text)
+    assert all(0 < line <= text.count("\n") + 1 for line in list_comments(text))
 
 
 @pytest.mark.parametrize("text", ["[,]", "[1,,]", "{,}", "[1,,2]", '{"a":,}', "[1 /* ] ", "[1, // ]"])
 def test_json5_is_no_licence(text: str) -> None:
     with pytest.raises(json.JSONDecodeError):
-        json.loads(plain_json(text))
+        json.loads(read_plain_json(text))
 
 
 @given(st.lists(_TEXT, max_size=6), st.integers(0, 3))
 def test_lines_of_items(items: list[str], indent: int) -> None:
     text = json.dumps({"x": 1, "list": items}, indent=indent)
-    assert lines_of_items(text, ["list"]) == [line_of(text, ["list", index]) for index in range(len(items))]
-    assert lines_of_items(text, ["x"]) == lines_of_items(text, ["nothing"]) == []
+    assert find_item_lines(text, ["list"]) == [find_line(text, ["list", index]) for index in range(len(items))]
+    assert find_item_lines(text, ["x"]) == find_item_lines(text, ["nothing"]) == []
 
 
 def test_comments_are_reasons(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.dialects.load import load_cases
-from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
+from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match
 from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.targets import FAMILIES, Target
@@ -109,7 +109,7 @@ def test_unknown_markers_are_told(tree: Path) -> None:
 def test_nothing_selected_says_what_exists(tree: Path, include: Include, says: list[str]) -> None:
     cases = load(tree, includes=[include])
     assert not cases.cases
-    error = no_match([include], read_specs([tree]), {"cpu"}, cases.known_markers)
+    error = explain_no_match([include], read_specs([tree]), {"cpu"}, cases.known_markers)
     assert error.exit_code is ExitCode.NOTHING_SELECTED
     for text in says:
         assert text in str(error)
@@ -118,7 +118,7 @@ def test_nothing_selected_says_what_exists(tree: Path, include: Include, says: l
 
 def test_nothing_selected_in_a_suite_says_what_is_outside(tree: Path) -> None:
     includes = [Include(model="llama", within=Include(submodel=name)) for name in ("clip", "vae")]
-    error = no_match(includes, read_specs([tree]), {"cpu"})
+    error = explain_no_match(includes, read_specs([tree]), {"cpu"})
     assert error.what == "nothing selected: no case matches --model llama"
     assert error.hint.splitlines() == [
         "No model 'llama'.",
@@ -137,7 +137,7 @@ def test_nothing_selected_in_a_suite_says_what_is_outside(tree: Path) -> None:
     ],
 )
 def test_nothing_selected_says_what_was_asked(tmp_path: Path, families: set[str], says: str) -> None:
-    error = no_match([Include()], read_specs([tmp_path]), families)
+    error = explain_no_match([Include()], read_specs([tmp_path]), families)
     assert error.what == f"nothing selected: {says}"
 
 
@@ -146,14 +146,14 @@ def test_a_model_for_another_target_is_not_listed_for_this_one(tmp_path: Path) -
     includes = [Include()]
     cases = load_cases(read_specs([tmp_path]), includes, [Target("rocm")])
     assert not cases.cases
-    error = no_match(includes, read_specs([tmp_path]), {"rocm"}, cases.known_markers, cases.elsewhere)
+    error = explain_no_match(includes, read_specs([tmp_path]), {"rocm"}, cases.known_markers, cases.elsewhere)
     assert "Models for rocm: none." in error.hint
     assert "Models for other targets: m; see --target." in error.hint
 
 
 def test_models_of_other_targets_are_told(tmp_path: Path) -> None:
     write_tree(tmp_path, {"m/s_rocm.json": SECOND})
-    error = no_match([Include()], read_specs([tmp_path]), {"cpu"})
+    error = explain_no_match([Include()], read_specs([tmp_path]), {"cpu"})
     assert "Models for other targets: m; see --target." in error.hint
 
 

@@ -11,7 +11,7 @@ from iree_gauntlet.cases import FailureKind, Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
-from iree_gauntlet.engine.workspace import Selection, select, suite_path
+from iree_gauntlet.engine.workspace import Selection, find_suite, select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.targets import Target
@@ -312,8 +312,8 @@ def test_a_suite_of_the_project_goes_before_a_folder_of_its_name(
     monkeypatch.chdir(project)
     for name in ("specs", "x"):
         (project / name).mkdir()
-    assert suite_path("x") == Path("suites/x.toml")
-    assert suite_path("specs") == Path("specs")
+    assert find_suite("x") == Path("suites/x.toml")
+    assert find_suite("specs") == Path("specs")
 
 
 def test_folders_without_specs_are_what_is_wrong(project: Path) -> None:

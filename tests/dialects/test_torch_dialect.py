@@ -10,9 +10,9 @@ import pytest
 from iree_gauntlet.cases import Metric, Origin, Stage, Statistic
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.locations import target_of_flags
-from iree_gauntlet.dialects.selection import Include, no_match
+from iree_gauntlet.dialects.selection import Include, explain_no_match
 from iree_gauntlet.dialects.trees import read_specs, read_torch_specs
-from iree_gauntlet.targets import FAMILIES, Target, target_of
+from iree_gauntlet.targets import FAMILIES, Target, parse_target
 from tests.support.spec_trees import BENCHMARK as SHARKTANK_BENCHMARK
 from tests.support.spec_trees import CPU, SECOND, argv_of, plan, step_of, write_tree
 from tests.support.torch_trees import ALL_STAGES, BENCHMARK, COMPSTAT, MODULE, QUALITY, TREE, load_torch, quality_file
@@ -99,14 +99,14 @@ def test_targets_of_flags(flags: str, name: str) -> None:
     ],
 )
 def test_names_of_targets(name: str, found: Target | None) -> None:
-    assert target_of(name) == found
+    assert parse_target(name) == found
 
 
 def test_every_target_is_found_by_its_name() -> None:
     for family in FAMILIES:
-        assert target_of(family) == Target(family)
+        assert parse_target(family) == Target(family)
     for target in (Target("rocm", "gfx942"), Target("cuda", "sm_80"), Target("vulkan", "rdna3"), Target("metal", "m1")):
-        assert target_of(target.name) == target
+        assert parse_target(target.name) == target
 
 
 def flags_for(device: str, *more: str) -> dict[str, Any]:
@@ -143,7 +143,7 @@ MANY = {
     ],
 )
 def test_selection_by_target(tmp_path: Path, targets: str, names: str, elsewhere: str) -> None:
-    asked = [target for name in targets.split() if (target := target_of(name))]
+    asked = [target for name in targets.split() if (target := parse_target(name))]
     cases = load_torch(write_tree(tmp_path, MANY), *asked)
     assert not cases.problems
     assert [case.submodel for case in cases.cases] == [f"q_{name}" for name in names.split()]
@@ -163,7 +163,7 @@ def test_nothing_selected_names_the_targets_that_there_is_something_for(tmp_path
     write_tree(tmp_path, MANY)
     include = Include(submodel="q_mi*")
     cases = load_torch(tmp_path, CPU, includes=[include])
-    error = no_match([include], read_specs([tmp_path]), {"cpu"}, cases.known_markers, cases.elsewhere)
+    error = explain_no_match([include], read_specs([tmp_path]), {"cpu"}, cases.known_markers, cases.elsewhere)
     assert "is for rocm-gfx90a, rocm-gfx942: name it with --target" in error.hint
 
 
@@ -363,7 +363,7 @@ def test_mistakes_are_those_of_who_asks_for_their_target(tree: Path) -> None:
         ("gfx942", {"broken", "unknown"}),
         ("rocm", {"broken", "lost", "unknown"}),
     ):
-        target = target_of(name)
+        target = parse_target(name)
         assert target is not None
         cases = load_torch(tree, target)
         assert {Path(problem.file).stem for problem in cases.problems} == found

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.processes.compile_client import (
     CompileAnswer,
     CompileJob,
     CompileServer,
-    blamed_programs,
     compile_outcome,
+    find_blamed_programs,
     served,
 )
 from iree_gauntlet.errors import GauntletError, ToolchainError
@@ -261,7 +261,7 @@ def test_a_crash_is_told_as_the_tool_tells_it(server: CompileServer, job: Compil
     assert "ireeCompiler" in outcome.tail[-1] or "runIreecMain" in outcome.tail[-1]
     assert not any("_PyEval" in line for line in outcome.tail)
     step = make_step(Stage.COMPILE, folder=str(folder))
-    result = after_process(step, outcome, outcome.tail, tool="iree-compile")
+    result = judge_process(step, outcome, outcome.tail, tool="iree-compile")
     assert result.crashed
     assert result.reason == "iree-compile crashed with SIGFPE"
     assert server.compile(job).exit_code == 0
@@ -504,8 +504,8 @@ def test_errors_of_other_files_blame_nobody(tmp_path: Path) -> None:
         "/a/model.mlir:4:10: error: failed to legalize\n/b/model.mlir:4:10: note: see current operation\n"
         "/c:d/model.mlir:1:1: error: oops\nmodel.mlir:1:1: error: of whom?\n"
     )
-    assert blamed_programs(log, ("/a/model.mlir", "/b/model.mlir", "/c:d/model.mlir")) == (0, 2)
-    assert blamed_programs(log, ("/b/model.mlir",)) == ()
+    assert find_blamed_programs(log, ("/a/model.mlir", "/b/model.mlir", "/c:d/model.mlir")) == (0, 2)
+    assert find_blamed_programs(log, ("/b/model.mlir",)) == ()
 
 
 def test_the_tail_has_both_streams(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from iree_gauntlet.journal_events import RunEvent
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.reports.live.progress_text import finished_text
+from iree_gauntlet.reports.live.progress_text import format_finished
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.toolchains.flags import NO_FLAGS
@@ -220,4 +220,4 @@ def test_waiting_for_locks_is_no_part_of_a_steps_time(
     _, kept, record = performed(tmp_path, [step], {Stage.BENCHMARK: measured})
     result = record.results[STEP.id]
     assert (result.seconds, result.waited_seconds) == (seconds, waited)
-    assert finished_text(kept.started[0], result, "[1/1]").endswith(" (waited 20.5 s)") == (waited > 1)
+    assert format_finished(kept.started[0], result, "[1/1]").endswith(" (waited 20.5 s)") == (waited > 1)

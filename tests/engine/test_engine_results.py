@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Stage, Verdict
-from iree_gauntlet.engine.judging import after_process, find_changed_goldens, first_error, with_expectation
+from iree_gauntlet.engine.judging import find_changed_goldens, find_first_error, judge_process, with_expectation
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.engine.threshold import _find_other_types
 from iree_gauntlet.results import Result, shorten
@@ -30,7 +30,7 @@ _NO_CRASH, _CRASH = (FailureKind.DOES_NOT_COMPILE,), (FailureKind.CRASHES,)
 
 def _after(outcome: Outcome, *, disk_full: bool = False) -> Result:
     lines = ["", "bad operand", *["error: No space left on device"] * disk_full]
-    return after_process(_STEP, outcome, lines, tool="iree-compile")
+    return judge_process(_STEP, outcome, lines, tool="iree-compile")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_text_is_looked_for_in_the_reason_and_in_the_output(match: str, verdic
 def test_what_is_made_by_the_toolkit_itself_is_never_excused(stage: Stage) -> None:
     step = replace(_EXPECTING, stage=stage)
     for outcome in (Outcome(1), Outcome(None, signal="SIGSEGV")):
-        result = after_process(step, outcome, [], tool="ours")
+        result = judge_process(step, outcome, [], tool="ours")
         assert with_expectation(step, result, lenient=False) == result
 
 
@@ -113,10 +113,10 @@ def test_what_is_made_by_the_toolkit_itself_is_never_excused(stage: Stage) -> No
 def test_a_chip_that_the_compiler_does_not_know_is_named_as_the_cause(
     outcome: Outcome, line: str, another: str
 ) -> None:
-    result = after_process(_EXPECTING, outcome, [line], tool="iree-compile")
+    result = judge_process(_EXPECTING, outcome, [line], tool="iree-compile")
     assert f"this IREE does not know that chip: compile for another one{another}" in result.reason
     assert ("NVIDIA" in result.reason) is bool(another)
-    assert "this IREE does not know that chip" not in after_process(_EXPECTING, outcome, ["x"], tool="t").reason
+    assert "this IREE does not know that chip" not in judge_process(_EXPECTING, outcome, ["x"], tool="t").reason
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_chip_that_the_compiler_does_not_know_is_named_as_the_cause(
     ],
 )
 def test_mistakes_of_a_spec_are_errors_that_no_expectation_excuses(line: str, said: str) -> None:
-    result = after_process(_EXPECTING, Outcome(1), line.split("\n"), tool="iree-run-module", reason="why")
+    result = judge_process(_EXPECTING, Outcome(1), line.split("\n"), tool="iree-run-module", reason="why")
     assert (result.verdict, result.failure) == (Verdict.ERROR, None)
     assert said in result.reason
     assert with_expectation(_EXPECTING, result, lenient=False) == result
@@ -202,8 +202,8 @@ def test_a_crash_that_an_earlier_version_recorded_is_one(
 
 def test_the_first_error_is_found_behind_its_path() -> None:
     lines = ["warning: w", "/a b/m.mlir:3:7: error: expected  ')'", "m.mlir:4:1: error: later"]
-    assert first_error(lines) == "expected ')'"
-    assert first_error(["an error without a colon"]) == ""
+    assert find_first_error(lines) == "expected ')'"
+    assert find_first_error(["an error without a colon"]) == ""
 
 
 def test_reasons_are_one_bounded_line() -> None:

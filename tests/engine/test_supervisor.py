@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, disk_full, shell_line
+from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, explain_disk_full, format_shell_line
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.tail import clean_line, read_tail
@@ -470,7 +470,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 def test_shell_line_means_the_command(argv: list[str], value: str, name: str) -> None:
     code = "import os, sys; os.write(1, ascii([sys.argv[1:], os.environ[sys.argv[1]], os.getcwd()]).encode())"
     words = ("-I", "-S", "-c", code, name, *argv)
-    line = shell_line(Command((sys.executable, *words), "/usr/bin", ((name, value),)))
+    line = format_shell_line(Command((sys.executable, *words), "/usr/bin", ((name, value),)))
     # What the shell makes of it, without the cost of a process for each example.
     assert line.startswith("cd /usr/bin && ")
     parts = shlex.split(line)
@@ -487,31 +487,31 @@ def test_shell_line_in_a_shell(tmp_path: Path, folder: str, name: str) -> None:
     (tmp_path / folder).mkdir()
     value = "$(false) `x` \"' \\ \n*"
     code = f"import os, sys; print(ascii((os.environ[{name!r}], sys.argv[1], os.path.basename(os.getcwd()))))"
-    line = shell_line(Command((*python(code), value), folder, ((name, value),)))
+    line = format_shell_line(Command((*python(code), value), folder, ((name, value),)))
     done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, check=True, text=True)
     assert done.stdout.strip() == ascii((value, value, folder))
 
 
 def test_shell_line_without_changes() -> None:
-    assert shell_line(Command(("a", "--b=c"), "")) == "a --b=c"
+    assert format_shell_line(Command(("a", "--b=c"), "")) == "a --b=c"
 
 
 def test_full_disk_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not disk_full(tmp_path / "not" / "yet", ("fine",))
-    assert disk_full(tmp_path, ("LLVM ERROR: IO failure on output stream: No space left on device",))
+    assert not explain_disk_full(tmp_path / "not" / "yet", ("fine",))
+    assert explain_disk_full(tmp_path, ("LLVM ERROR: IO failure on output stream: No space left on device",))
     real = os.statvfs(tmp_path)
     fields = list(real)
     fields[4] = 0  # f_bavail
     full = os.statvfs_result(fields)
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    assert disk_full(tmp_path)
+    assert explain_disk_full(tmp_path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_in_a_real_message(run: Callable[..., Outcome], tmp_path: Path) -> None:
     outcome = run("sh", "-c", "LC_ALL=C cat /etc/hostname > /dev/full")
     assert outcome.exit_code != 0
-    assert disk_full(tmp_path, outcome.tail)
+    assert explain_disk_full(tmp_path, outcome.tail)
     assert os.strerror(errno.ENOSPC).lower() in outcome.tail[-1].lower()
 
 

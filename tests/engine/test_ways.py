@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.rounds.blocks import spread, steadiest, ways
-from iree_gauntlet.figures import cpus_text
+from iree_gauntlet.figures import format_cpus
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
 from iree_gauntlet.steps import Command, Resources, Step
 
@@ -132,4 +132,4 @@ def test_the_spread_of_rounds_that_are_known() -> None:
 
 @pytest.mark.parametrize(("cpus", "text"), [((), "all"), ((3,), "3"), ((0, 2, 3, 4), "0,2-4"), ((4, 5, 6, 7), "4-7")])
 def test_cpus_are_written_as_taskset_reads_them(cpus: tuple[int, ...], text: str) -> None:
-    assert cpus_text(cpus) == text
+    assert format_cpus(cpus) == text

@@ -28,7 +28,7 @@ from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.bisect_document import bisect_document, bisect_json
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.requests import BisectRequest, RunRequest
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.installed import find_installed
@@ -287,7 +287,7 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
         found = bisect_outcome(tmp_path)
         assert any("crash cut short" in remark for remark in found.remarks)
         assert (found.end is None) == (count < len(lines))
-        for report in (printed(found), markdown(bisect_document(found)), bisect_json(found)):
+        for report in (printed(found), render_markdown(bisect_document(found)), bisect_json(found)):
             assert report.endswith("\n")
         if count < len(lines):
             assert any("--resume continues" in remark for remark in found.remarks)

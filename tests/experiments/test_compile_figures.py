@@ -8,7 +8,7 @@ import pytest
 
 from iree_gauntlet.experiments.sides import MODULE_SIZE, compile_changes
 from iree_gauntlet.records.compare_record import CompileChange
-from iree_gauntlet.reports.compare_report import compile_blocks
+from iree_gauntlet.reports.compare_report import make_compile_blocks
 from tests.support.documents import block_lines, block_markdown
 
 
@@ -39,7 +39,7 @@ def sized(size: int, told: dict[str, Any]) -> dict[str, Any]:
 def test_compiles_that_are_alike_have_no_rows() -> None:
     changes = compile_changes(sized(5, statistics()), sized(5, statistics()))
     assert changes == ()
-    assert block_lines(compile_blocks([])) == ["The compiler's statistics and the module's size are the same."]
+    assert block_lines(make_compile_blocks([])) == ["The compiler's statistics and the module's size are the same."]
 
 
 def test_what_differs_in_the_order_of_what_it_tells() -> None:
@@ -68,7 +68,7 @@ def test_what_one_side_does_not_tell_is_not_zero() -> None:
         CompileChange("executable/code-size", None, 4096, "bytes"),
     )
     assert changes[0].ratio is None
-    assert block_lines(compile_blocks(changes))[3].split() == ["module", "size", "not", "reported", "10", "B", "–"]
+    assert block_lines(make_compile_blocks(changes))[3].split() == ["module", "size", "not", "reported", "10", "B", "–"]
 
 
 def test_from_nothing_there_is_no_ratio() -> None:
@@ -81,13 +81,13 @@ def test_what_is_no_number_is_passed_over() -> None:
 
 def test_the_text_of_a_report() -> None:
     changes = compile_changes(sized(1_509_696, statistics()), sized(1_509_416, statistics(28, 19792)))
-    assert block_lines(compile_blocks(changes))[2:] == [
+    assert block_lines(make_compile_blocks(changes))[2:] == [
         "figure                          A                B  B / A",
         "module size       1,509,696 bytes  1,509,416 bytes  1.000",
         "dispatches                     19               28  1.474",
         "transient memory           8.3 kB          19.8 kB  2.397",
     ]
-    assert block_markdown(compile_blocks(changes)).splitlines()[4:6] == [
+    assert block_markdown(make_compile_blocks(changes)).splitlines()[4:6] == [
         "| module size | 1,509,696 bytes | 1,509,416 bytes | 1.000 |",
         "| dispatches | 19 | 28 | 1.474 |",
     ]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.experiments.explaining.slower import suspects_of
-from iree_gauntlet.figures import dispatch_change
+from iree_gauntlet.experiments.explaining.slower import find_suspects
+from iree_gauntlet.figures import format_dispatch_change
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.faulty_iree import tree
@@ -212,9 +212,9 @@ def test_where_there_is_no_profile_counts_name_the_dispatch(project: Project, tm
     assert done.code == 1, done.text
     assert "with_fma" not in _comparison(project, "more")["models"]["toy/product@cpu"], "a CPU that is named is enough"
     record = read_comparison(project.folder / "more")
-    (suspect, *_) = suspects_of(record.where["toy/product@cpu"].dispatches)
+    (suspect, *_) = find_suspects(record.where["toy/product@cpu"].dispatches)
     assert (suspect.name, suspect.unit) == ("product_dispatch_0_matmul_32x32x32_f32", "instructions")
-    shown = dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit)
+    shown = format_dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit)
     assert shown == f"{suspect.a_ns:,} → {suspect.b_ns:,} instructions"
 
 

@@ -19,7 +19,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from iree_gauntlet.experiments.explaining.onnx_graph import Graph
-from iree_gauntlet.experiments.explaining.operators import first_wrong_operator
+from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_expected_values_that_are_not_onnxruntimes_are_a_finding_of_their_own(pr
 def test_without_onnxruntime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iree_gauntlet.experiments.explaining.operators.onnxruntime_version", lambda: "")
     nothing: Any = None
-    found = first_wrong_operator(nothing, nothing, nothing)
+    found = find_first_wrong_operator(nothing, nothing, nothing)
     assert (found.operator, "pip install 'iree-gauntlet[record]'" in found.why) == (None, True)
 
 

@@ -14,15 +14,15 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.shards import (
-    asked_shard,
-    chain_groups,
-    cost_of_chains,
+    assign_groups,
+    choose_chains,
+    choose_shard,
     cut_of,
-    only_chains,
-    only_shard,
+    estimate_costs,
+    group_chains,
+    parse_shard,
     record_costs,
     shard_of,
-    shards_of_groups,
 )
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.requests import ShardRequest
@@ -71,11 +71,11 @@ def test_cases_without_a_cost_spread_evenly() -> None:
 
 
 def test_chains_that_need_each_other_stay_together() -> None:
-    groups = chain_groups("abcdef", [("b", "a"), ("c", "b"), ("e", "d"), ("e", "e"), ("f", "gone")])
+    groups = group_chains("abcdef", [("b", "a"), ("c", "b"), ("e", "d"), ("e", "e"), ("f", "gone")])
     assert groups == {"a": "a", "b": "a", "c": "a", "d": "d", "e": "d", "f": "f"}
     # What joins them does not change their name, wherever it stands in the alphabet.
-    assert chain_groups("Abc", [("b", "c"), ("A", "c")]) == {"A": "c", "b": "c", "c": "c"}
-    shards = shards_of_groups(groups, {"b": 5.0, "c": 5.0, "d": 6.0, "f": 1.0}, 2)
+    assert group_chains("Abc", [("b", "c"), ("A", "c")]) == {"A": "c", "b": "c", "c": "c"}
+    shards = assign_groups(groups, {"b": 5.0, "c": 5.0, "d": 6.0, "f": 1.0}, 2)
     assert {shards[chain] for chain in "abc"} == {1}
     assert {shards[chain] for chain in "de"} == {2}
     assert shards["f"] == 2
@@ -93,7 +93,7 @@ def plan() -> Plan:
 
 
 def test_the_shares_of_a_plan_are_the_plan(plan: Plan) -> None:
-    parts = [only_shard(plan, ShardRequest(shard=f"{index}/4")) for index in (1, 2, 3, 4)]
+    parts = [choose_shard(plan, ShardRequest(shard=f"{index}/4")) for index in (1, 2, 3, 4)]
     ids = [step.id for part, _ in parts for step in part.steps]
     assert sorted(ids) == sorted(step.id for step in plan.steps)
     assert [[step.id for step in plan.steps if step in part.steps] for part, _ in parts] == [
@@ -104,18 +104,18 @@ def test_the_shares_of_a_plan_are_the_plan(plan: Plan) -> None:
     cuts = [shard for _, shard in parts if shard]
     assert [(shard.index, shard.count, shard.chains) for shard in cuts] == [(i, 4, 33) for i in (1, 2, 3, 4)]
     assert len({shard.cut for shard in cuts}) == 1
-    assert only_shard(plan, ShardRequest()) == (plan, None)
+    assert choose_shard(plan, ShardRequest()) == (plan, None)
 
 
 def test_what_is_run_again_comes_with_what_it_needs(plan: Plan) -> None:
-    part = only_chains(plan, ["m/s1@cpu"])
+    part = choose_chains(plan, ["m/s1@cpu"])
     assert [step.id for step in part.steps] == ["m/s0@cpu:compile", "m/s1@cpu:compile", "m/s1@cpu:threshold"]
 
 
 def test_costs_decide_from_a_file_and_from_a_run(plan: Plan, tmp_path: Path) -> None:
     costs = {"n/s3@cpu": 60.0, "n/s4@cpu": 50.0, "n/s5@cpu": 5}
     (tmp_path / "costs.json").write_text(json.dumps(costs))
-    by_file = only_shard(plan, ShardRequest(shard="1/2", shard_costs=str(tmp_path / "costs.json")))
+    by_file = choose_shard(plan, ShardRequest(shard="1/2", shard_costs=str(tmp_path / "costs.json")))
     names = {step.submodel for step in by_file[0].steps if step.model == "n"}
     assert ("s3" in names, "s4" in names, "s5" in names) == (True, False, False)
     builder = JournalBuilder()
@@ -124,13 +124,13 @@ def test_costs_decide_from_a_file_and_from_a_run(plan: Plan, tmp_path: Path) -> 
     for step, seconds in zip(steps, costs.values(), strict=True):
         builder.result(step, seconds=seconds)
     builder.write(tmp_path / "run")
-    assert only_shard(plan, ShardRequest(shard="1/2", shard_costs=str(tmp_path / "run"))) == by_file
+    assert choose_shard(plan, ShardRequest(shard="1/2", shard_costs=str(tmp_path / "run"))) == by_file
 
 
 @pytest.mark.parametrize("text", ["3", "0/8", "9/8", "a/b", "1/0", "1/8 ", "-1/2", "1/99999"])
 def test_what_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected a shard and how many there are, such as 3/8"):
-        asked_shard(ShardRequest(shard=text))
+        parse_shard(ShardRequest(shard=text))
 
 
 def test_mistakes(
@@ -138,9 +138,9 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--shard-costs without --shard"):
-        asked_shard(ShardRequest(shard_costs="x"))
+        parse_shard(ShardRequest(shard_costs="x"))
     with pytest.raises(UsageError, match="--shard-costs nope: there is no such run"):
-        only_shard(plan, ShardRequest(shard="1/2", shard_costs="nope"))
+        choose_shard(plan, ShardRequest(shard="1/2", shard_costs="nope"))
     for content, message in [
         ("[", "cannot be read"),
         ("[]", "an object"),
@@ -148,10 +148,10 @@ def test_mistakes(
     ]:
         (tmp_path / "costs.json").write_text(content)
         with pytest.raises(UsageError, match=message):
-            only_shard(plan, ShardRequest(shard="1/2", shard_costs="costs.json"))
+            choose_shard(plan, ShardRequest(shard="1/2", shard_costs="costs.json"))
     lonely = Plan((make_step(Stage.COMPILE),))
     empty = 3 - shard_of(["m/s@cpu"], {}, 2)["m/s@cpu"]
-    rest, said = only_shard(lonely, ShardRequest(shard=f"{empty}/2"))
+    rest, said = choose_shard(lonely, ShardRequest(shard=f"{empty}/2"))
     assert said is not None
     assert (rest.steps, said.index, said.chains) == ((), empty, 1)
     assert f"--shard {empty}/2: none of the 1 chain belongs to it" in capsys.readouterr().err
@@ -193,7 +193,7 @@ def test_costs_are_the_median_of_runs_that_did_the_work(
     assert json.loads(text) == {"m/a@cpu": 4.5, "m/b@cpu": 4.5, "m/c@cpu": 3.0, "m/d@cpu": 0.75}
     assert text.startswith('{\n "m/a@cpu": 4.5,\n')
     record_costs(("one",), "")
-    assert json.loads(capsys.readouterr().out) == cost_of_chains([read_journal(tmp_path / "runs/one/journal.jsonl")])
+    assert json.loads(capsys.readouterr().out) == estimate_costs([read_journal(tmp_path / "runs/one/journal.jsonl")])
     with pytest.raises(UsageError, match="there is no folder gone"):
         record_costs(("one",), "gone/costs.json")
     with pytest.raises(UsageError, match=r"shard\.costs three: there is no such run"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.experiments.explaining.bundle import BundleFiles, Contents, write_script
-from iree_gauntlet.experiments.explaining.symptom import Symptom, pattern_of, symptom_of
+from iree_gauntlet.experiments.explaining.symptom import Symptom, find_pattern, find_symptom
 from iree_gauntlet.experiments.explaining.tools import ToolResult
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.hanging import HANG
@@ -48,7 +48,7 @@ def recorded() -> list[str]:
 
 def test_each_recorded_diagnostic_is_found_again_by_grep() -> None:
     for line in recorded():
-        pattern = pattern_of(line)
+        pattern = find_pattern(line)
         assert re.search(pattern, line)
         found = subprocess.run(["grep", "-qE", pattern], input=line, text=True, check=False)
         assert found.returncode == 0, (pattern, line)
@@ -59,7 +59,7 @@ def test_a_diagnostic_is_known_by_its_operator_and_not_by_its_numbers() -> None:
         "failed to legalize operation 'torch.operator' that was explicitly marked illegal: %{} = \"torch.operator\""
         '(%arg0) <{{name = "onnx.{}"}}> {{torch.onnx.axis = {} : si64}} : (!torch.vtensor<[{}],f32>) -> !torch.int'
     )
-    pattern = pattern_of(line.format(0, "Unique", 1, "2,3"))
+    pattern = find_pattern(line.format(0, "Unique", 1, "2,3"))
     assert re.search(pattern, line.format(7, "Unique", 0, "5"))
     assert not re.search(pattern, line.format(0, "If", 1, "2,3"))
 
@@ -67,7 +67,7 @@ def test_a_diagnostic_is_known_by_its_operator_and_not_by_its_numbers() -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=80))
 def test_any_line_is_found_by_its_own_pattern(line: str) -> None:
     shown = " ".join(line.split())
-    assert re.search(pattern_of(shown), shown)
+    assert re.search(find_pattern(shown), shown)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_any_line_is_found_by_its_own_pattern(line: str) -> None:
     ],
 )
 def test_a_crash_is_known_by_the_function_that_crashed(frame: str, name: str) -> None:
-    found = symptom_of(ran(_STACK.format(frame=frame), code=None, signal="SIGSEGV"), 60.0)
+    found = find_symptom(ran(_STACK.format(frame=frame), code=None, signal="SIGSEGV"), 60.0)
     assert found is not None
     assert (found.ending, found.said) == ("crash", f"SIGSEGV in {name}")
     other = _STACK.format(frame="mlir::Another::pattern(int) Data.cpp:0:0")
@@ -93,15 +93,15 @@ def test_a_crash_is_known_by_the_function_that_crashed(frame: str, name: str) ->
 
 def test_what_a_program_says_before_it_ends_itself_counts_for_more_than_where() -> None:
     text = "LLVM ERROR: cannot select: 0x55 of v4f32\n" + _STACK.format(frame="a::b() c.cpp:0:0")
-    found = symptom_of(ran(text, code=None, signal="SIGABRT"), 60.0)
+    found = find_symptom(ran(text, code=None, signal="SIGABRT"), 60.0)
     assert found is not None
     assert found.said == "SIGABRT: LLVM ERROR: cannot select: 0x55 of v4f32"
     assert found.is_in(ran(text.replace("0x55", "0x77"), code=None, signal="SIGABRT"))
 
 
 def test_what_was_ended_from_outside_shows_nothing() -> None:
-    assert symptom_of(ran(code=None, signal="SIGKILL"), 60.0) is None
-    assert symptom_of(ran(code=0), 60.0) is None
+    assert find_symptom(ran(code=None, signal="SIGKILL"), 60.0) is None
+    assert find_symptom(ran(code=0), 60.0) is None
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.records.chain_figures import matrix_cell
+from iree_gauntlet.records.chain_figures import make_matrix_cell
 from iree_gauntlet.records.history_run import history_file
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.outcome import read_outcome
 from tests.support.journal_builder import JournalBuilder, samples
 from tests.support.matrix_builder import compile_result
 
@@ -31,7 +31,7 @@ def test_each_machine_has_what_it_measured(tmp_path: Path) -> None:
         builder.result(steps[name][0], worker=compiled, **compile_result())
         builder.result(steps[name][1], worker=f"{timed}/cpu", samples=samples(1.0, 1.1))
     builder.end()
-    parts = extract(outcome_of(read_journal(builder.write(tmp_path) / "journal.jsonl")))
+    parts = extract(read_outcome(read_journal(builder.write(tmp_path) / "journal.jsonl")))
     found = {
         part.machine.cpu: {case.submodel: {item.name for item in case.figures} for case in part.cases} for part in parts
     }
@@ -58,14 +58,14 @@ def test_counts_are_a_series_for_each_counter_and_what_compiles_for_them_no_part
         builder.end()
         folder = tmp_path / f"{counter} {cpu}"
         folder.mkdir()
-        outcome = outcome_of(read_journal(builder.write(folder) / "journal.jsonl"))
+        outcome = read_outcome(read_journal(builder.write(folder) / "journal.jsonl"))
         (part,) = extract(outcome)
         (case,) = part.cases
         (figure,) = [item for item in case.figures if item.name.startswith("instructions")]
         found[figure.name] = case.flags
         # What it was counted with is the same whether the model is compiled for itself as well.
         assert figure.flags not in ("", case.flags)
-        cell = matrix_cell(outcome.chains[0])
+        cell = make_matrix_cell(outcome.chains[0])
         assert (cell.instructions, cell.compile_seconds) == (1000, 2.0)
     assert [*found] == ["instructions", "instructions (valgrind, znver2)", "instructions (hardware)"]
     assert len(set(found.values())) == 1
@@ -77,5 +77,5 @@ def test_one_that_was_done_here_is_one_run(tmp_path: Path) -> None:
     builder.begin()
     builder.result(step, **compile_result())
     builder.end()
-    (part,) = extract(outcome_of(read_journal(builder.write(tmp_path) / "journal.jsonl")))
-    assert part.machine.cores == outcome_of(read_journal(tmp_path / "journal.jsonl")).machine.cores
+    (part,) = extract(read_outcome(read_journal(builder.write(tmp_path) / "journal.jsonl")))
+    assert part.machine.cores == read_outcome(read_journal(tmp_path / "journal.jsonl")).machine.cores

@@ -12,7 +12,7 @@ import pytest
 from iree_gauntlet.dialects.configuration_file import Mark, read_marks
 from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
-from iree_gauntlet.history.judge import Effects, idle_marks, judge, with_confirmations, with_marks, without_invalid
+from iree_gauntlet.history.judge import Effects, find_idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import open_history
 from iree_gauntlet.records.history_outcome import (
     ConfirmedFigure,
@@ -24,7 +24,7 @@ from iree_gauntlet.records.history_outcome import (
     SeriesKey,
 )
 from iree_gauntlet.records.history_run import HistoryMachine, IreeVersion, history_file
-from iree_gauntlet.reports.history_page import changes_document
+from iree_gauntlet.reports.history_page import make_changes_document
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 
@@ -84,7 +84,7 @@ def test_a_step_in_the_middle_of_runs_of_one_iree_is_not_the_irees() -> None:
     assert (finding.at, finding.same_iree) == (20, True)
     outcome = HistoryOutcome("history", 40, (), (finding,))
     assert outcome.exit_code is ExitCode.FAILED, "somebody has to look all the same"
-    text = "".join(map(str, changes_document(outcome).blocks))
+    text = "".join(map(str, make_changes_document(outcome).blocks))
     assert "† the IREE is the same before and after" in text
 
 
@@ -271,8 +271,8 @@ def test_marks_accept_move_and_leave_out() -> None:
     better = series([9, 9, 7, 7], "dispatches")
     (gain,) = with_marks(found(better), (better,), (accepted,))
     assert gain.word == "improvement"
-    assert idle_marks((item,), (accepted,)) == ()
-    (idle,) = idle_marks((item,), (accepted, replace(accepted, iree="9.9.9")))
+    assert find_idle_marks((item,), (accepted,)) == ()
+    (idle,) = find_idle_marks((item,), (accepted, replace(accepted, iree="9.9.9")))
     assert "9.9.9 fits no run of the history" in idle
     (left,) = without_invalid((item,), (Mark("toy/abs@cpu dispatches", "3.2.0", "invalid", "wrong clock"),))
     assert [point.iree for point in left.points] == ["3.0.0", "3.1.0", "3.3.0"]

@@ -14,9 +14,9 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     TimeVerdict,
     adjust_p_values,
     compare_log_ratios,
-    control_discoveries,
+    estimate_geometric_mean,
     find_student_quantile,
-    geometric_mean,
+    limit_discoveries,
     without_verdict,
 )
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError, plan_looks
@@ -55,19 +55,19 @@ def test_a_lone_weak_difference_among_many_models_is_no_discovery() -> None:
     weak = compare_log_ratios(np.full(10, 0.05), plan_looks())
     assert weak.verdict == TimeVerdict.SLOWER
     same = {f"m{number}": _compared(0.0, number) for number in range(20)}
-    judged = control_discoveries({"weak": weak, **same})
+    judged = limit_discoveries({"weak": weak, **same})
     assert judged["weak"].verdict == TimeVerdict.INCONCLUSIVE
     assert "among 21 models" in judged["weak"].reason
     assert judged["weak"].ratio == weak.ratio
-    assert control_discoveries({"weak": weak})["weak"] == weak
+    assert limit_discoveries({"weak": weak})["weak"] == weak
 
 
 def test_a_void_model_lends_its_p_value_to_nobody() -> None:
     weak, strong = compare_log_ratios(np.full(10, 0.05), plan_looks()), _compared(0.3)
     void = without_verdict(strong, "void")
     same = {f"m{number}": _compared(0.0, number) for number in range(8)}
-    helped = control_discoveries({"weak": weak, **{f"s{number}": strong for number in range(5)}, **same})
-    alone = control_discoveries({"weak": weak, **{f"s{number}": void for number in range(5)}, **same})
+    helped = limit_discoveries({"weak": weak, **{f"s{number}": strong for number in range(5)}, **same})
+    alone = limit_discoveries({"weak": weak, **{f"s{number}": void for number in range(5)}, **same})
     assert helped["weak"].verdict == TimeVerdict.SLOWER
     assert alone["weak"].verdict == TimeVerdict.INCONCLUSIVE
     assert alone["s0"] == void
@@ -75,7 +75,7 @@ def test_a_void_model_lends_its_p_value_to_nobody() -> None:
 
 def test_plain_differences_stay_and_other_verdicts_are_not_touched() -> None:
     comparisons = {"slow": _compared(0.08), "fast": _compared(-0.08, 1), "even": _compared(0.0, 2)}
-    assert control_discoveries(comparisons) == comparisons
+    assert limit_discoveries(comparisons) == comparisons
     assert comparisons["slow"].verdict == TimeVerdict.SLOWER
     assert comparisons["fast"].verdict == TimeVerdict.FASTER
 
@@ -83,7 +83,7 @@ def test_plain_differences_stay_and_other_verdicts_are_not_touched() -> None:
 @pytest.mark.parametrize("rate", [0.0, 1.0, math.nan])
 def test_a_rate_that_is_none_is_an_error(rate: float) -> None:
     with pytest.raises(EvidenceError, match="false-discovery rate"):
-        control_discoveries({}, rate)
+        limit_discoveries({}, rate)
 
 
 def test_a_share_of_the_discoveries_at_most_is_false() -> None:
@@ -96,24 +96,24 @@ def test_a_share_of_the_discoveries_at_most_is_false() -> None:
         comparisons = {
             str(number): compare_log_ratios(chance.normal(shift, 0.02, 14), plan) for number, shift in enumerate(shifts)
         }
-        found = [int(model) for model, c in control_discoveries(comparisons, rate=0.2).items() if c.differs]
+        found = [int(model) for model, c in limit_discoveries(comparisons, rate=0.2).items() if c.differs]
         shares.append(sum(model < 20 for model in found) / max(1, len(found)))
     assert np.mean(shares) <= 0.2 + 3 * np.std(shares) / math.sqrt(len(shares))
 
 
 def test_the_geometric_mean_and_its_interval() -> None:
     comparisons = [_compared(shift, number) for number, shift in enumerate((0.04, 0.05, 0.06))]
-    mean = geometric_mean(comparisons)
+    mean = estimate_geometric_mean(comparisons)
     assert mean.ratio == pytest.approx(math.prod(c.ratio for c in comparisons) ** (1 / 3))
     assert mean.low < mean.ratio < mean.high
     assert mean.models == 3
 
 
 def test_the_geometric_mean_of_one_model_claims_nothing() -> None:
-    mean = geometric_mean([_compared(0.05)])
+    mean = estimate_geometric_mean([_compared(0.05)])
     assert (mean.low, mean.high) == (0.0, math.inf)
     with pytest.raises(EvidenceError):
-        geometric_mean([])
+        estimate_geometric_mean([])
 
 
 @pytest.mark.parametrize("models", [4, 15])
@@ -123,7 +123,7 @@ def test_the_interval_of_the_geometric_mean_holds(models: int) -> None:
     for _ in range(sessions):
         truths = chance.normal(0.03, 0.03, models)
         comparisons = [compare_log_ratios(chance.normal(truth, 0.02, 10), plan) for truth in truths]
-        mean = geometric_mean(comparisons)
+        mean = estimate_geometric_mean(comparisons)
         held += mean.low <= math.exp(0.03) <= mean.high
     assert held / sessions >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / sessions)
 

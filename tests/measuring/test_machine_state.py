@@ -10,10 +10,10 @@ from iree_gauntlet.measuring.machine.gpus import GpuReading, GpuState, Slowdown
 from iree_gauntlet.measuring.machine.machine_state import (
     MachineState,
     list_benchmark_warnings,
-    machine_state,
     measure_cpu_use,
     read_cpu_times,
     read_machine_facts,
+    read_machine_state,
 )
 from tests.support.machines import FIT, write_files
 
@@ -28,12 +28,12 @@ def test_our_own_work_is_not_other_work(tmp_path: Path) -> None:
     write_files(tmp_path, {"proc/stat": "cpu0 150 0 0 140 0 0 0 10 0 0"})
     after = read_cpu_times(tmp_path)
     for own_seconds, busy_share in ((0.0, 0.5), (0.3, 0.2), (1e6, 0.0)):
-        state = machine_state(measure_cpu_use(before, after, own_seconds), tmp_path)
+        state = read_machine_state(measure_cpu_use(before, after, own_seconds), tmp_path)
         assert (state.busy_share, state.steal_share) == pytest.approx((busy_share, 0.1))
 
 
 def test_this_machine_can_be_described() -> None:
-    facts, state = read_machine_facts(), machine_state(measure_cpu_use(read_cpu_times(), read_cpu_times()))
+    facts, state = read_machine_facts(), read_machine_state(measure_cpu_use(read_cpu_times(), read_cpu_times()))
     assert facts.cores >= 1
     assert (facts.memory_bytes or 0) > 0
     assert facts.cpu
@@ -43,7 +43,7 @@ def test_this_machine_can_be_described() -> None:
 
 
 def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
-    state = machine_state(root=tmp_path)
+    state = read_machine_state(root=tmp_path)
     assert (state.governor, state.frequency_mhz, state.throttle_count, state.turbo, state.smt) == (None,) * 5
     assert (state.busy_share, state.steal_share) == (None, None)
     assert read_machine_facts(root=tmp_path).cpu
@@ -65,16 +65,16 @@ def test_what_linux_says(tmp_path: Path) -> None:
             f"{cpu}/smt/active": "1",
         },
     )
-    state = machine_state(root=tmp_path)
+    state = read_machine_state(root=tmp_path)
     assert read_machine_facts(root=tmp_path).cpu == "Frobnicator 9000"
     assert (state.governor, state.frequency_mhz) == ("performance,powersave", 1500)
     assert (state.throttle_count, state.turbo, state.smt) == (7, True, True)
     write_files(tmp_path, {f"{cpu}/intel_pstate/no_turbo": "1"})
-    assert machine_state(root=tmp_path).turbo is False
+    assert read_machine_state(root=tmp_path).turbo is False
 
 
 def test_the_hottest_cpu_sensor_counts(tmp_path: Path) -> None:
-    assert machine_state(root=tmp_path).cpu_temperature_c is None
+    assert read_machine_state(root=tmp_path).cpu_temperature_c is None
     write_files(
         tmp_path,
         {
@@ -88,7 +88,7 @@ def test_the_hottest_cpu_sensor_counts(tmp_path: Path) -> None:
             "sys/class/thermal/thermal_zone0/temp": "27800",
         },
     )
-    assert machine_state(root=tmp_path).cpu_temperature_c == 63.5
+    assert read_machine_state(root=tmp_path).cpu_temperature_c == 63.5
     write_files(
         tmp_path,
         {
@@ -98,22 +98,22 @@ def test_the_hottest_cpu_sensor_counts(tmp_path: Path) -> None:
             "sys/class/thermal/thermal_zone2/temp": "garbage",
         },
     )
-    assert machine_state(root=tmp_path).cpu_temperature_c == 71.0
+    assert read_machine_state(root=tmp_path).cpu_temperature_c == 71.0
 
 
 def test_only_the_cpus_that_are_asked_give_their_clocks(tmp_path: Path) -> None:
     cpu = "sys/devices/system/cpu"
     write_files(tmp_path, {f"{cpu}/cpu{n}/cpufreq/scaling_cur_freq": f"{n + 1}000000" for n in range(4)})
     write_files(tmp_path, {f"{cpu}/cpu{n}/cpufreq/scaling_governor": f"governor{n}" for n in range(4)})
-    state = machine_state(root=tmp_path, cpus=(1, 3))
+    state = read_machine_state(root=tmp_path, cpus=(1, 3))
     assert (state.frequency_mhz, state.governor) == (3000, "governor1,governor3")
 
 
 def test_what_the_gpus_tool_said_is_part_of_the_state(tmp_path: Path) -> None:
-    state = machine_state(root=tmp_path, gpus=GpuReading((GpuState(0, "H200"),), ""))
+    state = read_machine_state(root=tmp_path, gpus=GpuReading((GpuState(0, "H200"),), ""))
     assert state.gpus == (GpuState(0, "H200"),)
     assert json.loads(json.dumps(asdict(state)))["gpus"][0]["name"] == "H200"
-    assert machine_state(root=tmp_path, gpus=GpuReading((), "there is no nvidia-smi")).gpu_problem
+    assert read_machine_state(root=tmp_path, gpus=GpuReading((), "there is no nvidia-smi")).gpu_problem
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from iree_gauntlet.measuring.machine.machine_state import (
     is_on_battery,
     list_benchmark_warnings,
     load_average,
-    machine_state,
     measure_cpu_use,
     read_cpu_times,
     read_machine_facts,
+    read_machine_state,
     read_used_swap,
     total_memory,
 )
@@ -76,7 +76,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
 
 def test_of_a_machine_that_shows_nothing_nothing_is_made_up(tmp_path: Path) -> None:
     use = measure_cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path))
-    state, facts = machine_state(use, tmp_path), read_machine_facts(tmp_path)
+    state, facts = read_machine_state(use, tmp_path), read_machine_facts(tmp_path)
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
     assert facts.memory_bytes is None
     assert list_benchmark_warnings(state) == []
@@ -90,7 +90,7 @@ def test_of_a_machine_that_shows_nothing_nothing_is_made_up(tmp_path: Path) -> N
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 def test_what_cannot_be_read_is_unknown_and_no_error(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, fault)
-    state = machine_state(measure_cpu_use(read_cpu_times(), read_cpu_times()))
+    state = read_machine_state(measure_cpu_use(read_cpu_times(), read_cpu_times()))
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
     assert (read_machine_facts().memory_bytes, read_cpu_times(Path("/")), read_machine_facts().cores > 0) == (
         None,
@@ -192,5 +192,5 @@ def test_places_that_are_not_what_they_should_be_are_unknown_too(tmp_path: Path)
         write_files(tmp_path, {f"sys/class/{name}": "a file"})
     write_files(tmp_path, {"sys/devices/system/cpu": "a file", "proc/stat": "a\n\nfile", "proc/meminfo": "a file"})
     (tmp_path / "proc/loadavg").mkdir()
-    state = machine_state(measure_cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path)), tmp_path)
+    state = read_machine_state(measure_cpu_use(read_cpu_times(tmp_path), read_cpu_times(tmp_path)), tmp_path)
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY

@@ -10,7 +10,7 @@ import pytest
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.earlier_runs import asked_for
-from iree_gauntlet.records.outcome import RunOutcome, outcome_of
+from iree_gauntlet.records.outcome import RunOutcome, read_outcome
 from iree_gauntlet.tasks.report import report
 from tests.support.journal_builder import JournalBuilder
 from tests.support.toy_project import Project
@@ -72,7 +72,7 @@ def _merge(*runs: str, into: str = "whole", lenient: bool = False) -> ExitCode:
 
 
 def _outcome(folder: Path) -> RunOutcome:
-    return outcome_of(read_journal(folder / "journal.jsonl"))
+    return read_outcome(read_journal(folder / "journal.jsonl"))
 
 
 def test_the_merged_run_is_what_one_run_would_have_been(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ import pytest
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.records.chain_figures import chain_figures
-from iree_gauntlet.records.outcome import RunOutcome, cache_line, outcome_of
+from iree_gauntlet.records.chain_figures import collect_chain_figures
+from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, read_outcome
 from tests.support.journal_builder import HIT, MISS, JournalBuilder, every_verdict, good_chain, pass_chain, samples
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def judge(builder: JournalBuilder, folder: Path, torn: str = "") -> RunOutcome:
-    return outcome_of(read_journal(builder.write(folder / builder.run, torn) / "journal.jsonl"))
+    return read_outcome(read_journal(builder.write(folder / builder.run, torn) / "journal.jsonl"))
 
 
 def one_step(verdict: str, **changes: Any) -> JournalBuilder:
@@ -317,7 +317,7 @@ def test_made_up_inputs_are_no_downloads(tmp_path: Path) -> None:
     ]
     builder.result(steps[0], fetched=files)
     outcome = judge(builder, tmp_path)
-    assert cache_line(outcome).endswith("; files: 1 present, 1 fetched; inputs: 1 made")
+    assert format_cache_line(outcome).endswith("; files: 1 present, 1 fetched; inputs: 1 made")
 
 
 def test_each_verdict_of_a_chain_names_its_own_steps(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_each_verdict_of_a_chain_names_its_own_steps(tmp_path: Path) -> None:
     builder.result(compstat, "failed", "too large")
     builder.end()
     (chain,) = judge(builder, tmp_path).chains
-    assert chain_figures(chain).verdict == "failed: threshold, compstat; inconclusive: benchmark"
+    assert collect_chain_figures(chain).verdict == "failed: threshold, compstat; inconclusive: benchmark"
 
 
 def test_nan_and_infinity_are_read_from_their_names(tmp_path: Path) -> None:

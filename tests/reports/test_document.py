@@ -31,8 +31,8 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.render_html import render_html
+from iree_gauntlet.reports.render_markdown import render_markdown
 
 if TYPE_CHECKING:
     from iree_gauntlet.document import Cell
@@ -119,12 +119,12 @@ def test_a_terminal_shows_the_first_of_many_and_counts_the_rest() -> None:
     document = Document("T", "done", (), (Heading("Many"), Items((("a",), ("b",)), 1), Heading("Rows", 3), table))
     assert printed(document)[3:11] == [*("Many", "  a", "  and 1 more, in the reports", "", "Rows", "n", "1", "2")]
     assert "  and 1 more, in the reports" in printed(document)[11:]
-    assert all(text in markdown(document) for text in ("- b", "### Rows", "| 3 |"))
-    assert lxml.html.fromstring(html_page(document)).findtext(".//h3") == "Rows"
+    assert all(text in render_markdown(document) for text in ("- b", "### Rows", "| 3 |"))
+    assert lxml.html.fromstring(render_html(document)).findtext(".//h3") == "Rows"
 
 
 def test_as_markdown() -> None:
-    assert markdown(DOCUMENT).splitlines() == [
+    assert render_markdown(DOCUMENT).splitlines() == [
         "# Bisect",
         "",
         "**first bad: b3** · exact · 2 of 2 tried · exit code 0: all as expected",
@@ -152,7 +152,7 @@ def test_as_markdown() -> None:
 
 
 def test_a_long_text_says_that_it_was_cut() -> None:
-    text = markdown(Document("T", "done", (), (Paragraph(("a" * 600,)), Paragraph(("b" * 2000,)))))
+    text = render_markdown(Document("T", "done", (), (Paragraph(("a" * 600,)), Paragraph(("b" * 2000,)))))
     assert "a" * 600 + "\n" in text
     assert "b" * 999 + "…\n" in text
 
@@ -160,12 +160,12 @@ def test_a_long_text_says_that_it_was_cut() -> None:
 def test_remarks_stand_below_the_answer_in_files_and_above_it_on_a_terminal() -> None:
     document = Document("T", "done", (), (Paragraph(("all of it",)),), remarks=("killed",))
     assert printed(document) == ["", "T", "all of it", "", "note: killed", "done", "reports in runs/x: x.md"]
-    assert markdown(document).split("\n\n")[1:] == ["**done**", "> killed", "all of it\n"]
-    assert html_page(document).index("killed") < html_page(document).index("all of it")
+    assert render_markdown(document).split("\n\n")[1:] == ["**done**", "> killed", "all of it\n"]
+    assert render_html(document).index("killed") < render_html(document).index("all of it")
 
 
 def test_as_a_page() -> None:
-    page = lxml.html.fromstring(html_page(DOCUMENT))
+    page = lxml.html.fromstring(render_html(DOCUMENT))
     assert page.findtext(".//h1") == "Bisect"
     assert page.find(".//p[@class='answer']").text_content() == "first bad: b3 · exact · 2 of 2 tried"
     assert page.findall(".//header/p")[1].text_content() == "✓ all as expected · exit code 0"
@@ -197,8 +197,8 @@ def test_pictures_are_part_of_a_page_and_named_elsewhere() -> None:
     )
     document = Document("T", "done", (), pictures)
     assert printed(document)[2:5] == ["Times: bars.svg", "a map: map.png", "again: bars.svg"]
-    assert markdown(document).split("\n\n")[2:4] == ["[Times](bars.svg)", "[a map](map.png)"]
-    page = lxml.html.fromstring(html_page(document))
+    assert render_markdown(document).split("\n\n")[2:4] == ["[Times](bars.svg)", "[a map](map.png)"]
+    page = lxml.html.fromstring(render_html(document))
     assert [item.get("aria-label") for item in page.findall(".//figure/svg")] == ["bars of times", "again"]
     assert page.xpath("//svg/path/@id") == ["p0-a", "p1-a"]
     assert page.xpath("//svg/use/@href") == ["#p0-a", "#p1-a"]
@@ -212,10 +212,10 @@ def test_what_is_folded_stands_in_files_and_what_is_of_a_page_there_alone() -> N
     folded, brief = Folded("All of it", (table,)), Folded("Shown", (Paragraph(("too",)),), brief=True)
     document = Document("T", "done", (), (Heading("A"), table, folded, OnPage((table,)), Heading("B"), brief))
     assert printed(document)[3:10] == ["A", *printed(Document("T", "done", (), (table,)))[3:6], "", "B", "too"]
-    text = markdown(document)
+    text = render_markdown(document)
     assert text.count("| `vit@cpu` |") == 2
     assert "<details><summary>All of it</summary>\n\n| model |" in text
-    page = lxml.html.fromstring(html_page(document))
+    page = lxml.html.fromstring(render_html(document))
     assert [item.text for item in page.findall(".//details/summary")] == ["All of it", "Shown"]
     assert [len(item.findall(".//tbody/tr")) for item in (page, page.find(".//details"))] == [6, 2]
     assert [len(item.rows) for item in document.whole.blocks if isinstance(item, Table)] == [2, 2]
@@ -227,14 +227,14 @@ def test_a_cell_may_be_judged_by_a_word_that_it_does_not_hold() -> None:
     )
     document = Document("T", "done", (), (table,))
     assert printed(document)[4:6] == [" 0.50", " 2.00"]
-    assert "| **0.50** |\n| 2.00 |" in markdown(document)
-    page = lxml.html.fromstring(html_page(document))
+    assert "| **0.50** |\n| 2.00 |" in render_markdown(document)
+    page = lxml.html.fromstring(render_html(document))
     assert [item.get("class") for item in page.findall(".//td/span")] == ["bad", "good"]
 
 
 def test_figures_of_a_column_stand_with_their_points_below_each_other() -> None:
     table = Table((Column("time", ColumnKind.NUMBER, "ms"),), (("9.1 ± 0.1",), ("0.0123",), ("1,234",), ("–",)))
-    page = lxml.html.fromstring(html_page(Document("T", "done", (), (table,))))
+    page = lxml.html.fromstring(render_html(Document("T", "done", (), (table,))))
     tails = page.findall(".//td/span/span")
     assert [item.getparent().text for item in tails] == ["9", "0", "1,234"]
     assert [item.text for item in tails] == [".1 ± 0.1", ".0123", None]
@@ -244,7 +244,7 @@ def test_figures_of_a_column_stand_with_their_points_below_each_other() -> None:
 def test_of_parts_that_are_equally_long_the_first_is_what_others_are_aligned_by() -> None:
     """The same bytes in each process, whatever the order in which Python hashes."""
     rows = tuple((seconds,) for seconds in (0.69, 1.33, 10.8, 2.15, 0.44))
-    text = html_page(Document("t", "a", (), (Table((Column("took", ColumnKind.DURATION),), rows),)))
+    text = render_html(Document("t", "a", (), (Table((Column("took", ColumnKind.DURATION),), rows),)))
     assert set(re.findall(r'data-as="([^"]*)"', text)) == {".69 s"}
 
 
@@ -288,10 +288,10 @@ def test_long_text_is_folded_in_its_column() -> None:
 def test_no_text_breaks_out_of_its_place(text: str) -> None:
     document = of_text(text)
     assert not any("\x1b" in line for line in printed(document))
-    page = html_page(document)
+    page = render_html(document)
     assert set(re.findall(r"<\s*([a-z0-9]+)", page)) <= _TAGS
     assert page.count("<script") == 1
-    tokens = MarkdownIt("commonmark").enable("table").parse(markdown(document))
+    tokens = MarkdownIt("commonmark").enable("table").parse(render_markdown(document))
     blocks = [token.content for token in tokens if token.type.startswith("html")]
     assert [re.sub(r"<summary>[^<>]*</summary>", "", block).strip() for block in blocks] == ["<details>", "</details>"]
     if text.strip():
@@ -303,5 +303,5 @@ def test_figures_are_aligned_by_the_first_of_the_longest_endings() -> None:
     # A set of them would give each process another page.
     texts = ("7", *(f"{number}.{number}{number} *" for number in range(1, 9)))
     table = Table((Column("time", ColumnKind.NUMBER),), tuple((text,) for text in texts))
-    page = html_page(Document("T", "done", (), (table,)))
+    page = render_html(Document("T", "done", (), (table,)))
     assert set(re.findall(r'data-as="([^"]*)"', page)) == {".11 *"}

@@ -14,14 +14,14 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.reports.live.live_progress import LiveProgress
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.reports.live.progress_text import (
-    arrived_text,
-    beginning_text,
-    bytes_text,
-    file_text,
-    left_text,
-    short_name,
-    speed_text,
-    together_text,
+    format_arrived,
+    format_beginning,
+    format_file,
+    format_left,
+    format_progress_bytes,
+    format_speed,
+    format_together,
+    shorten_name,
 )
 from tests.support.clocks import Clock
 from tests.support.journal_builder import JournalBuilder
@@ -54,20 +54,20 @@ class Log(PlainProgress):
 
     @property
     def files(self) -> list[str]:
-        return [file_text(task, short_name(task.fields["url"], self._urls)) for task in self._list_running_files()]
+        return [format_file(task, shorten_name(task.fields["url"], self._urls)) for task in self._list_running_files()]
 
     @property
     def speeds(self) -> list[str]:
-        return [speed_text(task) for task in self._list_running_files()]
+        return [format_speed(task) for task in self._list_running_files()]
 
     @property
     def lefts(self) -> list[str]:
-        return [left_text(task) for task in self._list_running_files()]
+        return [format_left(task) for task in self._list_running_files()]
 
     @property
     def together(self) -> str:
         downloads = self._list_downloads()
-        return together_text(downloads) if downloads else ""
+        return format_together(downloads) if downloads else ""
 
 
 # Rates
@@ -266,7 +266,7 @@ def test_the_time_left_only_falls_while_the_rate_is_constant(rate: int, pauses: 
 
 def test_a_name_is_as_long_as_it_must_be() -> None:
     urls = [A, B, "https://other.example/model.onnx", "https://h.example/get?id=1", "https://h.example/get?id=2"]
-    assert [short_name(url, urls) for url in urls] == [
+    assert [shorten_name(url, urls) for url in urls] == [
         "fp16/weights.irpa",
         "int8/weights.irpa",
         "model.onnx",
@@ -277,7 +277,7 @@ def test_a_name_is_as_long_as_it_must_be() -> None:
 
 @given(st.lists(st.text("ab/?.", max_size=9).map("https://h/".__add__), unique=True, max_size=8))
 def test_names_tell_urls_apart(urls: list[str]) -> None:
-    assert len({short_name(url, urls) for url in urls}) == len(urls)
+    assert len({shorten_name(url, urls) for url in urls}) == len(urls)
 
 
 # Texts
@@ -294,17 +294,17 @@ def test_names_tell_urls_apart(urls: list[str]) -> None:
     ],
 )
 def test_bytes_of_bytes(done: int, total: int | None, text: str) -> None:
-    assert bytes_text(done, total) == text
+    assert format_progress_bytes(done, total) == text
 
 
 def test_lines_of_a_log() -> None:
-    assert beginning_text(A, 0, 16_100_000_000, resumed=False) == f"downloading {A} (16.1 GB)"
-    assert beginning_text(A, 3_200_000_000, 16_100_000_000, resumed=True) == f"resuming {A} at 3.2 of 16.1 GB"
-    assert beginning_text(A, 0, None, resumed=False) == f"downloading {A}"
-    whole, part = arrived_text("x", 16.1e9, 16.1e9, 200), arrived_text("x", 16.1e9, 8e9, 100)
+    assert format_beginning(A, 0, 16_100_000_000, resumed=False) == f"downloading {A} (16.1 GB)"
+    assert format_beginning(A, 3_200_000_000, 16_100_000_000, resumed=True) == f"resuming {A} at 3.2 of 16.1 GB"
+    assert format_beginning(A, 0, None, resumed=False) == f"downloading {A}"
+    whole, part = format_arrived("x", 16.1e9, 16.1e9, 200), format_arrived("x", 16.1e9, 8e9, 100)
     assert whole == "downloaded x (16.1 GB in 3 min 20 s, 80.5 MB/s)"
     assert part == "downloaded x (16.1 GB, the missing 8.0 GB in 100.0 s, 80.0 MB/s)"
-    assert arrived_text("x", 10, 10, 4.9) == ""
+    assert format_arrived("x", 10, 10, 4.9) == ""
 
 
 # Painters

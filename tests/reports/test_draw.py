@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lxml import etree, html
 
 from iree_gauntlet.document import Bars, Chart, Column, ColumnKind, Course, DrawnInterval, Lanes, Line, Stop, WorkSpan
-from iree_gauntlet.reports.draw import draw_block, draw_lanes, draw_line, drawn_column, held_bar
+from iree_gauntlet.reports.draw import draw_block, draw_column, draw_held_bar, draw_lanes, draw_line
 
 _MARGINS = (0.01, 0.03)
 _RATIOS = st.one_of(st.floats(0.001, 1000), st.just(0.0), st.just(math.inf))
@@ -36,7 +36,7 @@ def test_intervals_stand_in_one_scale_around_no_difference() -> None:
         DrawnInterval(None, 0.98, 1.0, None, "faster"),
         None,
     ]
-    _, (slower, faster, nothing) = drawn_column(Column("x", ColumnKind.DRAWN, margins=_MARGINS), cells)
+    _, (slower, faster, nothing) = draw_column(Column("x", ColumnKind.DRAWN, margins=_MARGINS), cells)
     assert nothing == ""
     (zero,) = _xs(slower, "//line[@class='zero']/@x1")
     assert zero == 100
@@ -62,7 +62,7 @@ def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]]
         DrawnInterval(low, middle, high, (1 / high if high else 0.0, high), "same")
         for low, middle, high in map(sorted, ratios)
     ]
-    axis, drawn = drawn_column(Column("x", ColumnKind.DRAWN, margins=margins), cells)
+    axis, drawn = draw_column(Column("x", ColumnKind.DRAWN, margins=margins), cells)
     for svg in (axis, *drawn):
         etree.fromstring(svg)
         assert all(0 <= float(x) <= 200 for x in re.findall(r'\b(?:c?x[12]?)="([^"]*)"', svg))
@@ -71,37 +71,37 @@ def test_any_ratio_stays_in_the_picture(ratios: list[tuple[float, float, float]]
 def test_a_ratio_without_end_stands_at_its_edge() -> None:
     ratios = (0.0, 0.5, 2.0, math.inf)
     cells = [DrawnInterval(None, ratio, None, None, "slower") for ratio in ratios]
-    drawn = drawn_column(Column("x", ColumnKind.DRAWN, margins=_MARGINS), cells)[1]
+    drawn = draw_column(Column("x", ColumnKind.DRAWN, margins=_MARGINS), cells)[1]
     least, less, more, most = (_xs(svg, "//circle/@cx")[0] for svg in drawn)
     assert 0 < least < less < 100 < more < most < 200
 
 
 @given(st.lists(st.tuples(_ANY, _ANY), min_size=1, max_size=4))
 def test_any_figure_stays_in_the_picture(figures: list[tuple[float, float]]) -> None:
-    bars = drawn_column(Column("x", ColumnKind.DRAWN), [Bars(pair) for pair in figures])[1]
-    held = [held_bar(*pair, "passed") for pair in figures]
+    bars = draw_column(Column("x", ColumnKind.DRAWN), [Bars(pair) for pair in figures])[1]
+    held = [draw_held_bar(*pair, "passed") for pair in figures]
     for most, svg in [*((200, bar) for bar in bars), *((100, bar) for bar in held)]:
         assert all(0 <= width <= most for width in _xs(svg, "//rect/@width"))
-    assert _xs(held_bar(math.nan, 1, "failed"), "//rect/@width") == [100]
+    assert _xs(draw_held_bar(math.nan, 1, "failed"), "//rect/@width") == [100]
 
 
 def test_bars_are_in_proportion_to_all_of_their_column() -> None:
-    _, (one, other) = drawn_column(Column("x", ColumnKind.DRAWN), [Bars((10.0, 20.0), "slower"), Bars((40.0, 0.0))])
+    _, (one, other) = draw_column(Column("x", ColumnKind.DRAWN), [Bars((10.0, 20.0), "slower"), Bars((40.0, 0.0))])
     assert _xs(one, "//rect/@width") == [50, 100]
     assert _xs(other, "//rect/@width") == [200, 0]
     assert html.fromstring(one).xpath("//rect/@class") == ["bar plain", "bar bad"]
 
 
 def test_a_figure_beyond_its_limit_is_longer_than_the_way_to_it() -> None:
-    assert _xs(held_bar(5, 10, "passed"), "//rect/@width") == [50]
-    over = held_bar(20, 10, "failed")
+    assert _xs(draw_held_bar(5, 10, "passed"), "//rect/@width") == [50]
+    over = draw_held_bar(20, 10, "failed")
     assert (_xs(over, "//rect/@width"), _xs(over, "//line/@x1")) == ([100], [50])
-    assert _xs(held_bar(1, 0, "failed"), "//rect/@width") == [100]
-    assert _xs(held_bar(0, 0, "passed"), "//rect/@width") == [0]
+    assert _xs(draw_held_bar(1, 0, "failed"), "//rect/@width") == [100]
+    assert _xs(draw_held_bar(0, 0, "passed"), "//rect/@width") == [0]
 
 
 def test_a_course_marks_where_it_changed() -> None:
-    _, (drawn, flat) = drawn_column(
+    _, (drawn, flat) = draw_column(
         Column("x", ColumnKind.DRAWN), [Course((1.0, 1.0, 2.0), "2 ms", (2,), "#a", "bad"), Course((5.0,), "<5>")]
     )
     points = _points(drawn)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.records.outcome import outcome_of
-from iree_gauntlet.reports.github import error_commands
+from iree_gauntlet.records.outcome import read_outcome
+from iree_gauntlet.reports.github import format_error_commands
 from tests.support.journal_builder import JournalBuilder, check, every_verdict
 from tests.support.spec_trees import write_tree
 
@@ -37,7 +37,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _commands(builder: JournalBuilder) -> Sequence[str]:
-    return error_commands(outcome_of(builder.record).bad_steps, os.environ)
+    return format_error_commands(read_outcome(builder.record).bad_steps, os.environ)
 
 
 def _failed(reason: str, count: int = 1, verdict: str = "failed") -> JournalBuilder:

@@ -10,8 +10,8 @@ from lxml import html
 
 from iree_gauntlet.document import Document
 from iree_gauntlet.records.history_outcome import Finding, FindingKind, HistoryOutcome, Point, Series, SeriesKey
-from iree_gauntlet.reports.history_page import history_page
-from iree_gauntlet.reports.render_html import html_page, memory_of
+from iree_gauntlet.reports.history_page import make_history_page
+from iree_gauntlet.reports.render_html import read_memory, render_html
 
 _HOSTILE = '"><script>alert(1)</script><img src=x>'
 
@@ -32,7 +32,7 @@ def step(item: Series, at: int, kind: FindingKind = FindingKind.REGRESSION) -> F
 
 
 def page(*items: Series, findings: tuple[Finding, ...] = (), memory: str = "") -> str:
-    return html_page(history_page(HistoryOutcome("history", 40, items, findings), "2026-11-25", memory))
+    return render_html(make_history_page(HistoryOutcome("history", 40, items, findings), "2026-11-25", memory))
 
 
 def test_a_change_leads_to_its_commits_and_its_bisect() -> None:
@@ -59,7 +59,7 @@ def test_no_request_leaves_it() -> None:
 
 
 def test_a_page_without_charts_has_no_script_for_them() -> None:
-    text = html_page(Document("t", "a", (), ()))
+    text = render_html(Document("t", "a", (), ()))
     assert text.count("<script") == 1
     assert "uPlot" not in text
 
@@ -99,13 +99,13 @@ def test_where_much_is_better_that_is_folded() -> None:
 def test_what_is_new_since_the_page_before_stands_first() -> None:
     items = series(1, 40), series(2, 40)
     before = page(*items, findings=(step(items[0], 21),))
-    text = page(*items, findings=tuple(step(item, 21) for item in items), memory=memory_of(before))
+    text = page(*items, findings=tuple(step(item, 21) for item in items), memory=read_memory(before))
     new, known = (html.fromstring(text).xpath(f"string((//table)[{number}])") for number in (1, 2))
     assert "toy002" in new
     assert "toy001" not in new
     assert "toy001" in known
     assert html.fromstring(text).xpath("string(//h2[1])") == "New since 2026-11-25"
-    again = page(*items, findings=(step(items[0], 21),), memory=memory_of(text))
+    again = page(*items, findings=(step(items[0], 21),), memory=read_memory(text))
     assert "Nothing is new." in html.fromstring(again).xpath("string(//body)")
 
 

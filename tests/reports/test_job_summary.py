@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.records.outcome import RunOutcome, outcome_of
+from iree_gauntlet.records.outcome import RunOutcome, read_outcome
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.run_reports import job_summary, reports_of_run
+from iree_gauntlet.reports.run_reports import job_summary, make_run_reports
 from tests.support.journal_builder import JournalBuilder
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ DIALECT = "torch-models"
 
 
 def outcome(journal: JournalBuilder, folder: Path) -> RunOutcome:
-    return outcome_of(read_journal(journal.write(folder) / "journal.jsonl"))
+    return read_outcome(read_journal(journal.write(folder) / "journal.jsonl"))
 
 
 def golden(metric: str, value: float) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_tables_have_the_columns_and_words_of_that_suite(tmp_path: Path) -> None
     journal.result(compstat, verdict="failed", reason="too many", statistics=figures)
     journal.end()
     found = outcome(journal, tmp_path)
-    files = reports_of_run(found).files
+    files = make_run_reports(found).files
     assert json.loads(files["job_summary.json"]()) == {
         "quality": {"headers": ["Name", "Status"], "rows": [["m/a_quality.json", "PASSED"]]},
         "benchmark": {

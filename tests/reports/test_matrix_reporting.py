@@ -15,21 +15,21 @@ from markdown_it import MarkdownIt
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.records.chain_figures import MatrixCell
-from iree_gauntlet.records.matrix_outcome import MatrixOutcome, matrix_outcome
+from iree_gauntlet.records.matrix_outcome import MatrixOutcome, read_matrix_outcome
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.matrix_report import (
     ChangeKind,
     changes,
-    figure_cells,
-    matrix_csv,
-    matrix_document,
-    matrix_json,
-    matrix_junit,
+    format_matrix_csv,
+    format_matrix_json,
+    format_matrix_junit,
+    make_figure_cells,
+    make_matrix_document,
     mean_ratios,
     ratio_text,
 )
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.render_markdown import render_markdown
 from tests.support.journal_builder import JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.matrix_builder import (
     MATRIX_REPORTS,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 def printed(matrix: MatrixOutcome, width: int | None = None) -> str:
     stream = io.StringIO()
-    print_document(matrix_document(matrix), stream, "runs/m", environ={}, width=width)
+    print_document(make_matrix_document(matrix), stream, "runs/m", environ={}, width=width)
     return stream.getvalue()
 
 
@@ -58,7 +58,7 @@ def texts(matrix: MatrixOutcome, kind: ChangeKind) -> list[str]:
 
 @pytest.fixture
 def matrix(tmp_path: Path) -> MatrixOutcome:
-    return matrix_outcome(four_releases(tmp_path / "m"))
+    return read_matrix_outcome(four_releases(tmp_path / "m"))
 
 
 def test_what_changed_between_releases(matrix: MatrixOutcome) -> None:
@@ -83,16 +83,16 @@ def test_what_changed_between_releases(matrix: MatrixOutcome) -> None:
 def test_figures_are_held_against_the_first_iree(matrix: MatrixOutcome) -> None:
     rows = {row.chain: row for row in matrix.rows}
     l3 = rows["m/l3@cpu"].cells
-    assert figure_cells(l3["3.5.0"], None) == (*("5.00", "200", "12.00 ± 0.12", "–", "97", "68.0 MB", "1e-06 #1"),)
-    assert figure_cells(l3["3.13.0"], l3["3.5.0"]) == (
+    assert make_figure_cells(l3["3.5.0"], None) == (*("5.00", "200", "12.00 ± 0.12", "–", "97", "68.0 MB", "1e-06 #1"),)
+    assert make_figure_cells(l3["3.13.0"], l3["3.5.0"]) == (
         *("4.00 ×0.80↓", "200 ×1.00", "9.00 ± 0.09 ×0.75↓", "–", "55 ×0.57↓", "68.0 MB", "1e-06 #1"),
     )
     cls = rows["m/cls@cpu"].cells
-    assert figure_cells(cls["3.12.0"], cls["3.5.0"])[5:] == ("833.7 kB ×1.15↑", "0.0001 #1↑")
+    assert make_figure_cells(cls["3.12.0"], cls["3.5.0"])[5:] == ("833.7 kB ×1.15↑", "0.0001 #1↑")
     # Nothing to hold it against: it does not compile with the base.
     rec = rows["m/rec@cpu"].cells
-    assert figure_cells(rec["3.5.0"], None) == ("–",) * 7
-    assert figure_cells(rec["3.9.0"], rec["3.5.0"])[2] == "97.00 ± 0.97"
+    assert make_figure_cells(rec["3.5.0"], None) == ("–",) * 7
+    assert make_figure_cells(rec["3.9.0"], rec["3.5.0"])[2] == "97.00 ± 0.97"
 
 
 def test_geometric_means_are_over_what_all_have(matrix: MatrixOutcome) -> None:
@@ -132,16 +132,16 @@ def test_a_table_of_many_models_shows_those_that_do_not_work_first(tmp_path: Pat
         "a": release_run("a", **chains),
         "b": release_run("b", **{**chains, "n099": failed("compile", "no")}),
     }
-    text = printed(matrix_outcome(write_record(tmp_path, runs)))
+    text = printed(read_matrix_outcome(write_record(tmp_path, runs)))
     assert text.index("m/n099@cpu  a") < text.index("m/n000@cpu  a")
     assert "and 40 more, in the reports" in text
     many = {name: chain(dispatches=1) for name in chains}
     runs["b"] = release_run("b", **many)
-    assert "and 88 more, in the reports" in printed(matrix_outcome(write_record(tmp_path, runs)))
+    assert "and 88 more, in the reports" in printed(read_matrix_outcome(write_record(tmp_path, runs)))
 
 
 def test_markdown_is_whole(matrix: MatrixOutcome) -> None:
-    text = markdown(matrix_document(matrix))
+    text = render_markdown(make_matrix_document(matrix))
     html = MarkdownIt("gfm-like", {"linkify": False}).render(text)
     assert html.count("<table>") == 3
     # Every row of every table has as many cells as its header, whatever a reason holds.
@@ -177,7 +177,7 @@ def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
 
 
 def test_json_is_what_its_schema_says(matrix: MatrixOutcome) -> None:
-    document = json.loads(matrix_json(matrix))
+    document = json.loads(format_matrix_json(matrix))
     assert (document["schema"], document["base"], document["state"]) == (1, "3.5.0", "complete")
     assert [iree["exit_code"] for iree in document["irees"]] == [1, 1, 0, 0]
     assert document["irees"][1]["counts"]["failed"] == 1
@@ -192,7 +192,7 @@ def test_json_is_what_its_schema_says(matrix: MatrixOutcome) -> None:
 
 
 def test_csv_has_a_row_for_each_model_and_iree(matrix: MatrixOutcome) -> None:
-    rows = list(csv.DictReader(io.StringIO(matrix_csv(matrix))))
+    rows = list(csv.DictReader(io.StringIO(format_matrix_csv(matrix))))
     assert len(rows) == 16
     assert {row["iree"] for row in rows} == {"3.5.0", "3.9.0", "3.12.0", "3.13.0"}
     assert (rows[0]["wrong_numbers"], rows[0]["time_ms_ratio"], rows[0]["stages"]) == ("false", "1", "")
@@ -206,14 +206,14 @@ def test_a_spreadsheet_runs_nothing_of_the_csv(tmp_path: Path) -> None:
     run.lines.clear()
     run.begin()
     run.end()
-    (row,) = csv.DictReader(io.StringIO(matrix_csv(matrix_outcome(write_record(tmp_path, {"a": run})))))
+    (row,) = csv.DictReader(io.StringIO(format_matrix_csv(read_matrix_outcome(write_record(tmp_path, {"a": run})))))
     assert row["chain"] == "'=cmd()/x@cpu"
 
 
 def test_junit_has_all_and_keeps_to_its_schema(tmp_path: Path) -> None:
     runs: dict[str, Any] = {"3.5.0": every_verdict(), "3.99": "there is no IREE 3.99", "3.13.0": every_verdict()}
-    matrix = matrix_outcome(write_record(tmp_path, runs, results={"3.5.0": 3, "3.13.0": 3}))
-    text = matrix_junit(matrix)
+    matrix = read_matrix_outcome(write_record(tmp_path, runs, results={"3.5.0": 3, "3.13.0": 3}))
+    text = format_matrix_junit(matrix)
     root = etree.fromstring(text.encode())
     etree.XMLSchema(etree.parse(str(DATA / "junit-10.xsd"))).assertValid(root)
     suites = root.findall("testsuite")
@@ -231,7 +231,7 @@ def test_junit_has_all_and_keeps_to_its_schema(tmp_path: Path) -> None:
 
 def test_one_that_cannot_be_had_is_an_error_and_the_others_count(tmp_path: Path) -> None:
     runs: dict[str, Any] = {"3.99": "there is no IREE 3.99", "3.13.0": release_run("3.13.0", a=chain())}
-    matrix = matrix_outcome(write_record(tmp_path, runs))
+    matrix = read_matrix_outcome(write_record(tmp_path, runs))
     assert matrix.exit_code is ExitCode.ERROR
     assert matrix.irees[0].exit_code is ExitCode.ERROR
     assert matrix.irees[1].exit_code is ExitCode.OK
@@ -254,11 +254,11 @@ def test_one_that_cannot_be_had_is_an_error_and_the_others_count(tmp_path: Path)
 )
 def test_one_that_never_began_says_why(tmp_path: Path, end: Any, state: str, code: int, says: str) -> None:
     runs: dict[str, Any] = {"a": release_run("a", x=chain()), "b": None}
-    matrix = matrix_outcome(write_record(tmp_path, runs, end=end))
+    matrix = read_matrix_outcome(write_record(tmp_path, runs, end=end))
     assert (matrix.state, int(matrix.exit_code)) == (state, code)
     assert matrix.irees[1].problem.startswith(says)
     assert says in printed(matrix)
-    assert ("skipped" in matrix_junit(matrix)) == (state == "stopped") or code
+    assert ("skipped" in format_matrix_junit(matrix)) == (state == "stopped") or code
 
 
 def test_one_that_was_killed_shows_what_it_had_done(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_one_that_was_killed_shows_what_it_had_done(tmp_path: Path) -> None:
     killed.lines = killed.lines[: 1 + 3 * 2 + 2]
     runs: dict[str, Any] = {"a": release_run("a", x=chain(), y=chain()), "b": killed, "c": None}
     folder = write_record(tmp_path, runs, results={"a": 0}, end=None, torn='{"event":"resu')
-    matrix = matrix_outcome(folder)
+    matrix = read_matrix_outcome(folder)
     assert matrix.exit_code is ExitCode.ERROR
     assert any("cut short" in remark for remark in matrix.remarks)
     cells = {row.chain: row.cells["b"] for row in matrix.rows}
@@ -276,7 +276,7 @@ def test_one_that_was_killed_shows_what_it_had_done(tmp_path: Path) -> None:
     assert cells["m/y@cpu"].dispatch_count == 55
     # That it was killed is no failure of the compiler.
     assert texts(matrix, ChangeKind.FAILING) == []
-    assert "b: the journal has no end" in markdown(matrix_document(matrix))
+    assert "b: the journal has no end" in render_markdown(make_matrix_document(matrix))
 
 
 @pytest.mark.parametrize(("interrupted", "code"), [(True, ExitCode.INTERRUPTED), (False, ExitCode.ERROR)])
@@ -287,7 +287,7 @@ def test_one_that_was_cut_short_before_its_first_step_ended_as_the_matrix_did(
     begun.lines = begun.lines[:1]
     runs: dict[str, Any] = {"a": release_run("a", x=chain()), "b": begun}
     end = {"interrupted": True, "stopped": ""} if interrupted else None
-    matrix = matrix_outcome(write_record(tmp_path, runs, results={"a": 0}, end=end))
+    matrix = read_matrix_outcome(write_record(tmp_path, runs, results={"a": 0}, end=end))
     assert [iree.exit_code for iree in matrix.irees] == [ExitCode.OK, code]
     assert matrix.exit_code is code
 
@@ -295,7 +295,7 @@ def test_one_that_was_cut_short_before_its_first_step_ended_as_the_matrix_did(
 def test_what_a_run_is_expected_to_fail_counts_as_not_working(tmp_path: Path) -> None:
     expected = {"compile": {"verdict": "xfailed", "reason": "no scatter"}}
     runs: dict[str, Any] = {"a": release_run("a", x=expected), "b": release_run("b", x=chain())}
-    matrix = matrix_outcome(write_record(tmp_path, runs))
+    matrix = read_matrix_outcome(write_record(tmp_path, runs))
     assert texts(matrix, ChangeKind.PASSING) == ["m/x@cpu: a → b: was xfailed: compile: no scatter"]
     assert matrix.rows[0].cells["a"].verdict is Verdict.XFAILED
     assert matrix.exit_code is ExitCode.OK
@@ -304,10 +304,10 @@ def test_what_a_run_is_expected_to_fail_counts_as_not_working(tmp_path: Path) ->
 def test_times_are_told_by_the_statistic_of_the_dialect(tmp_path: Path) -> None:
     least = chain()
     least["benchmark"] = {"samples": samples(8.0, 9.0, 10.0), "checks": [check("time_ms", 8.0, None, statistic="min")]}
-    (row,) = matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=least)})).rows
+    (row,) = read_matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=least)})).rows
     cell = row.cells["a"]
     assert (cell.time_ms, cell.statistic, cell.repetitions) == (8.0, "min", 3)
-    assert figure_cells(cell, None)[2] == "min 8.00 ± 1.00"
+    assert make_figure_cells(cell, None)[2] == "min 8.00 ± 1.00"
 
 
 def test_compiles_of_several_modules_count_together_and_not_where_one_failed(tmp_path: Path) -> None:
@@ -317,11 +317,11 @@ def test_compiles_of_several_modules_count_together_and_not_where_one_failed(tmp
     run.result(first, **compile_result(seconds=2.0, peak=10))
     run.result(second, **compile_result(seconds=3.0, peak=30, dispatches=1))
     run.end()
-    (row,) = matrix_outcome(write_record(tmp_path / "whole", {"a": run})).rows
+    (row,) = read_matrix_outcome(write_record(tmp_path / "whole", {"a": run})).rows
     cell = row.cells["a"]
     assert (cell.compile_seconds, cell.compile_peak_bytes, cell.dispatch_count) == (5.0, 30, 55)
     run.lines[4] |= {"verdict": "failed", "reason": "no", "statistics": None}
-    (row,) = matrix_outcome(write_record(tmp_path / "half", {"a": run})).rows
+    (row,) = read_matrix_outcome(write_record(tmp_path / "half", {"a": run})).rows
     assert row.cells["a"].compile_seconds is None
 
 
@@ -332,10 +332,10 @@ def test_nan_is_the_worst_error(tmp_path: Path) -> None:
         "verdict": "failed",
         "reason": "NaN",
     }
-    matrix = matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=odd)}))
-    assert figure_cells(matrix.rows[0].cells["a"], None)[6] == "nan #1"
-    assert json.loads(matrix_json(matrix))["chains"][0]["irees"]["a"]["max_abs_error"] == "nan"
-    assert "nan" in matrix_csv(matrix)
+    matrix = read_matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=odd)}))
+    assert make_figure_cells(matrix.rows[0].cells["a"], None)[6] == "nan #1"
+    assert json.loads(format_matrix_json(matrix))["chains"][0]["irees"]["a"]["max_abs_error"] == "nan"
+    assert "nan" in format_matrix_csv(matrix)
 
 
 def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_path: Path) -> None:
@@ -344,9 +344,9 @@ def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_pa
     quiet = chain(ms=9.0)
     quiet["benchmark"]["statistics"] = {"machine": {"busy_share": 0.0, "steal_share": None}}
     runs: dict[str, Any] = {"a": release_run("a", x=quiet, y=quiet), "b": release_run("b", x=busy, y=quiet)}
-    matrix = matrix_outcome(write_record(tmp_path, runs))
+    matrix = read_matrix_outcome(write_record(tmp_path, runs))
     cells = matrix.rows[0].cells
-    assert figure_cells(cells["b"], cells["a"])[2] == "~90.00 ± 0.90 ×10.0↑"
+    assert make_figure_cells(cells["b"], cells["a"])[2] == "~90.00 ± 0.90 ×10.0↑"
     causes = ["other work kept the CPUs 55 % busy", "other machines of the host took 10 % of the CPUs"]
     assert cells["b"].disturbed.split("; ") == causes
     assert "b: 1 of 2 times were taken while the machine did other work (~): measure them again" in matrix.remarks
@@ -360,7 +360,7 @@ def test_two_names_of_one_iree_are_told(tmp_path: Path) -> None:
     folder = write_record(tmp_path, runs)
     record = folder / "matrix.jsonl"
     record.write_text(record.read_text().replace('"identity": "installed"', '"identity": "3.13.0"'))
-    assert "installed and 3.13.0 are the same IREE" in " ".join(matrix_outcome(folder).remarks)
+    assert "installed and 3.13.0 are the same IREE" in " ".join(read_matrix_outcome(folder).remarks)
 
 
 def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_path: Path) -> None:
@@ -396,19 +396,19 @@ def test_a_damaged_record_is_told(tmp_path: Path, line: str, says: str) -> None:
         line = line.replace("77", '77,"error":"x"')
     record.write_text("".join([*lines[:6], line, *lines[6:]]) if "77" not in line else "".join([*lines, line]))
     with pytest.raises(GauntletError, match=says):
-        matrix_outcome(folder)
+        read_matrix_outcome(folder)
 
 
 def test_there_is_no_record(tmp_path: Path) -> None:
     with pytest.raises(GauntletError, match="there is no"):
-        matrix_outcome(tmp_path)
+        read_matrix_outcome(tmp_path)
     (tmp_path / "matrix.jsonl").write_text("")
-    matrix = matrix_outcome(tmp_path)
+    matrix = read_matrix_outcome(tmp_path)
     assert matrix.exit_code is ExitCode.ERROR
     assert "its first line is missing" in printed(matrix)
-    assert markdown(matrix_document(matrix))
-    assert matrix_csv(matrix) == ""
-    etree.fromstring(matrix_junit(matrix).encode())
+    assert render_markdown(make_matrix_document(matrix))
+    assert format_matrix_csv(matrix) == ""
+    etree.fromstring(format_matrix_junit(matrix).encode())
 
 
 figures = st.none() | st.floats(0, 1e12) | st.just(math.nan)
@@ -439,11 +439,11 @@ figures = st.none() | st.floats(0, 1e12) | st.just(math.nan)
     ),
 )
 def test_any_figures_can_be_written(cell: MatrixCell, base: MatrixCell) -> None:
-    written = figure_cells(cell, base)
+    written = make_figure_cells(cell, base)
     assert len(written) == 7
     assert all(written)
     # Held against itself, nothing has changed.
-    assert not any("↑" in text or "↓" in text for text in figure_cells(cell, cell))
+    assert not any("↑" in text or "↓" in text for text in make_figure_cells(cell, cell))
 
 
 @given(st.floats(1e-6, 1e6))
@@ -464,7 +464,7 @@ def test_times_of_several_machines_of_a_cluster_have_no_ratio(tmp_path: Path) ->
         for name in ("one", "two"):
             run.worker(name, host=f"host-{name}")
         runs[label] = run
-    matrix = matrix_outcome(write_record(tmp_path, runs))
+    matrix = read_matrix_outcome(write_record(tmp_path, runs))
     apart, near = ({row.chain.split("/")[1]: row for row in matrix.rows}[f"{name}@cpu"] for name in ("apart", "near"))
     assert (apart.timed_on_one_machine, near.timed_on_one_machine) == (False, True)
     (mean,) = [item for item in mean_ratios(matrix) if item.metric == "time"]
@@ -472,7 +472,7 @@ def test_times_of_several_machines_of_a_cluster_have_no_ratio(tmp_path: Path) ->
     assert mean.ratio == pytest.approx(3.0)
     assert [text for text in texts(matrix, ChangeKind.TIME) if "apart" in text] == []
     assert any("1 model timed on several machines of the cluster (m/apart@cpu" in remark for remark in matrix.remarks)
-    found = json.loads(matrix_json(matrix))
+    found = json.loads(format_matrix_json(matrix))
     rows = {item["id"]: item["irees"]["3.13.0"]["ratios"]["time_ms"] for item in found["chains"]}
     assert rows["m/apart@cpu"] is None
     assert rows["m/near@cpu"] == pytest.approx(3.0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from lxml import html
 
 from iree_gauntlet.document import INK, PAPER
-from iree_gauntlet.reports.render_html import html_page
+from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.sweeps.sweep_document import make_sweep_document
 from iree_gauntlet.reports.sweeps.sweep_rows import Plot, SweepHeader, group_entries, read_rows
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
@@ -33,7 +33,7 @@ def plot(entry: str, title: str = "a plot") -> Plot:
 
 
 def sweep_page(rows: Sequence[Row], header: Mapping[str, Any] | None = None, plots: Sequence[Plot] = ()) -> str:
-    return html_page(make_sweep_document(rows, SweepHeader.from_dict(header or {}), plots))
+    return render_html(make_sweep_document(rows, SweepHeader.from_dict(header or {}), plots))
 
 
 def texts(page: Any, path: str) -> list[str]:

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from iree_gauntlet.document import ColouredCell, Table
 from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.reports.sweeps.sweep_document import (
     LEGEND,
     collect_heading_facts,
@@ -167,7 +167,7 @@ def test_markdown_has_a_table_for_each_entry() -> None:
     parsed = (
         MarkdownIt("gfm-like", {"linkify": False})
         .enable("table")
-        .parse(markdown(make_sweep_document(rows, SWEEP_HEADER)))
+        .parse(render_markdown(make_sweep_document(rows, SWEEP_HEADER)))
     )
     assert sum(token.type == "table_open" for token in parsed) == 4
     titles = [parsed[index + 1].content for index, token in enumerate(parsed) if token.type == "heading_open"]
@@ -184,7 +184,7 @@ def test_markdown_has_a_table_for_each_entry() -> None:
 @given(records())
 def test_any_records_make_a_table(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)
-    text = markdown(make_sweep_document(rows, SWEEP_HEADER))
+    text = render_markdown(make_sweep_document(rows, SWEEP_HEADER))
     assert text.endswith("\n")
     for entry in group_entries(rows):
         assert len(set(map(len, lines_of(make_speedup_table(entry))))) == 1
@@ -194,5 +194,5 @@ def test_any_records_make_a_table(found: list[dict[str, Any]]) -> None:
 def test_nothing_measured_is_no_error() -> None:
     document = make_sweep_document((), SWEEP_HEADER)
     assert (document.answer, document.blocks) == ("0 points, 0 variants", ())
-    assert "0 points" in markdown(document)
+    assert "0 points" in render_markdown(document)
     assert len(printed(())) == 5

@@ -11,13 +11,13 @@ import pytest
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.messages import write_text
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports.live.live_progress import LiveProgress
 from iree_gauntlet.reports.live.painter import Painter
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.reports.live.progress_text import StepsLeft
 from iree_gauntlet.reports.output import open_progress
-from iree_gauntlet.reports.run_reports import reports_of_run
+from iree_gauntlet.reports.run_reports import make_run_reports
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import NOTHING_COMPARED
 from tests.support.clocks import Clock
@@ -57,9 +57,9 @@ def result(verdict: str = "passed", reason: str = "", cache: CacheUse | None = N
 
 
 def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **options: Any) -> str:
-    outcome = outcome_of(read_journal(builder.write(folder / RUN) / "journal.jsonl"))
+    outcome = read_outcome(read_journal(builder.write(folder / RUN) / "journal.jsonl"))
     environ = options.pop("environ", {"TERM": "xterm"})
-    reports_of_run(outcome).print(Path("runs") / RUN, stream, environ=environ, **options)
+    make_run_reports(outcome).print(Path("runs") / RUN, stream, environ=environ, **options)
     return stream.getvalue()
 
 
@@ -119,8 +119,8 @@ def test_what_never_began_is_one_line(tmp_path: Path, *, end: bool) -> None:
     assert "error: ocr/a@cpu threshold" in text
     assert text.count("Reproduce:") <= 1
     assert "before this step started" not in text
-    outcome = outcome_of(read_journal(tmp_path / RUN / "journal.jsonl"))
-    reports_of_run(outcome).write(tmp_path / RUN)
+    outcome = read_outcome(read_journal(tmp_path / RUN / "journal.jsonl"))
+    make_run_reports(outcome).write(tmp_path / RUN)
     said = {path.name: path.read_text() for path in (tmp_path / RUN).iterdir()}
     for name in ("summary.md", "summary.html"):
         assert "2 steps did not start." in said[name]
@@ -341,8 +341,8 @@ def test_an_encoding_that_lacks_characters_is_no_crash(tmp_path: Path) -> None:
     console.message("9.10 ± 0.12 × 2 → \ud800")
     console.close()
     assert raw.getvalue() == b"9.10 ? 0.12 ? 2 ? ?\n"
-    outcome = outcome_of(read_journal(every_verdict().write(tmp_path / RUN) / "journal.jsonl"))
-    reports_of_run(outcome).print(tmp_path, stream, environ={})
+    outcome = read_outcome(read_journal(every_verdict().write(tmp_path / RUN) / "journal.jsonl"))
+    make_run_reports(outcome).print(tmp_path, stream, environ={})
     assert b"exit code 3" in raw.getvalue()
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, explained_before
+from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, read_explained_before
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.explain_document import _say_again as command_again
 from tests.support.journal_builder import RUN, JournalBuilder
@@ -113,12 +113,12 @@ def test_what_an_earlier_explanation_found_stays(tmp_path: Path) -> None:
 
 def test_what_was_begun_again_is_not_explained_before(tmp_path: Path) -> None:
     folder = explained(failed_run(tmp_path)) / "explain"
-    assert explained_before(folder, private=False, budget=1.0) == {"m/a@cpu"}
-    assert explained_before(folder, private=True, budget=1.0) == set()
+    assert read_explained_before(folder, private=False, budget=1.0) == {"m/a@cpu"}
+    assert read_explained_before(folder, private=True, budget=1.0) == set()
     # Its bundle was removed then, and the command was killed.
     with EventLog(folder / EXPLAIN_RECORD, lambda: datetime.now(UTC)) as log:
         log.write("start", {"case": "m/a@cpu"})
-    assert explained_before(folder, private=False, budget=1.0) == set()
+    assert read_explained_before(folder, private=False, budget=1.0) == set()
 
 
 @pytest.mark.parametrize(("reason", "done"), [("output 0: 3 of 9 values differ", True), (_WRONG, False)])

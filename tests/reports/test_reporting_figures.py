@@ -5,7 +5,7 @@ import math
 import pytest
 
 from iree_gauntlet import figures
-from iree_gauntlet.reports.details import check_line, comparison_line
+from iree_gauntlet.reports.details import check_line, format_comparison
 from iree_gauntlet.results import Check, OutputComparison
 from tests.support.journal_builder import check, comparison
 
@@ -42,10 +42,10 @@ def test_byte_sizes(value: float, text: str) -> None:
 
 
 def test_a_spread_has_as_many_decimals_as_its_mean() -> None:
-    assert figures.mean_and_spread(9.1, 0.1234) == "9.10 ± 0.12"
-    assert figures.mean_and_spread(1350.0, 12.0) == "1350.0 ± 12.0"
-    assert figures.mean_and_spread(0.08, 0.0012) == "0.0800 ± 0.0012"
-    assert figures.mean_and_spread(9.1, None) == "9.10"
+    assert figures.format_mean_and_spread(9.1, 0.1234) == "9.10 ± 0.12"
+    assert figures.format_mean_and_spread(1350.0, 12.0) == "1350.0 ± 12.0"
+    assert figures.format_mean_and_spread(0.08, 0.0012) == "0.0800 ± 0.0012"
+    assert figures.format_mean_and_spread(9.1, None) == "9.10"
 
 
 def test_shares_and_counts() -> None:
@@ -90,9 +90,9 @@ def test_comparison_lines() -> None:
         passed=False, message="shape 1x2 where 1x3 was expected", count=0, max_abs_error=None,
         worst_actual="", worst_expected="", cosine_similarity=None, actual_nans=2, expected_infs=1,
     )  # fmt: skip
-    assert comparison_line(OutputComparison.from_dict(wrong)) == (
+    assert format_comparison(OutputComparison.from_dict(wrong)) == (
         "output 0 (1x384xf32): shape 1x2 where 1x3 was expected; NaN 2, expected 0; Inf 0, expected 1"
     )
     bare = {"index": 3, "passed": False}
-    assert comparison_line(OutputComparison.from_dict(bare)) == "output 3: differs"
-    assert comparison_line(OutputComparison.from_dict({"index": 3, "passed": True})) == "output 3: as expected"
+    assert format_comparison(OutputComparison.from_dict(bare)) == "output 3: differs"
+    assert format_comparison(OutputComparison.from_dict({"index": 3, "passed": True})) == "output 3: as expected"

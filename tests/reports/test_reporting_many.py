@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lxml import etree
 
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports.junit import junit_document
-from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.run_reports import reports_of_run, summary_json
+from iree_gauntlet.reports.render_markdown import render_markdown
+from iree_gauntlet.reports.run_reports import format_summary_json, make_run_reports
 from iree_gauntlet.reports.summary import run_document
 from tests.support.journal_builder import RUN, JournalBuilder
 from tests.support.places import DATA
@@ -70,7 +70,7 @@ def operators(count: int, verdicts: tuple[str, ...]) -> RunOutcome:
             builder.result(compiled, verdict, reason + expected, exit_code=1, tail=tail)
             builder.result(judged, "skipped", f"{compiled} {verdict}")
     builder.end()
-    return outcome_of(builder.record)
+    return read_outcome(builder.record)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def usual() -> RunOutcome:
 
 
 def markdown_of(outcome: RunOutcome) -> str:
-    return markdown(run_document(outcome))
+    return render_markdown(run_document(outcome))
 
 
 def parsed(outcome: RunOutcome) -> tuple[Any, int]:
@@ -133,7 +133,7 @@ def test_failures_of_many_are_grouped_everywhere() -> None:
     assert "280 more went wrong; `junit.xml` and `summary.json` have each of them." in text
     assert text.count("### failed: ") == 200
     stream = io.StringIO()
-    reports_of_run(outcome).print(Path("runs") / RUN, stream, environ={})
+    make_run_reports(outcome).print(Path("runs") / RUN, stream, environ={})
     lines = stream.getvalue().splitlines()
     assert lines[3] == "What went wrong, by diagnostic"
     assert lines[5].split()[:6] == ["300", "compile", *DIAGNOSTIC.split()[:4]]
@@ -143,16 +143,16 @@ def test_failures_of_many_are_grouped_everywhere() -> None:
 
 def test_the_end_of_many_that_came_out_as_expected_is_short() -> None:
     stream = io.StringIO()
-    reports_of_run(operators(300, ("passed", "xfailed"))).print(Path("runs") / RUN, stream, environ={})
+    make_run_reports(operators(300, ("passed", "xfailed"))).print(Path("runs") / RUN, stream, environ={})
     assert len(stream.getvalue().splitlines()) < 11
 
 
 def test_summary_json_of_many_says_the_same_on_fewer_lines(usual: RunOutcome) -> None:
-    text = summary_json(usual)
+    text = format_summary_json(usual)
     document = json.loads(text)
     assert len(text.splitlines()) < 1_152 + 100
     assert len(document["chains"]) == 1_152
-    few = json.loads(summary_json(operators(3, ("passed",))))
+    few = json.loads(format_summary_json(operators(3, ("passed",))))
     assert few.keys() == document.keys()
     assert few["chains"][0]["steps"][0].keys() == document["chains"][0]["steps"][0].keys()
 
@@ -169,7 +169,7 @@ def calls_of_reports(count: int) -> int:
     before = sys.getprofile()
     sys.setprofile(counted)
     try:
-        for report in (junit_document, summary_json, markdown_of):
+        for report in (junit_document, format_summary_json, markdown_of):
             report(outcome)
     finally:
         sys.setprofile(before)

@@ -16,7 +16,7 @@ from iree_gauntlet.document import Code, Document, Folded
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports import render_markdown
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.report_files import STEP_SUMMARY_LIMIT, append_step_summary
@@ -198,7 +198,7 @@ def test_what_is_cut_off_within_a_fold_leaves_the_note_outside_of_it() -> None:
     code = Code("a line of a tool\n" * 200)
     document = Document("T", "failed", (), (Folded("outer", (Folded("the tool's last lines", (code,)), code)),))
     for limit in range(800, 3000, 100):
-        short = render_markdown.shortened(render_markdown.markdown(document), limit, "**cut**")
+        short = render_markdown.shortened(render_markdown.render_markdown(document), limit, "**cut**")
         assert len(short.encode()) <= limit
         assert short.count("<details>") == short.count("</details>") == 2
         assert short.rstrip().endswith("</details>\n\n**cut**")
@@ -312,7 +312,7 @@ def test_a_journal_cut_anywhere_still_gives_reports(tmp_path: Path) -> None:
     for cut in (0, first_end // 2, first_end, *range(first_end + 1, len(whole), 997)):
         journal.write_bytes(whole[:cut])
         write_reports(folder)
-        outcome = outcome_of(read_journal(folder / JOURNAL))
+        outcome = read_outcome(read_journal(folder / JOURNAL))
         assert outcome.exit_code == 3
         assert outcome.remarks
         assert len(outcome.steps) == (18 if cut > first_end else 0)

@@ -8,7 +8,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, MeasuredNs, OtherDispatches
-from iree_gauntlet.reports.compare_report import dispatch_blocks
+from iree_gauntlet.reports.compare_report import make_dispatch_blocks
 from iree_gauntlet.results import DispatchChange
 from tests.support.documents import block_lines, block_markdown
 
@@ -27,11 +27,11 @@ FOUND = DispatchDifference(a_ns=2_000_000, b_ns=4_520_000, rows=ROWS, others=OTH
 
 
 def dispatch_lines(**changed: Any) -> list[str]:
-    return block_lines(dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
+    return block_lines(make_dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
 
 
 def dispatch_markdown(**changed: Any) -> str:
-    return block_markdown(dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
+    return block_markdown(make_dispatch_blocks(ComparedDispatches(difference=replace(FOUND, **changed))))
 
 
 def test_rows_and_the_sum_of_all_others() -> None:
@@ -79,7 +79,7 @@ def test_notes_of_the_profiles() -> None:
 
 
 def test_no_profile_is_a_line() -> None:
-    without = dispatch_blocks(ComparedDispatches(reason="A: iree-benchmark-module of 3.9.0 writes no profiles"))
+    without = make_dispatch_blocks(ComparedDispatches(reason="A: iree-benchmark-module of 3.9.0 writes no profiles"))
     assert block_lines(without) == ["no profile: A: iree-benchmark-module of 3.9.0 writes no profiles"]
     assert block_markdown(without) == "no profile: A: iree-benchmark-module of 3.9.0 writes no profiles\n"
 

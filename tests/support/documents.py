@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import Document
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.render_markdown import render_markdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,4 +26,4 @@ def block_lines(blocks: Iterable[Block]) -> list[str]:
 
 def block_markdown(blocks: Iterable[Block]) -> str:
     """The same in a file."""
-    return markdown(Document("", "", (), tuple(blocks))).partition("****\n\n")[2]
+    return render_markdown(Document("", "", (), tuple(blocks))).partition("****\n\n")[2]

@@ -73,7 +73,7 @@ def test_warnings_are_always_said_and_notes_are_not(capsys: pytest.CaptureFixtur
             messages.warn("w")
             messages.note("n")
             messages.news("i")
-            messages.detail("d")
+            messages.print_detail("d")
     assert capsys.readouterr().err.split("warning: w\n") == ["", "", "note: n\ni\n", "note: n\ni\nd\n"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.engine.run_start import MissingFile, missing_files, missing_text, without_missing_files
+from iree_gauntlet.engine.run_start import MissingFile, describe_missing, find_missing_files, without_missing_files
 from iree_gauntlet.settings import Configuration, Mirror
 from iree_gauntlet.steps import Step, StepInput
 from tests.support.steps import make_step
@@ -45,14 +45,14 @@ def test_only_what_the_network_has_is_missing(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     put(store.path(PROGRAM))
     step = fetch_step(PROGRAM, WEIGHTS, "random://uniform/4xf32?seed=1", (tmp_path / "absent").as_uri(), WEIGHTS)
-    assert missing_files([step], [], store) == [MissingFile(WEIGHTS, "a/b@cpu:fetch", 1)]
+    assert find_missing_files([step], [], store) == [MissingFile(WEIGHTS, "a/b@cpu:fetch", 1)]
 
 
 def test_a_plan_says_which_files_cannot_be_had(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     put(store.path(PROGRAM))
     steps = [fetch_step(PROGRAM, WEIGHTS, (tmp_path / "absent").as_uri()), fetch_step(PROGRAM, name="c/d@cpu")]
-    completed = without_missing_files(steps, missing_files(steps, [], store))
+    completed = without_missing_files(steps, find_missing_files(steps, [], store))
     assert [step.cache.reason for step in completed] == [f"2 of 3 files are missing: {WEIGHTS} and 1 more", ""]
 
 
@@ -62,7 +62,7 @@ def test_what_does_not_run_misses_nothing(tmp_path: Path) -> None:
         fetch_step(WEIGHTS, name="blocked", blocked="why"),
         fetch_step(WEIGHTS, name="finished"),
     ]
-    assert missing_files(steps, [], store_in(tmp_path), {"finished:fetch"}) == []
+    assert find_missing_files(steps, [], store_in(tmp_path), {"finished:fetch"}) == []
 
 
 def test_a_mirror_on_this_machine_is_no_network(tmp_path: Path) -> None:
@@ -70,18 +70,18 @@ def test_a_mirror_on_this_machine_is_no_network(tmp_path: Path) -> None:
     mirror = Mirror("https://models.example/", (str(folder), other), only=False)
     store = store_in(tmp_path, Configuration(mirrors=(mirror,)))
     step = fetch_step(WEIGHTS, PROGRAM)
-    assert len(missing_files([step], [], store)) == 2
+    assert len(find_missing_files([step], [], store)) == 2
     put(folder / "w.irpa")
     put(tmp_path / "other" / "m.mlir")
-    assert missing_files([step], [], store) == []
+    assert find_missing_files([step], [], store) == []
 
 
 def test_a_file_of_a_wheel_that_is_there_is_not_missing(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     step = fetch_step("pypi://Some.Model==1.0/a/w.irpa")
-    assert len(missing_files([step], [], store)) == 1
+    assert len(find_missing_files([step], [], store)) == 1
     put(store.root / "wheels" / "some-model" / "1.0" / "some_model-1.0-py3-none-any.whl")
-    assert missing_files([step], [], store) == []
+    assert find_missing_files([step], [], store) == []
 
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="?#\\@"), min_size=1))
@@ -89,18 +89,18 @@ def test_any_url_can_be_asked_for(tmp_path_factory: pytest.TempPathFactory, path
     store = store_in(
         tmp_path_factory.getbasetemp(), Configuration(mirrors=(Mirror("https://m.example/", ("/mirror",)),))
     )
-    assert len(missing_files([fetch_step(f"https://m.example/x/{path}x")], [], store)) == 1
+    assert len(find_missing_files([fetch_step(f"https://m.example/x/{path}x")], [], store)) == 1
 
 
 def test_the_list() -> None:
     files = [MissingFile(PROGRAM, "specs/a.json: mlir", 2), MissingFile(WEIGHTS, "specs/a.json: real_weights", 0)]
-    assert missing_text(files).splitlines() == [
+    assert describe_missing(files).splitlines() == [
         "offline: 2 files are missing:",
         f"  {PROGRAM} (specs/a.json: mlir and 2 more)",
         f"  {WEIGHTS} (specs/a.json: real_weights)",
         HINT,
     ]
-    assert missing_text(files[:1]).startswith("offline: 1 file is missing:\n")
+    assert describe_missing(files[:1]).startswith("offline: 1 file is missing:\n")
 
 
 def test_a_run_lists_what_is_missing_before_anything_runs(project: Project) -> None:

@@ -13,7 +13,7 @@ from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.tasks import doctor
 from iree_gauntlet.tasks.doctor import DoctorFinding, diagnose
 from iree_gauntlet.toolchains import devices as devices_module
-from iree_gauntlet.toolchains.devices import check_device, compile_backends, devices, drivers, find_device
+from iree_gauntlet.toolchains.devices import check_device, compile_backends, devices, find_device, list_drivers
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import Toolchain
 from tests.support.command_line import LIMIT_SECONDS, with_fields
@@ -55,7 +55,7 @@ def findings(toolchain: Toolchain | ToolchainError, cache: Path, area: str) -> l
 @pytest.mark.iree
 def test_what_the_installed_tools_have(toolchain: Toolchain) -> None:
     assert {"llvm-cpu", "rocm", "cuda", "vulkan-spirv", "metal-spirv", "vmvx"} <= set(compile_backends(toolchain))
-    assert {"local-sync", "local-task", "hip"} <= set(drivers(toolchain))
+    assert {"local-sync", "local-task", "hip"} <= set(list_drivers(toolchain))
     assert {"local-sync://", "local-task://"} <= set(devices(toolchain))
     assert devices(toolchain, "local-task") == ("local-task://",)
 
@@ -150,7 +150,7 @@ def test_a_driver_that_hangs_is_a_finding(
 ) -> None:
     sick = with_runtime(toolchain, tmp_path, _TWO_GPUS.replace('echo "hip://GPU-aa"', HANG))
     # Which are remembered, and do not hang.
-    assert len(drivers(sick)) == 2
+    assert len(list_drivers(sick)) == 2
     monkeypatch.setattr(devices_module, "_TIMEOUT_SECONDS", 0.1)
     available = check_device(sick, "hip")
     assert not available.ok
@@ -160,7 +160,7 @@ def test_a_driver_that_hangs_is_a_finding(
 @pytest.mark.iree
 def test_a_runtime_without_drivers(toolchain: Toolchain) -> None:
     with pytest.raises(ToolchainError, match="listed none"):
-        drivers(with_fields(toolchain, {"run_module": "/bin/true"}))
+        list_drivers(with_fields(toolchain, {"run_module": "/bin/true"}))
 
 
 def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.results import Result, Samples
-from iree_gauntlet.steps import step_id
+from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models.bench_result import make_result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_figures
 from iree_gauntlet.torch_models.build_folder import TokenLoop
@@ -334,7 +334,7 @@ def test_a_generation_of_one_token_has_no_later_one() -> None:
     build = Mock(generation=made, samples=1)
     figures = make_bench_figures(build, MeasuredCalls.from_dict(answer | common)).as_dict()
     assert "decode_ms" not in figures
-    step = step_id("counter@cpu", Stage.BENCHMARK)
+    step = make_step_id("counter@cpu", Stage.BENCHMARK)
     result = Result(Verdict.PASSED, statistics=figures, samples=Samples("bench", (2.0,), (), (1,)))
     record = Mock(planned=(), results={step: result})
     lines = make_result_lines(record, Mock(id="counter@cpu", options=Mock(microbatch_count=1)), build)

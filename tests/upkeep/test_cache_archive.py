@@ -21,9 +21,9 @@ from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.upkeep.cache_archive import (
     Packed,
     PackedKind,
+    format_manifest,
     import_cache,
-    manifest_bytes,
-    member_name,
+    name_member,
     read_manifest,
 )
 from tests.support.toy_project import INPUT, Project
@@ -44,9 +44,9 @@ def packed(url: str, content: bytes) -> Packed:
 
 
 def archive_of(files: list[Packed], contents: list[bytes], manifest: bytes = b"") -> bytes:
-    manifest = manifest or manifest_bytes(files, "s", "0")
+    manifest = manifest or format_manifest(files, "s", "0")
     parts = [b"".join(member("manifest.json", len(manifest), [manifest]))]
-    parts += [b"".join(member(member_name(i), len(content), [content])) for i, content in enumerate(contents)]
+    parts += [b"".join(member(name_member(i), len(content), [content])) for i, content in enumerate(contents)]
     return b"".join(parts) + bytes(1024)
 
 
@@ -152,7 +152,7 @@ def test_a_cut_archive_says_where_and_counts_nothing_behind_that(tmp_path: Path)
     ],
 )
 def test_places_are_never_taken_from_an_archive(tmp_path: Path, change: dict[str, object], text: str) -> None:
-    manifest = json.loads(manifest_bytes([packed(URL, CONTENTS[URL])], "s", "0"))
+    manifest = json.loads(format_manifest([packed(URL, CONTENTS[URL])], "s", "0"))
     manifest["files"][0] |= change
     before = sorted(tmp_path.iterdir())
     found = taken(tmp_path / "a", archive_of([], [CONTENTS[URL]], json.dumps(manifest).encode()))

@@ -21,7 +21,7 @@ from iree_gauntlet.upkeep.cache_gc import (
     CacheLimits,
     Users,
     collect,
-    leftovers,
+    list_leftovers,
     parse_age,
     parse_bytes,
     plan_collection,
@@ -216,7 +216,7 @@ def test_leftovers_of_the_dead_go_and_others_stay(cache: CacheBuilder) -> None:
     subprocess.run([sys.executable, "-c", code, str(cache.root)], check=True)
 
     with try_lock(making / "held.lock"):
-        found = leftovers(cache.root, Leases(cache.root), cache.now())
+        found = list_leftovers(cache.root, Leases(cache.root), cache.now())
         names = {path.name for path in found if path.parent.parent.name != "verified" and path.parent.name != "leases"}
         assert names == {"damaged-old", "free.lock", ".0123.part"}
         assert len(found) == 5

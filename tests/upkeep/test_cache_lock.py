@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.registry_file import Registry, RegistryEntry
 from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.upkeep.cache_lock import plan_relock, registry_text, write_registry
+from iree_gauntlet.upkeep.cache_lock import format_locked_registry, plan_relock, write_registry
 from tests.support.artifact_server import Server, whole
 from tests.support.cache_builder import CacheBuilder
 from tests.support.command_line import LIMIT_SECONDS
@@ -74,9 +74,9 @@ def test_a_plan_loses_no_hash_unsaid(
 
 @given(_ENTRIES, _ENTRIES)
 def test_a_registry_says_what_it_was_told_and_is_sorted(before: Registry, after: Registry) -> None:
-    text = registry_text("# top\n\n" + before.text(), Path("r"), after.entries.values())
+    text = format_locked_registry("# top\n\n" + before.text(), Path("r"), after.entries.values())
     assert text == "# top\n\n" + after.text()
-    assert registry_text(text, Path("r"), after.entries.values()) == text
+    assert format_locked_registry(text, Path("r"), after.entries.values()) == text
 
 
 def test_comments_stay_where_they_belong(tmp_path: Path) -> None:

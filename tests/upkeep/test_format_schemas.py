@@ -14,11 +14,11 @@ import yaml
 from jsonschema import Draft7Validator
 from pydantic import BaseModel, ValidationError
 
-from iree_gauntlet.dialects.json_text import plain_json
+from iree_gauntlet.dialects.json_text import read_plain_json
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.torch_models.configuration import ConfigurationContext
 from iree_gauntlet.torch_models.plugins import load_registry
-from iree_gauntlet.upkeep.format_schemas import FORMATS, schema_of, schema_text
+from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema, schema_of
 from tests.support.command_line import run_here
 from tests.support.places import CORPUS, ROOT
 
@@ -57,7 +57,7 @@ def content_of(path: Path) -> Any:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".toml":
         return tomllib.loads(text)
-    return yaml.safe_load(text) if path.suffix == ".yml" else json.loads(plain_json(text))
+    return yaml.safe_load(text) if path.suffix == ".yml" else json.loads(read_plain_json(text))
 
 
 def complaints(name: str, content: Any) -> list[str]:
@@ -132,7 +132,7 @@ def changed(content: Any, path: tuple[Any, ...], value: Any) -> Any:
 def test_the_committed_schemas_are_current() -> None:
     """`gauntlet schema --output-dir docs/schemas` writes them."""
     there = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "schemas").glob("*.json")}
-    assert there == {name: schema_text(name) for name in FORMATS}
+    assert there == {name: format_schema(name) for name in FORMATS}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -289,4 +289,4 @@ def test_schemas_are_listed_printed_and_written(tmp_path: Path) -> None:
 
 def test_patterns_are_none_that_python_alone_has() -> None:
     # Of JavaScript, and of Rust, which editors' servers are written in.
-    assert re.search(r"\\Z|\\A|\(\?P|\(\?<!", "".join(map(schema_text, FORMATS))) is None
+    assert re.search(r"\\Z|\\A|\(\?P|\(\?<!", "".join(map(format_schema, FORMATS))) is None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.history.stores import history_of, open_history
+from iree_gauntlet.history.stores import find_history, open_history
 from iree_gauntlet.records.history_run import history_file
 from iree_gauntlet.settings import Configuration, HistorySettings
 from tests.history.builder import run_of
@@ -82,11 +82,11 @@ def test_what_changed_is_said_with_its_exit_code_until_it_is_accepted(project: P
 
 def test_the_folder_of_the_settings_is_the_projects(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project.folder)
-    assert history_of(Configuration()) == "history"
+    assert find_history(Configuration()) == "history"
     monkeypatch.chdir(project.folder / "specs")
-    assert history_of(Configuration()) == str(project.folder / "history")
+    assert find_history(Configuration()) == str(project.folder / "history")
     for place in ("git:.#history", "s3://bucket/path", "~/history"):
-        assert history_of(Configuration(history=HistorySettings(store=place))) == place
+        assert find_history(Configuration(history=HistorySettings(store=place))) == place
 
 
 def test_figures_are_exported_as_csv(project: Project) -> None:

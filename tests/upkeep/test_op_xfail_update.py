@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.dialects.json_text import plain_json
+from iree_gauntlet.dialects.json_text import read_plain_json
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.experiments import run as execute
 from iree_gauntlet.experiments.run import EndedRun
@@ -112,7 +112,7 @@ def _config(project: Path) -> str:
 
 
 def _lists(project: Path) -> dict[str, list[str]]:
-    document = json.loads(plain_json(_config(project)))
+    document = json.loads(read_plain_json(_config(project)))
     return {name.removeprefix("expected_"): document[name] for name in document if name.startswith("expected_")}
 
 

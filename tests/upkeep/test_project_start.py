@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from iree_gauntlet import settings
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.settings import shipped_folder
+from iree_gauntlet.settings import find_shipped_folder
 from iree_gauntlet.upkeep.format_schemas import FORMATS
 from iree_gauntlet.upkeep.input_choices import input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
@@ -367,4 +367,4 @@ def test_hashes_that_come_with_the_toolkit_hold_where_a_project_has_none(empty: 
     (empty / "cache").mkdir()
     (empty / "cache" / "registry.txt").write_text("")
     assert Registry.of_project(empty).entries == {}
-    assert shipped_folder() == ROOT
+    assert find_shipped_folder() == ROOT

@@ -17,7 +17,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.recorded import number
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.results import CacheUse, Check, Fetched, OutputComparison, Result, Samples
 from tests.support.places import DATA
 
@@ -125,7 +125,7 @@ def test_what_is_written_is_read_as_what_it_was(result: Result) -> None:
 
 
 def test_a_journal_of_an_earlier_version_is_reported_on(tmp_path: Path) -> None:
-    outcome = outcome_of(read_journal(OLD))
+    outcome = read_outcome(read_journal(OLD))
     assert {chain.id: str(chain.verdict) for chain in outcome.chains} == dict.fromkeys(
         ("toy/abs@cpu", "toy/none@cpu", "toy/wrong@cpu"), "failed"
     )
@@ -148,7 +148,7 @@ def test_a_journal_of_an_earlier_version_is_reported_on(tmp_path: Path) -> None:
             output["mood"] = 1
     path = tmp_path / "journal.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-    found = {step.id: step for step in outcome_of(read_journal(path)).steps}
+    found = {step.id: step for step in read_outcome(read_journal(path)).steps}
     assert {name: step.verdict for name, step in found.items()} == {name: step.verdict for name, step in steps.items()}
     assert found["toy/wrong@cpu:threshold"].outputs[0].rtol == 0
     assert found["toy/abs@cpu:compile"].cache is None

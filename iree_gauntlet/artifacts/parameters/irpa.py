@@ -31,7 +31,7 @@ from iree_gauntlet.artifacts.parameters.parameter import (
     Parameter,
     ParameterError,
 )
-from iree_gauntlet.artifacts.publishing import publishing, require_space
+from iree_gauntlet.artifacts.publishing import lock_publishing, require_space
 from iree_gauntlet.system.atomic import sync_folder
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
     entries = _lay_out(sorted(parameters, key=lambda parameter: _make_key(parameter.name)), content)
     head = _make_head(entries)
     url = path.name
-    with publishing(path, url) as temporary:
+    with lock_publishing(path, url) as temporary:
         require_space(path.parent, url, _round_up(len(head) + _compute_storage_size(entries), _FILE_ALIGNMENT))
         with temporary.open("wb") as file:
             file.write(head)

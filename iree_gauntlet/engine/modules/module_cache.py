@@ -45,7 +45,7 @@ from iree_gauntlet.engine.modules.module_entry import (
     open_sealed,
     sealed,
 )
-from iree_gauntlet.engine.modules.module_key import canonical_json, describe_changes, make_key
+from iree_gauntlet.engine.modules.module_key import describe_changes, format_canonical_json, make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.system.atomic import sync_folder, write_atomic
@@ -214,7 +214,7 @@ class ModuleCache:
             "ingredients": dict(ingredients),
             "metadata": dict(metadata),
         }
-        canonical_json(document)
+        format_canonical_json(document)
         try:
             with self.incoming(key) as temporary:
                 hashes = self._fill(temporary, sources, document)
@@ -318,7 +318,7 @@ class ModuleCache:
         try:
             by_name = self._name_file(name)
             by_name.parent.mkdir(exist_ok=True)
-            write_atomic(by_name, canonical_json({"key": key, "ingredients": dict(ingredients)}))
+            write_atomic(by_name, format_canonical_json({"key": key, "ingredients": dict(ingredients)}))
         except OSError as error:
             return Lookup(publication.entry, f"a later miss cannot be explained: {error.strerror}")
         return publication

@@ -24,7 +24,7 @@ from iree_gauntlet.artifacts.archive import (
     archive_bytes,
     member,
 )
-from iree_gauntlet.engine.modules.module_key import canonical_json, make_key
+from iree_gauntlet.engine.modules.module_key import format_canonical_json, make_key
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def is_role(text: str) -> bool:
 
 def sealed(document: dict[str, Any]) -> bytes:
     """The content of entry.json: the entry, and its checksum."""
-    checksum = hashlib.sha256(canonical_json(document)).hexdigest()
-    return canonical_json({"checksum": checksum, "entry": document}) + b"\n"
+    checksum = hashlib.sha256(format_canonical_json(document)).hexdigest()
+    return format_canonical_json({"checksum": checksum, "entry": document}) + b"\n"
 
 
 def open_sealed(data: bytes, key: str) -> dict[str, Any]:

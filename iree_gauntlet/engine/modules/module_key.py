@@ -52,7 +52,7 @@ _SHOWN_CHANGES = 3
 _SHOWN_CHARACTERS = 80
 
 
-def canonical_json(document: object) -> bytes:
+def format_canonical_json(document: object) -> bytes:
     """The one way to write a document: sorted keys, no white space, ASCII."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
@@ -60,7 +60,7 @@ def canonical_json(document: object) -> bytes:
 def make_key(ingredients: Mapping[str, str]) -> str:
     """SHA-256, in hex, of what goes into a module; the order of the mapping does not count."""
     document = {"format": _KEY_FORMAT, "ingredients": dict(ingredients)}
-    return hashlib.sha256(canonical_json(document)).hexdigest()
+    return hashlib.sha256(format_canonical_json(document)).hexdigest()
 
 
 def join_flags(flags: Iterable[str]) -> str:

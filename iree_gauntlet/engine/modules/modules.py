@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
-from iree_gauntlet.engine.judging import after_process, first_error
+from iree_gauntlet.engine.judging import find_first_error, judge_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedLookup
@@ -243,8 +243,10 @@ class ModuleMaker:
         ours = _SAYING.get(step.stage, "\n")
         said = next((line for line in lines if line.startswith(ours)), "")
         only = [line.strip() for line in lines if line.strip()]
-        reason = shorten(said.removeprefix(ours)) or first_error(lines) or (shorten(only[0]) if len(only) == 1 else "")
-        result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
+        reason = (
+            shorten(said.removeprefix(ours)) or find_first_error(lines) or (shorten(only[0]) if len(only) == 1 else "")
+        )
+        result = judge_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
         if said and outcome.exit_code == _UNUSABLE_INPUT:

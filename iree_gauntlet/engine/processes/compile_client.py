@@ -164,7 +164,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         outcome, detail = self._ask(job, prefixes)
         culprits = detail.refused
         if outcome.exit_code and not culprits:
-            culprits = blamed_programs(job.stderr, job.programs)
+            culprits = find_blamed_programs(job.stderr, job.programs)
         return outcome, detail.functions, culprits
 
     def cancel(self) -> None:
@@ -405,7 +405,7 @@ def compile_outcome(answer: CompileAnswer, job: CompileJob) -> Outcome:
     return outcome
 
 
-def blamed_programs(stderr: Path, programs: Sequence[str]) -> tuple[int, ...]:
+def find_blamed_programs(stderr: Path, programs: Sequence[str]) -> tuple[int, ...]:
     """Programs that the compiler's errors point at, by their index."""
     places = set(_ERROR_PLACE.findall(_read_head(stderr)))
     return tuple(index for index, program in enumerate(programs) if program in places)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, shell_line
+from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, format_shell_line
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Processes:
 
     def typed(self, step: Step) -> str:
         """The step's command as a person would type it."""
-        return shell_line(step.command) if step.command else ""
+        return format_shell_line(step.command) if step.command else ""
 
     def log(self, step: Step, stream: str = "stderr.txt") -> str:
         """Path of a step's log, relative to the run's folder."""

@@ -252,7 +252,7 @@ def _kill_unknown(private: str) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def shell_line(command: Command) -> str:
+def format_shell_line(command: Command) -> str:
     """The command as a person would type it: `cd DIR && NAME=value program argument…`."""
     words = [shlex.quote(word) for word in command.argv]
     if command.env:
@@ -267,7 +267,7 @@ def shell_line(command: Command) -> str:
     return f"cd {shlex.quote(folder)} && {line}"
 
 
-def disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
+def explain_disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
     """Whether the file system of a path (or of its nearest parent that exists) has no room left.
 
     True also where a process said so: by the time that one looks, its temporary files are gone.

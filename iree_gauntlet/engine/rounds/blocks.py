@@ -217,7 +217,7 @@ class Pair:
         """
         begun = {OWN: evidence.own_tried, _TRIAL: evidence.tried[cpus]}
         number = begun.get(kind, evidence.attempts[kind])
-        order = block_orders(number + 1, seed_of(seed, self.chain, kind))[number]
+        order = block_orders(number + 1, make_seed(seed, self.chain, kind))[number]
         a, b = self.measured(cpus)
         other = b if kind in (AB, OWN) else a
         rounds = [(side, a if side == "A" else other) for side in order]
@@ -315,7 +315,7 @@ class BlockTaker:
         return not taken.failure and not (taken.disturbed and self.replace_disturbed)
 
 
-def seed_of(seed: int, chain: str, kind: str) -> int:
+def make_seed(seed: int, chain: str, kind: str) -> int:
     """The same for the same session, model and kind; unrelated for others, so that their coins are independent."""
     digest = hashlib.sha256(f"{seed}\0{chain}\0{kind}".encode()).digest()
     return int.from_bytes(digest[:8], "big")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Statistic, Verdict
-from iree_gauntlet.engine.judging import after_process, first_error
+from iree_gauntlet.engine.judging import find_first_error, judge_process
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.goldens.goldens import Confirmation, confirm_breach
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
@@ -227,7 +227,9 @@ def take_round(measurement: Measurement, processes: Processes, name: str) -> Tak
     failure = ""
     if outcome.exit_code != 0:
         lines = processes.error_lines(step, name)
-        failure = after_process(step, outcome, lines, tool=measurement.tool, reason=first_error(lines) or None).reason
+        failure = judge_process(
+            step, outcome, lines, tool=measurement.tool, reason=find_first_error(lines) or None
+        ).reason
     else:
         try:
             times = measurement.read(processes.stdout(step, name), outcome.seconds)

@@ -164,7 +164,7 @@ def write_bundle(contents: Contents, folder: Path) -> Bundle:
     Raises:
         GauntletError: it would be too large.
     """
-    iree, packages, program = contents.iree, packages_of(contents.iree), contents.program
+    iree, packages, program = contents.iree, list_packages(contents.iree), contents.program
     facts = {
         "title": contents.title,
         # Where it is installed here is nobody else's business.
@@ -201,7 +201,7 @@ def write_script(contents: Contents) -> str:
     return render(
         "repro.sh",
         contents=contents,
-        packages=packages_of(contents.iree),
+        packages=list_packages(contents.iree),
         named="IREE_COMPILE and IREE_RUN_MODULE name" if contents.device else "IREE_COMPILE names",
         limit=f"timeout -k 10 {symptom.seconds:.0f} " if symptom.ending == HANG else "",
         fixed=fixed,
@@ -269,7 +269,7 @@ def _archive(name: str, files: Mapping[str, bytes]) -> bytes:
     return gzip.compress(plain.getvalue(), mtime=0)
 
 
-def packages_of(iree: Toolchain) -> tuple[str, ...]:
+def list_packages(iree: Toolchain) -> tuple[str, ...]:
     """What installs it, as pip takes it."""
     return f"iree-base-compiler=={iree.compiler.release}", f"iree-base-runtime=={iree.runtime.release}"
 

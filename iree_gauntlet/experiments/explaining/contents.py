@@ -17,7 +17,7 @@ from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.symptom import WRONG
 from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
-from iree_gauntlet.figures import byte_size, counted, last_lines
+from iree_gauntlet.figures import byte_size, counted, take_last_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -94,7 +94,7 @@ class FailureForms:
         # Where a tool lies on this machine is left out.
         library = f"{Path(self.iree.compiler.compile).parent}/"
         shown = _CANDIDATE.sub("program.mlir", reduced.text).replace(library, "").strip().splitlines()
-        lines = last_lines(tuple(shown[:_SAID_LINES]), count=_SAID_LINES, width=_SAID_WIDTH)
+        lines = take_last_lines(tuple(shown[:_SAID_LINES]), count=_SAID_LINES, width=_SAID_WIDTH)
         title, said = f"iree-compile: {self.symptom.said}", "\n".join(("```", *lines, "```"))
         return self._fill(title, reduced.program.read_bytes(), self._add_flags(files), files, found, said, device="")
 

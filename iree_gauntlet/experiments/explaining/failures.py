@@ -96,7 +96,7 @@ class Lost:
     kind = "failure"
 
 
-def failures_of(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | Lost]:
+def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | Lost]:
     """The failures of a run's main modules.
 
     Args:

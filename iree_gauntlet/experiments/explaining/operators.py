@@ -158,7 +158,7 @@ class OperatorSearch:
         return found | {"inputs": [v.type for v in held.inputs], "outputs": [v.type for v in held.outputs]}
 
 
-def first_wrong_operator(source: OnnxSource, tools: Tools, say: Callable[[str], None]) -> OperatorSearch:
+def find_first_wrong_operator(source: OnnxSource, tools: Tools, say: Callable[[str], None]) -> OperatorSearch:
     """The first operator whose inputs agree with onnxruntime's and whose outputs do not, confirmed by itself."""
     if not onnxruntime_version():
         return OperatorSearch(why=_NO_ONNXRUNTIME)

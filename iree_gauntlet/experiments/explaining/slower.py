@@ -192,7 +192,7 @@ def _find_compile(chain: str, side: ComparedSide) -> Step:
     return found
 
 
-def suspects_of(where: ComparedDispatches) -> list[SlowSuspect]:
+def find_suspects(where: ComparedDispatches) -> list[SlowSuspect]:
     """The dispatches of a record of profiles, or counts, that explain B's loss, the greatest loss first."""
     if where.difference is None:
         return []
@@ -216,7 +216,7 @@ def find_slow_dispatch(
     """
     if slower.where.difference is None:
         return SlowerSearch(why=f"there is no profile that would say where: {slower.where.reason}")
-    suspects = suspects_of(slower.where)
+    suspects = find_suspects(slower.where)
     if not suspects:
         spread = _describe_most(slower.where.difference)
         return SlowerSearch(why=f"the loss is spread over {spread}; none of them alone makes up a tenth of it")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.diagnostics import diagnostic_of, same_in_all
+from iree_gauntlet.diagnostics import find_diagnostic, find_same_in_all
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import SENT_SIGNALS
@@ -28,7 +28,7 @@ _LAST_WORDS = re.compile(r"^(?:LLVM ERROR: .*|.*Assertion [`'].*|.*UNREACHABLE e
 _MODULE_FRAME = re.compile(r"\(([^()]*/)?([^()/]+\+0x[0-9a-f]+)\)$")
 _ERROR = re.compile(r"\berror: (.*)")
 _CUSTOM = re.compile(r" \(([\w.]+)\)$")
-# What `same_in_all` puts for what differs.
+# What `find_same_in_all` puts for what differs.
 _DIFFERS = re.compile("[…#]+")
 _SPECIAL = re.compile(r"([\\.\[\](){}*+?^$|])")
 
@@ -56,7 +56,7 @@ class Symptom(Recorded):
         return any(re.search(self.pattern, line) for line in ran.errors.splitlines() or [""])
 
 
-def symptom_of(ran: ToolResult, timeout: float) -> Symptom | None:
+def find_symptom(ran: ToolResult, timeout: float) -> Symptom | None:
     """What a process shows that ended; None where nothing is wrong, or where it was ended from outside.
 
     Args:
@@ -71,14 +71,14 @@ def symptom_of(ran: ToolResult, timeout: float) -> Symptom | None:
     if ending == CRASH:
         words = _LAST_WORDS.search(ran.errors)
         if words is not None:
-            return Symptom(ending, one_line(f"{ran.outcome.signal}: {words[0]}"), pattern_of(words[0]))
+            return Symptom(ending, one_line(f"{ran.outcome.signal}: {words[0]}"), find_pattern(words[0]))
         frame = _format_crash_frame(ran.errors)
         return Symptom(ending, f"{ran.outcome.signal}{f' in {frame}' if frame else ''}", _escape(frame))
     if ending == FAILURE:
         found = _ERROR.search(ran.errors)
         lines = (text.strip() for text in ran.errors.splitlines() if text.strip())
         line = found[1] if found else next(lines, "")
-        return Symptom(ending, one_line(diagnostic_of(line)).rstrip(": "), pattern_of(line))
+        return Symptom(ending, one_line(find_diagnostic(line)).rstrip(": "), find_pattern(line))
     return None
 
 
@@ -107,9 +107,9 @@ def _format_crash_frame(errors: str) -> str:
     return ""
 
 
-def pattern_of(line: str) -> str:
+def find_pattern(line: str) -> str:
     """A line as a regular expression that is free of what differs from program to program; empty for none."""
-    text = same_in_all(line) if line.strip() else ""
+    text = find_same_in_all(line) if line.strip() else ""
     custom = _CUSTOM.search(text)
     if custom is not None:
         # It was an attribute of an operation that was printed in full.

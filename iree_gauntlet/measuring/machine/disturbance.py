@@ -27,9 +27,9 @@ from iree_gauntlet.measuring.machine.machine_state import (
     CpuUse,
     MachineState,
     list_cpus,
-    machine_state,
     measure_cpu_use,
     read_cpu_times,
+    read_machine_state,
 )
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class RoundWatch:
 
     def _read_state(self) -> MachineState:
         gpus = read_gpus(self._device) if self._device else None
-        return machine_state(root=self._root, cpus=self._asked, gpus=gpus)
+        return read_machine_state(root=self._root, cpus=self._asked, gpus=gpus)
 
 
 def _is_over(share: float, use: CpuUse, limit: float) -> bool:

@@ -383,7 +383,7 @@ def read_machine_facts(root: Path = _ROOT) -> MachineFacts:
     )
 
 
-def machine_state(
+def read_machine_state(
     use: CpuUse | None = None, root: Path = _ROOT, *, cpus: Collection[int] = (), gpus: GpuReading | None = None
 ) -> MachineState:
     """Reads the state of the machine.

@@ -260,7 +260,7 @@ def adjust_p_values(p_values: Sequence[float], dependence: Dependence = Dependen
     return tuple(float(p) for p in adjusted)
 
 
-def control_discoveries(
+def limit_discoveries(
     comparisons: Mapping[str, Comparison],
     rate: float = DEFAULT_DISCOVERY_RATE,
     dependence: Dependence = Dependence.INDEPENDENT,
@@ -293,7 +293,7 @@ def control_discoveries(
     return judged
 
 
-def geometric_mean(comparisons: Sequence[Comparison], confidence: float = 0.95) -> GeometricMean:
+def estimate_geometric_mean(comparisons: Sequence[Comparison], confidence: float = 0.95) -> GeometricMean:
     """Geometric mean of the ratios, models being the outer level of the sample.
 
     Student's interval over the models' log ratios: each carries the noise of its own blocks, so that both levels are

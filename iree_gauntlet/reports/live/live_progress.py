@@ -26,7 +26,7 @@ from rich.text import Text
 
 from iree_gauntlet.figures import STYLES, clean, one_line
 from iree_gauntlet.reports.live.painter import CHECKING, Painter
-from iree_gauntlet.reports.live.progress_text import left_text, short_name, speed_text, together_text
+from iree_gauntlet.reports.live.progress_text import format_left, format_speed, format_together, shorten_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -88,8 +88,8 @@ class LiveProgress(Painter):
             BarColumn(20),
             TaskProgressColumn("{task.percentage:>5.1f} %", table_column=one),
             DownloadColumn(table_column=one),
-            _TextColumn(lambda task: Text(speed_text(task), justify="right")),
-            _TextColumn(lambda task: Text("checking" if task.description == CHECKING else left_text(task))),
+            _TextColumn(lambda task: Text(format_speed(task), justify="right")),
+            _TextColumn(lambda task: Text("checking" if task.description == CHECKING else format_left(task))),
         )
         self._spinner = Spinner("dots")
         self._console = rich.console.Console(
@@ -158,7 +158,7 @@ class LiveProgress(Painter):
             yield Text(f"        and {len(steps) - most} more run", style="dim")
         downloads, files = self._list_downloads(), self._list_running_files()
         if downloads:
-            yield Text(f"{together_text(downloads)}", style="blue", no_wrap=True, overflow="ellipsis")
+            yield Text(f"{format_together(downloads)}", style="blue", no_wrap=True, overflow="ellipsis")
         if files:
             yield self._file_table(files[:_MOST_FILES])
 
@@ -169,7 +169,7 @@ class LiveProgress(Painter):
         return text
 
     def _name(self, task: Task) -> Text:
-        name = short_name(task.fields["url"], tuple(self._urls)) if task.fields["url"] else ""
+        name = shorten_name(task.fields["url"], tuple(self._urls)) if task.fields["url"] else ""
         longest = max(_SHORTEST_NAME, min(_LONGEST_NAME, self._console.width - _FIGURES_WIDTH))
         if len(name) > longest:
             # Names differ at their ends.

@@ -13,15 +13,15 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.live.progress_text import (
     StepsLeft,
-    arrived_text,
-    beginning_text,
-    detail_lines,
-    finished_text,
+    format_arrived,
+    format_beginning,
+    format_finished,
+    format_pace,
+    format_started,
+    format_step_title,
     is_worth_a_line,
-    pace_text,
-    short_name,
-    started_text,
-    step_title,
+    list_details,
+    shorten_name,
 )
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Painter(Progress):
             self._counts = {}
             self._left = StepsLeft(ids, self._earlier(run.suite) if ids and not self._many else {})
             self._steps.reset(self._run_id, total=count, visible=True)
-            self._write_line(started_text(run, count))
+            self._write_line(format_started(run, count))
         self._show(at_once=True)
 
     def steps_added(self, count: int) -> None:
@@ -110,7 +110,7 @@ class Painter(Progress):
         with self._lock:
             # It may be there, by a worker that was lost.
             self.step_put_back(step)
-            title = f"{step_title(step)}{f' on {worker}' if worker else ''}"
+            title = f"{format_step_title(step)}{f' on {worker}' if worker else ''}"
             self._ids["step", step.id] = self._steps.add_task(title, total=None)
             self._waiting = ""
 
@@ -131,8 +131,8 @@ class Painter(Progress):
             self._steps.advance(self._run_id)
             self._left.finished(step.id)
             if not self._many or is_worth_a_line(verdict) or messages.is_verbose():
-                self._write_line(finished_text(step, result, self._place), verdict)
-            for line in detail_lines(result) if messages.is_verbose() else ():
+                self._write_line(format_finished(step, result, self._place), verdict)
+            for line in list_details(result) if messages.is_verbose() else ():
                 self._write_line(line)
 
     def download(self, url: str, done: int, total: int | None) -> None:
@@ -145,7 +145,7 @@ class Painter(Progress):
                 resumed = done if done >= _RESUMED_BYTES else 0
                 self._urls.add(url)
                 self._add(_DOWNLOADING, url, done, total, resumed)
-                self._note_begun(beginning_text(url, done, total, resumed=bool(resumed)), resumed=bool(resumed))
+                self._note_begun(format_beginning(url, done, total, resumed=bool(resumed)), resumed=bool(resumed))
             elif done == 0 and task.completed:
                 self._files.reset(task.id, total=total, url=url, first=0, last=self._clock())
             elif done > task.completed:
@@ -174,7 +174,7 @@ class Painter(Progress):
                 del self._ids[_DOWNLOADING, url]
                 self._files.update(task.id, visible=False)
                 new = task.total - task.fields["first"]
-                text = arrived_text(short_name(url, self._urls), task.total, new, task.finished_time or 0.0)
+                text = format_arrived(shorten_name(url, self._urls), task.total, new, task.finished_time or 0.0)
                 if text:
                     self._write_line(text)
             self._forget(url)
@@ -239,9 +239,9 @@ class Painter(Progress):
         run = self._run
         seconds = run.elapsed or 0.0
         if seconds < _EARLY_SECONDS:
-            return pace_text(dict(self._counts), seconds, None)
+            return format_pace(dict(self._counts), seconds, None)
         left = self._left.seconds(seconds)
-        return pace_text(dict(self._counts), seconds, run.time_remaining if left is None else left)
+        return format_pace(dict(self._counts), seconds, run.time_remaining if left is None else left)
 
     @property
     def _place(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from iree_gauntlet.figures import clean, duration, listed, one_line
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.live.painter import Painter
-from iree_gauntlet.reports.live.progress_text import file_text, short_name, together_text
+from iree_gauntlet.reports.live.progress_text import format_file, format_together, shorten_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -118,8 +118,8 @@ class PlainProgress(Painter):
         elif now - self._last_files >= self._heartbeat:
             self._last_files = now
             downloads = self._list_downloads()
-            lines = [together_text(downloads)] if downloads else []
-            lines += [file_text(task, short_name(task.fields["url"], self._urls)) for task in files]
+            lines = [format_together(downloads)] if downloads else []
+            lines += [format_file(task, shorten_name(task.fields["url"], self._urls)) for task in files]
             # Not lines that break the silence: what runs during a long download is shown, too.
             write_text(self._stream, "".join(f"{line}\n" for line in lines))
 

@@ -57,29 +57,29 @@ def is_worth_a_line(verdict: str) -> bool:
     return Verdict(verdict).is_bad
 
 
-def step_title(step: Step) -> str:
+def format_step_title(step: Step) -> str:
     """What people read of a planned step: `ocr/classifier@cpu threshold`."""
     return one_line(f"{step.chain} {step.name}")
 
 
-def started_text(run: RunEvent, count: int) -> str:
+def format_started(run: RunEvent, count: int) -> str:
     """The line at the start of a run."""
     what = "resuming run" if run.resumed else "run"
     compiler = f", IREE {run.toolchain.compiler}" if run.toolchain.compiler else ""
     return one_line(f"{what} {run.run}: {counted(count, 'step')}{compiler}")
 
 
-def finished_text(step: Step, result: Result, place: str) -> str:
+def format_finished(step: Step, result: Result, place: str) -> str:
     """The line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
     cached = " (cached)" if result.cache and result.cache.hit else ""
     waited = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _WORTH_WAITING else ""
     took = f"  {duration(result.seconds)}{cached}{waited}" if result.verdict is not Verdict.SKIPPED else ""
     reason = f": {one_line(result.reason)}" if result.reason else ""
     verdict = signed(f"{result.verdict:<7}", result.verdict)
-    return f"{place} {verdict} {step_title(step)}{took}{reason}"
+    return f"{place} {verdict} {format_step_title(step)}{took}{reason}"
 
 
-def detail_lines(result: Result) -> list[str]:
+def list_details(result: Result) -> list[str]:
     """How a step came to its result: its command, what the cache had, its notes and where its output is."""
     cache = result.cache
     parts = (
@@ -91,7 +91,7 @@ def detail_lines(result: Result) -> list[str]:
     return [f"    {word} {one_line(text, 4000)}" for word, text in parts if text]
 
 
-def pace_text(counts: Mapping[str, int], seconds: float, left: float | None) -> str:
+def format_pace(counts: Mapping[str, int], seconds: float, left: float | None) -> str:
     """`3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`."""
     worst_first = sorted(counts.items(), key=lambda item: (not is_worth_a_line(item[0]), item[0]))
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in worst_first)
@@ -99,7 +99,7 @@ def pace_text(counts: Mapping[str, int], seconds: float, left: float | None) -> 
     return f"{verdicts}; {times}" if verdicts else times
 
 
-def short_name(url: str, urls: Iterable[str]) -> str:
+def shorten_name(url: str, urls: Iterable[str]) -> str:
     """The last component of a URL, with as many before it as distinguish it from every other URL."""
     parts = one_line(url, 1000).split("/")
     tails = ("/".join(parts[-count:]) for count in range(1, len(parts)))
@@ -107,7 +107,7 @@ def short_name(url: str, urls: Iterable[str]) -> str:
     return next((tail for tail in tails if tail and not any(other.endswith(f"/{tail}") for other in others)), url)
 
 
-def bytes_text(done: float, total: float | None) -> str:
+def format_progress_bytes(done: float, total: float | None) -> str:
     """`3.2 of 16.1 GB`, `12.0 MB of 16.1 GB`, `12.0 MB`."""
     if not total:
         return byte_size(done)
@@ -116,14 +116,14 @@ def bytes_text(done: float, total: float | None) -> str:
     return f"{number if all_of_it.endswith(f' {unit}') else there} of {all_of_it}"
 
 
-def beginning_text(url: str, done: int, total: int | None, *, resumed: bool) -> str:
+def format_beginning(url: str, done: int, total: int | None, *, resumed: bool) -> str:
     """`downloading URL (16.1 GB)`, `resuming URL at 3.2 of 16.1 GB`."""
     if resumed:
-        return f"resuming {one_line(url)} at {bytes_text(done, total)}"
+        return f"resuming {one_line(url)} at {format_progress_bytes(done, total)}"
     return f"downloading {one_line(url)}{f' ({byte_size(total)})' if total else ''}"
 
 
-def arrived_text(name: str, total: float, arrived: float, seconds: float) -> str:
+def format_arrived(name: str, total: float, arrived: float, seconds: float) -> str:
     """`downloaded x (16.1 GB in 3 min 20 s, 80.1 MB/s)`; empty where it was too quick to wait for."""
     if seconds < _WORTH_SECONDS:
         return ""
@@ -131,18 +131,18 @@ def arrived_text(name: str, total: float, arrived: float, seconds: float) -> str
     return f"downloaded {name} ({byte_size(total)}{missing} in {duration(seconds)}, {byte_size(arrived / seconds)}/s)"
 
 
-def file_text(task: Task, name: str) -> str:
+def format_file(task: Task, name: str) -> str:
     """`downloading x: 3.2 of 16.1 GB (19.9 %), 80.1 MB/s, 2 min 41 s left`."""
     what = f"{task.description} {name}".strip()
-    return _format_sentence(what, task.completed, task.total, speed_text(task), left_text(task))
+    return _format_sentence(what, task.completed, task.total, format_speed(task), format_left(task))
 
 
-def speed_text(task: Task) -> str:
+def format_speed(task: Task) -> str:
     """`80.1 MB/s`; empty where nothing can be said, or nothing comes any more."""
     return f"{byte_size(_compute_speed(task))}/s" if _compute_speed(task) else ""
 
 
-def left_text(task: Task) -> str:
+def format_left(task: Task) -> str:
     """`2 min 41 s left`; `nothing for 34 s` where it stands still; empty where it is not known."""
     if task.finished:
         return ""
@@ -152,7 +152,7 @@ def left_text(task: Task) -> str:
     return "" if task.time_remaining is None else f"{_format_whole_seconds(task.time_remaining)} left"
 
 
-def together_text(tasks: Sequence[Task]) -> str:
+def format_together(tasks: Sequence[Task]) -> str:
     """All downloads in one line, those that have arrived included: `downloading 3 files: 3.2 of 16.1 GB (…), …`."""
     under_way = [task for task in tasks if not task.finished]
     totals = [task.total for task in tasks if task.total is not None]
@@ -169,7 +169,7 @@ def together_text(tasks: Sequence[Task]) -> str:
 
 def _format_sentence(what: str, done: float, total: float | None, speed: str, left: str) -> str:
     share = f" ({percent(done, total)})" if total else ""
-    return f"{what}: {', '.join(filter(None, (f'{bytes_text(done, total)}{share}', speed, left)))}"
+    return f"{what}: {', '.join(filter(None, (f'{format_progress_bytes(done, total)}{share}', speed, left)))}"
 
 
 def _compute_speed(task: Task) -> float:

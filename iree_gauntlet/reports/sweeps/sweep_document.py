@@ -18,7 +18,7 @@ from iree_gauntlet.document import (
     Picture,
     Table,
 )
-from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
+from iree_gauntlet.figures import byte_size, duration, format_error, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.sweep_record import MEASURED, SAME
 from iree_gauntlet.reports.provenance import RecordOrigin, provenance
@@ -115,7 +115,7 @@ def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str
     return tuple(fact for fact in facts if fact)
 
 
-def remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
+def list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
     """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
 
     Args:
@@ -221,7 +221,7 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader, plots: Sequenc
         answer,
         tuple(facts),
         tuple(blocks),
-        remarks=remarks(header, rows),
+        remarks=list_remarks(header, rows),
         provenance=provenance(
             header.toolchain.compiler,
             RecordOrigin.from_dict({**header.as_dict(), "time": header.started}),
@@ -271,7 +271,7 @@ def _collect_figures(row: Row) -> tuple[str, ...]:
     eager, compiled = row.variant.torch_eager, row.variant.torch_compile
     first = row.variant.first_call_ms if row.variant.iree else None
     share = NOTHING if row.peak_share.share is None else f"{100 * row.peak_share.share:.0f} % {row.peak_share.bound}"
-    error = [NOTHING if value is None else error_figure(value) for value in (row.errors.max, row.errors.relative)]
+    error = [NOTHING if value is None else format_error(value) for value in (row.errors.max, row.errors.relative)]
     return (
         *(
             row.label,

@@ -19,13 +19,13 @@ from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_
 from iree_gauntlet.records.outcome import state_of
 from iree_gauntlet.records.sweep_record import MICRO, SweepAsked
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_html import html_page
-from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.render_html import render_html
+from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
 from iree_gauntlet.reports.sweeps.sweep_plots import draw_memory_plot, draw_plots
 from iree_gauntlet.reports.sweeps.sweep_rows import MissingPoint, SweepHeader, read_rows, write_results_csv
 from iree_gauntlet.settings import shown
-from iree_gauntlet.steps import step_id
+from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         GauntletError: a file cannot be written, or a record is none.
     """
     asked = SweepAsked.from_dict(record.run.micro or {})
-    results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
+    results = [record.results.get(make_step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
     records = [item.statistics[MICRO] for item in results if item is not None and MICRO in item.statistics]
     rows = read_rows(records)
     written = _make_header(record, asked)
@@ -363,9 +363,9 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     folder = run_dir / "results"
     files: dict[str, str | bytes] = {
         "results.csv": write_results_csv(rows, header.missing),
-        "results.md": markdown(document),
+        "results.md": render_markdown(document),
         "results.json": json.dumps({"header": written, "points": records}, indent=1) + "\n",
-        "results.html": html_page(document),
+        "results.html": render_html(document),
         "benchmark_results.json": oss,
         **{f"{plot.name}.svg": plot.svg for plot in plots},
         **{f"{plot.name}.png": plot.png for plot in plots},
@@ -439,7 +439,7 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
         path = (run_dir / result.log).with_name(MEMORY_FILE)
         profile = read_written_memory_profile(path)
         if profile is not None:
-            label = step.id.removeprefix(step_id(step.chain, Stage.BENCHMARK, MEMORY_ROLE))
+            label = step.id.removeprefix(make_step_id(step.chain, Stage.BENCHMARK, MEMORY_ROLE))
             svg, png = draw_memory_plot(profile, f"{_name_point(step.chain)}: {label}")
             _write(path.parent, {path.with_suffix(".svg").name: svg, path.with_suffix(".png").name: png})
 
@@ -448,7 +448,7 @@ def _find_missing(record: JournalRecord, asked: SweepAsked) -> list[MissingPoint
     """The points without a record: what became of each, and why."""
     found = [MissingPoint(name, "skipped", reason) for name, reason in asked.refused.items()]
     for chain in asked.points:
-        result = record.results.get(step_id(chain, Stage.BENCHMARK))
+        result = record.results.get(make_step_id(chain, Stage.BENCHMARK))
         if result is None:
             found.append(MissingPoint(_name_point(chain), NOT_MEASURED, UNREACHED[state_of(record)]))
         elif MICRO not in result.statistics:
