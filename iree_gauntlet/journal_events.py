@@ -145,15 +145,11 @@ class RunEvent(Recorded):
         time: ISO 8601, as of all events.
         lock_folder: of the machine's locks, where it is not the user's own.
         markers: the marker expression that its tests were selected by.
-        last_failed: it was restricted to what had failed.
         asked: None where it cannot be resumed.
         shard: None for the whole.
         batch: how many small programs are compiled as one; 0 where they are not.
-        remarks: what a reader must know, one line each.
         merged: what is kept of the runs that it was made of, besides their steps.
-        missing_shards: that it was not made of.
         bench, micro: what a benchmark of Python models was asked for; None for a run of spec files.
-        gpus: of a sweep.
     """
 
     time: str = ""

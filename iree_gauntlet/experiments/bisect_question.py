@@ -471,11 +471,7 @@ def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
 
 
 def _require_bundle_alone(asked: BisectRequest, request: RunRequest) -> None:
-    """Make sure that nothing is asked for of a model: a bundle has its own program, inputs and question.
-
-    Raises:
-        UsageError: something is.
-    """
+    """Make sure that nothing is asked for of a model: a bundle has its own program, inputs and question."""
     of_a_model = given((request.selection, request.conduct))
     of_a_model |= {name: value for name, value in given([asked]).items() if name in ("metric", *_TIMING_NAMES)}
     if of_a_model:
@@ -490,11 +486,7 @@ def _make_nothing_chosen(request: RunRequest) -> Chosen:
 
 
 def _read_bundle_title(bundle: str) -> str:
-    """What failure a bundle shows.
-
-    Raises:
-        GauntletError: it is no bundle.
-    """
+    """What failure a bundle shows."""
     with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as place:
         return open_bundle(Path(bundle), Path(place)).title
 

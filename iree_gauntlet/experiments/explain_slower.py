@@ -96,11 +96,7 @@ def _explain_slower(slower: Slower, notes: CaseNotes, machines: tuple[Workbench,
 
 
 def _write_bundle(slower: Slower, slow: SlowDispatch, irees: tuple[Toolchain, Toolchain], folder: Path) -> Bundle:
-    """Write the bundle of a dispatch that B is slower with.
-
-    Raises:
-        GauntletError: it would be too large.
-    """
+    """Write the bundle of a dispatch that B is slower with."""
     files, suspect, cpus = BundleFiles(), slow.suspect, slower.rounds.cpus
     inputs = [f"--input={text}" for text in files.add_tensors(slow.inputs, "input")]
     packages = list(map(list_packages, irees))

@@ -124,7 +124,6 @@ class FolderHistory:
 
     Args:
         place: as a user names it.
-        folder: it.
         cache: has the index of one that is not there, or can only be read.
     """
 

@@ -77,7 +77,6 @@ class Judged(Recorded):
         confidence: that the judgement is right, as far as noise goes; 1 for what has none.
         low, high: interval of the value; None where it is exact.
         folder: of its run, in the bisect's folder; empty where there is none.
-        seconds: that it took.
     """
 
     bad: bool | None = None
@@ -146,7 +145,6 @@ class BisectOutcome:
     """The result of a bisect.
 
     Attributes:
-        name: of its folder.
         asked: what is looked for, by the command that began it.
         judged: the last result of each candidate, by label.
         search: what is known of the change; None before both ends are.

@@ -91,9 +91,6 @@ class StepOutcome(Result):
         started: ISO 8601, empty where it never was.
         ran: whether it was started, so that it can be run again.
         flags: the flags of the process, without its binary.
-        device: what `--device` says.
-        goldens: figures that it is held against.
-        origin: where its case is written.
         explanation: what was found out about its failure; None where that was not asked.
     """
 

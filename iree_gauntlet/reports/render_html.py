@@ -62,7 +62,7 @@ def render_html(document: Document) -> str:
         template.render(
             document=document,
             scripts=scripts,
-            style=Markup(read_shipped("page.css")),  # noqa: S704 - our own
+            style=Markup(_read_shipped("page.css")),  # noqa: S704 - our own
             ending=ending,
             inlined=partial(_inline_text, numbers=numbers),
             ink=INK,
@@ -77,7 +77,7 @@ def _make_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True, finalize=_clean, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.loader = jinja2.DictLoader({"document.html": read_shipped("document.html")})
+    environment.loader = jinja2.DictLoader({"document.html": _read_shipped("document.html")})
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["heading"] = _make_heading
     environment.filters["table"] = _make_table
@@ -214,12 +214,12 @@ class PageScripts:
 
     @property
     def _scripts(self) -> tuple[str, ...]:
-        return (read_shipped("page.js"), *([_format_chart_script()] if self._charts else []))
+        return (_read_shipped("page.js"), *([_format_chart_script()] if self._charts else []))
 
     @property
     def style(self) -> Markup:
         """The style sheet of uPlot."""
-        return Markup(read_shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
+        return Markup(_read_shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
 
     @property
     def written(self) -> Markup:
@@ -262,11 +262,11 @@ def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
 
 @cache
 def _format_chart_script() -> str:
-    licence = read_shipped("uplot/LICENSE").strip()
-    return f"/*\n{licence}\n*/\n{read_shipped('uplot/uPlot.iife.min.js').strip()}\n{read_shipped('charts.js')}"
+    licence = _read_shipped("uplot/LICENSE").strip()
+    return f"/*\n{licence}\n*/\n{_read_shipped('uplot/uPlot.iife.min.js').strip()}\n{_read_shipped('charts.js')}"
 
 
 @cache
-def read_shipped(name: str) -> str:
+def _read_shipped(name: str) -> str:
     """A file that lies beside this one."""
     return (files(__package__) / name).read_text(encoding="utf-8")

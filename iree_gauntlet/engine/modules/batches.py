@@ -156,8 +156,6 @@ class BatchCompiler:
     """Compiles batches, and hands their modules to the cases.
 
     Attributes:
-        server: compiles.
-        cache: what was compiled before.
         members: compile steps of each batch, by the id of its step.
         memory_bytes: that a compile may take; 0 for no limit.
         forced: whether the cache is not to be looked into.

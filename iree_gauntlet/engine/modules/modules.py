@@ -79,7 +79,6 @@ class ModuleMaker:
     """Makes what import, parameters, compile and reference steps make.
 
     Attributes:
-        session: what it runs in.
         workbench: the caches.
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.

@@ -44,7 +44,6 @@ class LockFolder:
     """Where the machine's locks lie.
 
     Attributes:
-        path: the folder.
         named: it was named by `$IREE_GAUNTLET_LOCKS`, and is whoever's it was made for; otherwise it is this user's.
     """
 
