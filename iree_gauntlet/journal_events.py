@@ -142,9 +142,7 @@ class RunEvent(Recorded):
     """What a run is about to do, and with what; its steps stand beside it.
 
     Attributes:
-        time: ISO 8601, as of all events.
         lock_folder: of the machine's locks, where it is not the user's own.
-        markers: the marker expression that its tests were selected by.
         asked: None where it cannot be resumed.
         shard: None for the whole.
         batch: how many small programs are compiled as one; 0 where they are not.

@@ -215,6 +215,7 @@ def operator_performers(
     """Performers for an engine that is to be; none where there are no such steps or no Python bindings.
 
     Args:
+        session: what it runs in.
         plan: what is to be done.
         machine: what it is done with.
         options: how to run.

@@ -206,7 +206,6 @@ class RecordedVerdict(Recorded):
         disturbance: that spoiled most rounds; empty where no block was replaced.
         cpus: that rounds were pinned to, none for all; None in records of earlier versions.
         tried: how far rounds of a block lay apart, by the CPUs that were tried.
-        figures: None where nothing could be measured.
         own_way: None where that is how it was measured.
     """
 

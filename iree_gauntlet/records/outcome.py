@@ -170,7 +170,6 @@ class RunOutcome:
         torn: whether the journal's last line was cut short (and left out).
         seconds: wall time, over all parts of a resumed run.
         tool_seconds: wall time inside IREE's tools, summed over steps (steps may run at the same time).
-        made_inputs: how many inputs were generated from their seeds.
         remarks: what a reader must know about the record itself, one line each.
         workers: machines of a cluster that took part, by the worker's name.
         markers: the marker expression that its tests were selected by.

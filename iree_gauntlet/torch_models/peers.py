@@ -306,6 +306,7 @@ class PeerScript:
         """What becomes of each program in one start of a peer; it is no evidence, so that others may run meanwhile.
 
         Args:
+            session: what it runs in.
             name: of the plan.
             log: what names of logs begin with.
             programs: what is tried.
@@ -356,9 +357,11 @@ def measure(
     A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
 
     Args:
+        session: what it runs in.
         names: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`.
         iree: as `make_iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
         build: folder of the built model.
+        place: where peers run.
     """
     taker = BlockTaker(session, replace_disturbed=place.replace_disturbed)
     plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))

@@ -115,7 +115,7 @@ def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str
     return tuple(fact for fact in facts if fact)
 
 
-def list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
+def _list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
     """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
 
     Args:
@@ -221,7 +221,7 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader, plots: Sequenc
         answer,
         tuple(facts),
         tuple(blocks),
-        remarks=list_remarks(header, rows),
+        remarks=_list_remarks(header, rows),
         provenance=provenance(
             header.toolchain.compiler,
             RecordOrigin.from_dict({**header.as_dict(), "time": header.started}),
