@@ -68,7 +68,7 @@ class ArgumentOrder(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The result of a step, and what follows from it: nobody else asks which of them it is one of."""
+    """The result of a step; what follows from it is a row of the table below, and nobody else asks which it is."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -81,12 +81,31 @@ class Verdict(StrEnum):
     @property
     def exit_code(self) -> ExitCode:
         """Of a run in which nothing came out worse."""
-        return _EXIT_CODES.get(self, ExitCode.OK)
+        return _MEANINGS[self].exit_code
+
+    @property
+    def past(self) -> str:
+        """What became of a step, as the end of a sentence: `failed as expected`."""
+        return _MEANINGS[self].past
+
+    @property
+    def noun(self) -> str:
+        """One step with it: `unexpected pass`."""
+        return _MEANINGS[self].noun or str(self)
+
+    def format_count(self, number: int) -> str:
+        """So many of them: `2 failed`, `1 unexpected pass`."""
+        return f"{number} {self.noun if number == 1 else _MEANINGS[self].plural or self}"
 
     @property
     def is_bad(self) -> bool:
         """Whether somebody has to look at it: it is not as expected, or nobody knows."""
-        return self in _EXIT_CODES
+        return self.exit_code is not ExitCode.OK
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it came to its end, and nobody knows all the same."""
+        return self.exit_code is ExitCode.INCONCLUSIVE
 
     @property
     def counts_as_pass(self) -> bool:
@@ -113,13 +132,36 @@ class Verdict(StrEnum):
         """Whether a resumed run keeps it: what caused an error or a skip may be gone."""
         return self not in (Verdict.ERROR, Verdict.SKIPPED)
 
+    @staticmethod
+    def worst(verdicts: Iterable[Verdict]) -> Verdict:
+        """The one with the worst exit code; of several with the same, one that is a failure; skipped of none."""
+        found = set(verdicts)
+        code = exit_code_of(found)
+        worst = [verdict for verdict in VERDICTS if verdict in found and verdict.exit_code is code]
+        return min(worst, key=lambda verdict: not verdict.counts_as_failure, default=Verdict.SKIPPED)
 
-_EXIT_CODES = {
-    Verdict.ERROR: ExitCode.ERROR,
-    Verdict.FAILED: ExitCode.FAILED,
-    Verdict.XPASSED: ExitCode.FAILED,
-    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """What a verdict says; where no noun is given it is its own."""
+
+    exit_code: ExitCode
+    past: str
+    noun: str = ""
+    plural: str = ""
+
+
+# What went wrong comes first, as in a line that counts them.
+_MEANINGS = {
+    Verdict.FAILED: _Meaning(ExitCode.FAILED, "failed"),
+    Verdict.ERROR: _Meaning(ExitCode.ERROR, "ended in an error", "error", "errors"),
+    Verdict.XPASSED: _Meaning(ExitCode.FAILED, "passed unexpectedly", "unexpected pass", "unexpected passes"),
+    Verdict.INCONCLUSIVE: _Meaning(ExitCode.INCONCLUSIVE, "was inconclusive"),
+    Verdict.PASSED: _Meaning(ExitCode.OK, "passed"),
+    Verdict.XFAILED: _Meaning(ExitCode.OK, "failed as expected", "expected failure", "expected failures"),
+    Verdict.SKIPPED: _Meaning(ExitCode.OK, "was skipped"),
 }
+VERDICTS = tuple(_MEANINGS)
 
 
 def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:

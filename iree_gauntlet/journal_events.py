@@ -8,8 +8,8 @@ from typing import Any
 from iree_gauntlet.cases import Stage  # noqa: TC001 - read at run time
 from iree_gauntlet.recorded import Recorded
 
-# Fields of an IREE that only the records of a matrix have.
-_OF_A_MATRIX = ("runtime_identity", "compiler_release", "runtime_release")
+# Fields of an IREE that not every record has.
+_OF_SOME_IREES = ("runtime_identity", "compiler_release", "runtime_release")
 # Fields of a `run` event that few have.
 _OF_SOME_RUNS = (
     *("time", "lock_folder", "markers", "last_failed", "asked", "shard", "batch"),
@@ -49,7 +49,7 @@ class ToolchainFacts(Recorded):
         """Of none at all, nothing."""
         if self == ToolchainFacts():
             return {}
-        return {name: value for name, value in Recorded.as_dict(self).items() if value or name not in _OF_A_MATRIX}
+        return {name: value for name, value in Recorded.as_dict(self).items() if value or name not in _OF_SOME_IREES}
 
 
 def _join_version(name: str, commit: str) -> str:
@@ -144,7 +144,6 @@ class RunEvent(Recorded):
     Attributes:
         lock_folder: of the machine's locks, where it is not the user's own.
         asked: None where it cannot be resumed.
-        shard: None for the whole.
         batch: how many small programs are compiled as one; 0 where they are not.
         merged: what is kept of the runs that it was made of, besides their steps.
         bench, micro: what a benchmark of Python models was asked for; None for a run of spec files.

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # What stands for the model in the name of a batch, many small programs that are compiled as one.
 BATCH_MODEL = "batch"
+# Role of what a program gave, which is kept for people: no step reads it.
+ACTUAL_OUTPUT = "actual_output"
 # A note of a step that checks no numbers.
 NOTHING_COMPARED = "the spec has no expected outputs: only that it runs is checked"
 

@@ -46,7 +46,7 @@ MOST = {
     "lines": 82_750,
     "code": 55_750,
     "docs": 13_200,
-    "imports": 6_120,
+    "imports": 6_130,
     "keys": 550,
     "any": 630,
     "not_none": 4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.tasks.task_options import ended
+from iree_gauntlet.tasks.task_options import run_to_exit_code
 from iree_gauntlet.torch_models.bench_options import parse
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def main() -> None:
 
         return bench(options)
 
-    sys.exit(ended(run))
+    sys.exit(run_to_exit_code(run))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The process of a run ends when the run does, when nothing is heard of it for hal
 come from other workers by their key, the copy of the project and files that nobody else has from where the run was
 started; none of them passes through the scheduler.
 
-They go straight from one worker to another, or from where the run was started, and are checked by their hashes.
+Modules go straight from one worker to another; all files are checked by their hashes.
 """
 
 from __future__ import annotations

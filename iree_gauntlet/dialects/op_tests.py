@@ -319,7 +319,7 @@ def _make_inputs(document: TorchOp) -> tuple[Argument, ...]:
             arguments.append(Argument(url=_make_formula_url(item.Formula, document.seed, drawn)))
             drawn += math.prod(item.Formula.shape)
         else:
-            arguments.append(Argument(_write_scalar(item)))
+            arguments.append(Argument(_format_scalar(item)))
     return tuple(arguments)
 
 
@@ -330,7 +330,7 @@ def _make_formula_url(formula: FormulaFields, seed: int, drawn: int) -> str:
     return f"random://formula/{tensor}?seed={seed}&skip={drawn}&coeff={coeff}&offset={offset}"
 
 
-def _write_scalar(number: float, meta: TensorMeta | None = None) -> str:
+def _format_scalar(number: float, meta: TensorMeta | None = None) -> str:
     """A plain number as the tools read it: of the type that NumPy gives it, or of the one that is named."""
     if meta is not None:
         element, tensor = ELEMENT_TYPES[meta.dtype], tensor_of(meta.shape, meta.dtype)
@@ -364,7 +364,7 @@ class _CaseReader:
                 self._refuse(["expected_output", index], f"{item} does not say its shape and type", hint)
             return Argument(f"@{item}")
         if not item.file:
-            return Argument(_write_scalar(item.value, item.meta))
+            return Argument(_format_scalar(item.value, item.meta))
         tensor = tensor_of(item.meta.shape, item.meta.dtype) if item.meta and item.file.endswith(".bin") else ""
         field: list[str | int] = ["expected_output", index, "url" if item.url else "value"]
         if is_url(item.file):

@@ -156,18 +156,18 @@ def explain_no_match(
     others = sorted({spec.model for spec in inside} - set(models))
     lines = [text for include in includes if (text := find_unmatched(include, here))]
     if markers:
-        lines.append(f"Markers of what matches otherwise: {_list_names(sorted(markers))}.")
+        lines.append(f"Markers of what matches otherwise: {_format_names(sorted(markers))}.")
     if elsewhere:
-        meant = _list_names(sorted(elsewhere))
+        meant = _format_names(sorted(elsewhere))
         lines.append(f"What matches otherwise is for {meant}: name it with --target, or add a target to its spec.")
-    lines.append(f"Models for {', '.join(sorted(families))}: {_list_names(models)}.")
+    lines.append(f"Models for {', '.join(sorted(families))}: {_format_names(models)}.")
     if others and not models:
-        lines.append(f"Models for other targets: {_list_names(others)}; see --target.")
+        lines.append(f"Models for other targets: {_format_names(others)}; see --target.")
     if len(inside) < len(everywhere):
         outside = sorted({spec.model for spec in everywhere} - {spec.model for spec in inside})
-        lines.append(f"Models outside the suite: {_list_names(outside)}.")
+        lines.append(f"Models outside the suite: {_format_names(outside)}.")
     if unread:
-        lines.append(f"Files that cannot be used: {_list_names(unread)}; `lint` shows why.")
+        lines.append(f"Files that cannot be used: {_format_names(unread)}; `lint` shows why.")
     lines.append("`list` shows every model, submodel and marker.")
     wanted = "; ".join(dict.fromkeys(filter(None, map(_describe, includes))))
     target = "" if set(families) >= set(FAMILIES) else f" for target {' or '.join(sorted(families))}"
@@ -187,7 +187,7 @@ def find_unmatched(include: Include, specs: Sequence[Selectable]) -> str:
         ("filename", include.filename, sorted({spec.stem for spec in chosen})),
     ):
         if chosen and not any(fnmatchcase(name, wanted) for name in names):
-            lines.append(f"{_describe_unmatched(option, wanted, names)} {include.model!r} has: {_list_names(names)}.")
+            lines.append(f"{_describe_unmatched(option, wanted, names)} {include.model!r} has: {_format_names(names)}.")
     return "\n  ".join(lines)
 
 
@@ -202,6 +202,6 @@ def _describe(include: Include) -> str:
     return " ".join(words)
 
 
-def _list_names(names: Sequence[str], most: int = 30) -> str:
+def _format_names(names: Sequence[str], most: int = 30) -> str:
     shown = ", ".join(names[:most]) or "none"
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

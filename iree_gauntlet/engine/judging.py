@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.dialects.spec_file import did_you_mean
-from iree_gauntlet.engine.processes.supervisor import Outcome, explain_disk_full
+from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import listed
 from iree_gauntlet.recorded import Recorded
@@ -106,7 +106,7 @@ def judge_process(
         tool: its name, for messages.
         reason: why it failed by its own account, for an ordinary exit; the first of its lines where not given.
     """
-    full = outcome.signal not in _OF_ITSELF and explain_disk_full(Path(step.folder), lines)
+    full = outcome.signal not in _OF_ITSELF and is_disk_full(Path(step.folder), lines)
     lost = next((found[0] for line in (*lines, *outcome.tail) if (found := _DEVICE_LOST.search(line))), "")
     # The first one that is true says why; none is the fault of the product under test.
     errors = (

@@ -41,7 +41,16 @@ from iree_gauntlet.engine.plan_modules import (
     reference_step,
 )
 from iree_gauntlet.engine.tolerance_flags import find_void_tolerances, find_wrong_tolerances
-from iree_gauntlet.steps import NOTHING_COMPARED, CacheLookup, Command, Resources, Step, StepInput, make_step_id
+from iree_gauntlet.steps import (
+    ACTUAL_OUTPUT,
+    NOTHING_COMPARED,
+    CacheLookup,
+    Command,
+    Resources,
+    Step,
+    StepInput,
+    make_step_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -164,7 +173,7 @@ class _Planner:
     def plan(self) -> Plan:
         if Stage.FETCH in self._stages:
             for cases in self._chains.values():
-                self._fetch(cases)
+                self._plan_fetch(cases)
         for case in (*self._required, *self._selected):
             for module in self._list_owned(case):
                 self._plan_module_steps(case, module)
@@ -172,7 +181,7 @@ class _Planner:
             if Stage.PARAMETERS in self._stages:
                 for scope, made in self._list_made_values(case):
                     self._plan_parameters(case, scope, made)
-            self._check(case)
+            self._plan_checks(case)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
@@ -192,7 +201,7 @@ class _Planner:
         required = case.id in self._required_ids
         return [module for module in modules if not required or module.id in self._needed]
 
-    def _check(self, case: Case) -> None:
+    def _plan_checks(self, case: Case) -> None:
         if case.reference and Stage.REFERENCE in self._stages and not _is_idle(case):
             # Of a program that compiles: the compiler reports one that does not, once.
             step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
@@ -202,7 +211,7 @@ class _Planner:
         if (case.kind is Kind.COMPSTAT or case.compile_statistics) and Stage.COMPSTAT in self._stages:
             self._plan_compile_statistics(case)
         if case.kind is Kind.BENCHMARK and Stage.COUNT in self._stages:
-            self._count(case)
+            self._plan_count(case)
         if case.kind is Kind.BENCHMARK and Stage.BENCHMARK in self._stages:
             self._plan_benchmark(case)
 
@@ -275,7 +284,7 @@ class _Planner:
 
     # Steps
 
-    def _fetch(self, cases: Sequence[Case]) -> None:
+    def _plan_fetch(self, cases: Sequence[Case]) -> None:
         """One step for the files of a chain: what its planned stages read, and nothing else."""
         inputs: dict[str, StepInput] = {}
         for case in cases:
@@ -328,9 +337,9 @@ class _Planner:
             needs, imported = (step.id,), step.output("program")
         if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
             return
-        self._compile(case, module, needs, imported)
+        self._plan_compile(case, module, needs, imported)
 
-    def _compile(self, case: Case, module: Module, needs: Sequence[str], imported: str) -> None:
+    def _plan_compile(self, case: Case, module: Module, needs: Sequence[str], imported: str) -> None:
         benchmark = case.kind is Kind.BENCHMARK
         blocks = module.role in (MAIN, COUNTED) and module.origin.file == case.origin.file and not benchmark
         step = self._make_step(
@@ -411,7 +420,7 @@ class _Planner:
                 ),
                 command=Command(argv, case.working_directory or folder),
                 inputs=self._run_inputs(case),
-                outputs=tuple(("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))),
+                outputs=tuple((ACTUAL_OUTPUT, f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))),
                 cache=CacheLookup(reason="runs every time"),
                 resources=Resources(cores=1, device=case.device),
                 blocked=case.blocked(Stage.THRESHOLD) or unknown or "; ".join(problem.in_one_line for problem in wrong),
@@ -441,7 +450,7 @@ class _Planner:
             )
         )
 
-    def _count(self, case: Case) -> None:
+    def _plan_count(self, case: Case) -> None:
         """Compiles a benchmark's modules for the counter, and has it count."""
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
         skip = case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, "") or _format_uncounted(case)
@@ -478,7 +487,7 @@ class _Planner:
             plain = self._steps.get(make_step_id(owner.chain, Stage.COMPILE, module.role))
             needs = [*self._fetch_needs([owner.chain]), *(step.id for step in (imported, plain) if step)]
             made = imported.output("program") if imported else ""
-            self._compile(owner, replace(module, role=role, flags=flags), needs, made)
+            self._plan_compile(owner, replace(module, role=role, flags=flags), needs, made)
         yield make_step_id(owner.chain, Stage.COMPILE, role)
 
     def _plan_benchmark(self, case: Case) -> None:

@@ -161,7 +161,7 @@ def require_importer(toolchain: Toolchain) -> None:
         )
 
 
-def with_counts(cases: CaseSet) -> CaseSet:
+def with_compile_statistics(cases: CaseSet) -> CaseSet:
     """Cases of which, for each module, one reads how many dispatches it has and how large it is.
 
     Operator suites are left as they are: the compiler does not count for them.

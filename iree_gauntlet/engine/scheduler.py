@@ -27,13 +27,6 @@ _FETCHES_AT_ONCE = 4
 # Of the steps for which there is no memory, so many are passed over in search of one for which there is: each is
 # asked again whenever a step ends, and thousands may wait.
 _PASSED_OVER = 64
-_PAST = {
-    Verdict.FAILED: "failed",
-    Verdict.ERROR: "ended in an error",
-    Verdict.SKIPPED: "was skipped",
-    Verdict.XFAILED: "failed as expected",
-    Verdict.INCONCLUSIVE: "was inconclusive",
-}
 
 
 class Scheduler:
@@ -88,7 +81,7 @@ class Scheduler:
                 while True:
                     with self._mutex:
                         for step in self._take():
-                            pool.submit(self._note_chain, step, pool)
+                            pool.submit(self._run_steps_from, step, pool)
                     # The time limit lets a signal's exception through between two waits.
                     if self._over.wait(_POLL_SECONDS):
                         break
@@ -110,7 +103,7 @@ class Scheduler:
         if self._error is not None:
             raise self._error
 
-    def _note_chain(self, first: Step, pool: ThreadPoolExecutor) -> None:
+    def _run_steps_from(self, first: Step, pool: ThreadPoolExecutor) -> None:
         """What a thread does: a step, and then whatever may run when that is done."""
         try:
             step: Step | None = first
@@ -128,7 +121,7 @@ class Scheduler:
             self._queue.finish(step, verdict)
             steps = self._take()
             for other in steps[1:]:
-                pool.submit(self._note_chain, other, pool)
+                pool.submit(self._run_steps_from, other, pool)
             return steps[0] if steps else None
 
     def _take(self) -> list[Step]:
@@ -218,7 +211,7 @@ class StepGraph:
         """Notes that a step that was taken has finished, and its result."""
         self._count(step, -1)
         self.settle(step, verdict)
-        if self._fail_fast and verdict.is_bad and verdict is not Verdict.INCONCLUSIVE and not self._stopped_by:
+        if self._fail_fast and verdict.is_bad and not verdict.is_doubtful and not self._stopped_by:
             self._stopped_by = step.id
             self._forget()
             for place in range(len(self._steps)):
@@ -262,7 +255,7 @@ class StepGraph:
         for need in step.needs:
             verdict = self.verdicts.get(need)
             if verdict is not None and not verdict.counts_as_pass:
-                return f"{need} {_PAST[verdict]}"
+                return f"{need} {verdict.past}"
             if verdict is None and need not in self._known:
                 return f"{need} is not part of this run"
         return ""

@@ -75,9 +75,9 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
     if answer.verdict == RunVerdict.MISMATCH:
         # A process of its own opens the CPU in milliseconds.
         if FailureKind.WRONG_NUMBERS in step.expect_kinds or not job.on_cpu:
-            from iree_gauntlet.engine.threshold import find_mismatched  # noqa: PLC0415 - it brings NumPy
+            from iree_gauntlet.engine.threshold import make_mismatch_result  # noqa: PLC0415 - it brings NumPy
 
-            return find_mismatched(step, job, answer, processes, result)
+            return make_mismatch_result(step, job, answer, processes, result)
         return _ask_again(step, processes)
     # As `threshold.check_threshold` says the same status: its text, and the first thing that was being done.
     parts = [part.strip() for part in answer.message.split(";")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
-from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, list_machine_locks
+from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, make_machine_locks
 from iree_gauntlet.records.event_log import EventLog
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Session(Generic[Log]):
 def open_session(folder: Path, log: _Opened, progress: Progress) -> Iterator[Session[_Opened]]:
     """A session, whose processes have ended when it is left."""
     cancelled = threading.Event()
-    locks = list_machine_locks(os.environ, cancelled)
+    locks = make_machine_locks(os.environ, cancelled)
     with Supervisor(locks=locks.held_here) as supervisor:
         yield Session(folder, log, progress, supervisor, Processes(supervisor, folder), locks, cancelled)
 

@@ -2,7 +2,7 @@
 
 The verdict is the tool's: `iree-run-module` runs with the spec's flags and compares. A second run of the same
 module keeps its outputs, so that the figures of every output can be reported; they are compared here by the
-same rule, and the two verdicts must agree.
+same rule; where the two verdicts differ, a note says so.
 
 Cases that say `numpy.allclose` are run once, with their outputs kept, and compared here: no tool has that rule.
 
@@ -37,6 +37,7 @@ from iree_gauntlet.measuring.numerics.arrays import (
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances
 from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.steps import ACTUAL_OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +74,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     passed = outcome.exit_code == 0
     complaints = [line for line in processes.stdout(step).splitlines() if line.startswith("[FAILED]")]
     if not passed and not complaints:
-        return processes.complete(step, outcome, _say_not_run(step, outcome, processes))
+        return processes.complete(step, outcome, _make_not_run_result(step, outcome, processes))
     verdict = Verdict.PASSED if passed else Verdict.FAILED
     result = Result(verdict, notes=step.notes, log=log, tail=() if passed else tuple(outcome.tail))
     if not passed:
@@ -101,7 +102,7 @@ def check_error(step: Step, result: Result) -> Result:
     return replace(result, verdict=Verdict.FAILED, reason=shorten(describe(check)), failure=FailureKind.WRONG_NUMBERS)
 
 
-def _say_not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
+def _make_not_run_result(step: Step, outcome: Outcome, processes: Processes) -> Result:
     """The result of a run that did not finish."""
     lines = processes.error_lines(step)
     result = judge_process(step, outcome, lines, tool=_TOOL, reason=_format_status_line(lines))
@@ -117,7 +118,7 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
         step = replace(step, command=keeping)
         outcome = processes.run(step)
         if outcome.exit_code != 0:
-            return processes.complete(step, outcome, _say_not_run(step, outcome, processes))
+            return processes.complete(step, outcome, _make_not_run_result(step, outcome, processes))
         actual = [_read(path, tensor, complained=True) for path, tensor in zip(paths, expected, strict=True)]
     except GauntletError as error:
         notes = (*step.notes, *filter(None, [error.hint]))
@@ -135,12 +136,12 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
     return processes.complete(step, outcome, result)
 
 
-def find_mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
+def make_mismatch_result(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
     """The result of a case whose outputs are not as expected, with the figures of each from what a run server kept."""
     result = replace(result, verdict=Verdict.FAILED, failure=FailureKind.WRONG_NUMBERS)
     try:
         expected = read_arguments(job.expected, Path(job.cwd))
-        actual = [_keep_output(record) for record in answer.outputs if record.type]
+        actual = [_read_kept_output(record) for record in answer.outputs if record.type]
         tolerances = parse_tolerances(step.process.argv)
     except (GauntletError, OSError) as error:
         what = error.what if isinstance(error, GauntletError) else str(error)
@@ -165,7 +166,7 @@ def find_mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Proce
     )
 
 
-def _keep_output(record: RunOutput) -> Tensor:
+def _read_kept_output(record: RunOutput) -> Tensor:
     """An output that a server has written; one that it had no place for has its type alone."""
     tensor_type = parse_tensor_type(record.type)
     path = Path(record.file)
@@ -284,7 +285,7 @@ def _with_reference(step: Step) -> Step:
     place = step.command.argv.index(REFERENCE_FLAGS)
     argv = (*step.command.argv[:place], *flags, *step.command.argv[place + 1 :])
     count = sum(flag.startswith(EXPECTED) for flag in flags)
-    outputs = tuple(("actual_output", f"{folder}/actual_{index}.npy") for index in range(count))
+    outputs = tuple((ACTUAL_OUTPUT, f"{folder}/actual_{index}.npy") for index in range(count))
     return replace(step, command=replace(step.command, argv=argv), outputs=outputs)
 
 

@@ -174,7 +174,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     if suite is None and not request.spec_dir:
         suites, notes = _list_project_suites()
         cases, applied = with_failures_of(suites, cases)
-        notes += [*applied, *_list_formats(cases)]
+        notes += [*applied, *_note_several_formats(cases)]
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
         unread = sorted({problem.file for problem in cases.left_out})
@@ -212,7 +212,7 @@ def _list_project_suites() -> tuple[list[Suite], list[str]]:
     return suites, broken
 
 
-def _list_formats(cases: CaseSet) -> Iterator[str]:
+def _note_several_formats(cases: CaseSet) -> Iterator[str]:
     """A line where models are selected in several formats: they are compiled and run in each of them."""
     formats: dict[str, dict[str, str]] = {}
     for case in cases.cases:

@@ -105,7 +105,7 @@ class RoundsLog:
         earlier: the events of that part.
 
     Attributes:
-        where: where the time went, by model, as `compare_where.py` has it.
+        where: where the time went, by model, as `WhereChanged` has it.
     """
 
     def __init__(

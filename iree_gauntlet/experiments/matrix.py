@@ -26,7 +26,7 @@ from iree_gauntlet.records.matrix_outcome import (
     MatrixResult,
     read_matrix,
 )
-from iree_gauntlet.records.run_folder import is_begun
+from iree_gauntlet.records.run_folder import keep_if_begun
 from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
@@ -99,19 +99,19 @@ class _Runs:
         try:
             # Found all before the first run: their leases keep them there, and a typo is reported at once.
             machines = {
-                iree.label: self._find_workbench(iree) for iree in self.irees if self._say_earlier(iree) is None
+                iree.label: self._find_workbench(iree) for iree in self.irees if self._find_earlier_code(iree) is None
             }
-            stopped = self._describe_each(machines)
+            stopped = self._run_each(machines)
         except KeyboardInterrupt:
             interrupted = True
         self.log.write("end", {"interrupted": interrupted, "stopped": stopped})
 
-    def _describe_each(self, machines: Mapping[str, Workbench | None]) -> str:
+    def _run_each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
         irees = self.irees
         for place, iree in enumerate(irees, start=1):
             self.presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
-            code = self._say_earlier(iree)
+            code = self._find_earlier_code(iree)
             if code is not None:
                 self.presenter.line(f"finished before, exit code {int(code)}: it is not run again")
             elif (machine := machines[iree.label]) is None:
@@ -126,7 +126,7 @@ class _Runs:
                 return f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
         return ""
 
-    def _say_earlier(self, iree: AskedIree) -> ExitCode | None:
+    def _find_earlier_code(self, iree: AskedIree) -> ExitCode | None:
         """The result of a run that an earlier part of the matrix has judged; None for one that is to be done."""
         result = self.record.results.get(iree.label) if self.record else None
         if result is None or result.error or result.exit_code not in _JUDGED:
@@ -146,17 +146,14 @@ class _Runs:
         versions = dict.fromkeys((iree_here.compiler.version, iree_here.runtime.version))
         self.presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
         described = replace(
-            iree_here.facts,
-            runtime_identity=iree_here.runtime.identity,
-            compiler_release=iree_here.compiler.release,
-            runtime_release=iree_here.runtime.release,
+            iree_here.facts, compiler_release=iree_here.compiler.release, runtime_release=iree_here.runtime.release
         )
         self.log.write("toolchain", FoundIree(label=iree.label, toolchain=described).as_dict())
         return machine
 
     def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
         folder = self.folder / iree.folder
-        begun = is_begun(folder)
+        begun = keep_if_begun(folder)
         self.log.write("start", {"label": iree.label})
         chosen = self.chosen.within(folder, iree.iree)
         try:

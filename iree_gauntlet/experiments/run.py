@@ -23,7 +23,7 @@ from iree_gauntlet.engine.run_start import (
     imports_possible,
     on_devices_here,
     run_event,
-    with_counts,
+    with_compile_statistics,
 )
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
@@ -32,7 +32,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
 from iree_gauntlet.history.index import add_itself
-from iree_gauntlet.journal_events import Asked
+from iree_gauntlet.journal_events import Asked, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
@@ -45,7 +45,7 @@ from iree_gauntlet.records.earlier_runs import (
     run_named,
 )
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.records.run_folder import find_asked_folder, is_begun, make_folder
+from iree_gauntlet.records.run_folder import find_asked_folder, keep_if_begun, make_folder
 from iree_gauntlet.requests import (
     KEPT_UNLESS_GIVEN,
     ConductRequest,
@@ -232,7 +232,7 @@ def _open_engine(
     conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
     if folder.resume:
-        finished = read_finished_verdicts(run_dir, plan.steps, toolchain.compiler.identity if toolchain else "")
+        finished = read_finished_verdicts(run_dir, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
     batches = make_batches(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
     event = replace(
@@ -246,7 +246,7 @@ def _open_engine(
     )
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
-        _perform(journal, batches, request, parts) as (session, engine),
+        _open_session(journal, batches, request, parts) as (session, engine),
     ):
         journal.run(event, plan.steps)
         # Of a resumed run only what is left to do counts.
@@ -337,7 +337,7 @@ class Chosen:
     def within(self, folder: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> Chosen:
         """The same in a folder of its own, which is resumed where it was begun; with another IREE, or other stages."""
         toolchain = replace(self.request.toolchain, iree=iree or self.request.toolchain.iree)
-        resumed = FolderRequest(run_dir=str(folder), resume=is_begun(folder))
+        resumed = FolderRequest(run_dir=str(folder), resume=keep_if_begun(folder))
         return replace(
             self, request=replace(self.request, toolchain=toolchain, folder=resumed), stages=stages or self.stages
         )
@@ -384,7 +384,7 @@ def _start_run_servers(chosen: Chosen, machine: Workbench) -> AbstractContextMan
 def _plan_all(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
     """Everything that is selected, as it is done in a folder."""
     conduct, selection = chosen.request.conduct, chosen.selection
-    cases = with_counts(selection.cases) if conduct.baseline else selection.cases
+    cases = with_compile_statistics(selection.cases) if conduct.baseline else selection.cases
     plan = make_plan(cases, chosen.stages, plan_context(machine, run_dir, conduct))
     if plan.problems:
         raise SpecError(list(plan.problems))
@@ -392,7 +392,7 @@ def _plan_all(chosen: Chosen, machine: Workbench, run_dir: Path) -> Plan:
 
 
 @contextmanager
-def _perform(
+def _open_session(
     journal: Journal, batches: Batched, request: RunRequest, parts: RunParts
 ) -> Iterator[tuple[Session[Journal], Engine]]:
     """A session in a run's folder, and what performs steps in it."""
@@ -443,7 +443,7 @@ def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
         plan = _plan_all(chosen, machine, run_dir)
         journal = held.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
         parts = RunParts(machine, run_dir, progress, runs)
-        session, engine = held.enter_context(_perform(journal, Batched(plan.steps, {}), request, parts))
+        session, engine = held.enter_context(_open_session(journal, Batched(plan.steps, {}), request, parts))
         with session.interruptible():
             yield Opened(machine, session, engine, plan.steps)
 

@@ -68,7 +68,7 @@ def choose_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, RunShard | No
         return plan, None
     chain_of = {step.id: step.chain for step in plan.steps}
     needs = ((step.chain, chain_of[need]) for step in plan.steps for need in step.needs if need in chain_of)
-    chains, entry = _list_chains(chain_of.values(), needs, asked, request)
+    chains, entry = _choose_chains_of_shard(chain_of.values(), needs, asked, request)
     return replace(plan, steps=tuple(step for step in plan.steps if step.chain in chains)), entry
 
 
@@ -88,11 +88,11 @@ def choose_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, 
         if module.program.url and module.origin.file == case.origin.file:
             owners.setdefault(module.id, case.chain)
     needs = ((case.chain, owners[module.id]) for case, module in modules if module.id in owners)
-    chains, _ = _list_chains((case.chain for case in every), needs, asked, request)
+    chains, _ = _choose_chains_of_shard((case.chain for case in every), needs, asked, request)
     return tuple(case for case in cases.cases if case.chain in chains)
 
 
-def _list_chains(
+def _choose_chains_of_shard(
     chains: Iterable[str], needs: Iterable[tuple[str, str]], asked: tuple[int, int], request: ShardRequest
 ) -> tuple[frozenset[str], RunShard]:
     """The chains of a shard, and what a journal says of it."""

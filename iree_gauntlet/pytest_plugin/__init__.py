@@ -69,14 +69,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--confirm-seconds",
-        type=_compute_seconds,
+        type=_parse_seconds,
         default=300.0,
         metavar="SECONDS",
         help="How long one golden time may take to be confirmed (default: 300).",
     )
 
 
-def _compute_seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < math.inf:
         raise ValueError(text)

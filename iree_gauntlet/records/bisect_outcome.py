@@ -76,7 +76,6 @@ class Judged(Recorded):
         reason: why it cannot be judged; empty where it can.
         confidence: that the judgement is right, as far as noise goes; 1 for what has none.
         low, high: interval of the value; None where it is exact.
-        folder: of its run, in the bisect's folder; empty where there is none.
     """
 
     bad: bool | None = None
@@ -146,7 +145,6 @@ class BisectOutcome:
 
     Attributes:
         asked: what is looked for, by the command that began it.
-        judged: the last result of each candidate, by label.
         search: what is known of the change; None before both ends are.
         change: the commit that made the change; None where none is known.
         end: None for a bisect that was killed or is under way.

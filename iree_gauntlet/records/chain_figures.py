@@ -252,7 +252,7 @@ def make_matrix_cell(chain: ChainOutcome) -> MatrixCell:
     compared = [output for output in figures.outputs if output.max_abs_error is not None]
     worst = max(compared, key=_measure_error, default=None)
     counts = [step.known for step in chain.steps if step.stage is Stage.COUNT and step.known.counter]
-    conclusive = [step for step in wanting if not step.unfinished and step.verdict is not Verdict.INCONCLUSIVE]
+    conclusive = [step for step in wanting if not step.unfinished and not step.verdict.is_doubtful]
     return MatrixCell(
         verdict=chain.verdict,
         stages=tuple(step.name for step in wanting),

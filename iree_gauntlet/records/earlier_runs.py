@@ -10,11 +10,12 @@ from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.settings import find_runs_folder, shown
+from iree_gauntlet.steps import ACTUAL_OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from iree_gauntlet.journal_events import Asked
+    from iree_gauntlet.journal_events import Asked, ToolchainFacts
     from iree_gauntlet.steps import Step
 
 
@@ -101,7 +102,7 @@ def begun_with(run_dir: Path) -> frozenset[str] | None:
     return frozenset(step.id for step in record.planned) if record.run.last_failed else None
 
 
-def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> dict[str, Verdict]:
+def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], iree: ToolchainFacts) -> dict[str, Verdict]:
     """Verdicts of the steps that a run to be continued has done, as they are planned now.
 
     A step is done again where its plan has changed, or a file that it made is gone.
@@ -113,18 +114,19 @@ def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) 
     if not record.runs:
         return {}
     before = record.run.toolchain
-    if before.identity != identity:
-        raise UsageError(
-            f"{run_dir} was run with another IREE ({before.compiler or 'none'})",
-            "Start a new run: one run judges one IREE.",
-        )
+    other = f"IREE ({before.compiler or 'none'})" if before.identity != iree.identity else ""
+    # Journals of earlier versions do not say which runtime it was.
+    if before.runtime_identity and before.runtime_identity != iree.runtime_identity:
+        other = other or f"runtime ({before.runtime})"
+    if other:
+        raise UsageError(f"{run_dir} was run with another {other}", "Start a new run: one run judges one IREE.")
     planned = {step.id: step for step in record.planned}
     finished: dict[str, Verdict] = {}
     for step in steps:
         result = record.results.get(step.id)
         if result is None or step.id not in planned or not result.verdict.stands:
             continue
-        files = [path for role, path in step.outputs if role in ("program", "module", "statistics")]
+        files = [path for role, path in step.outputs if role != ACTUAL_OUTPUT]
         if step.stage is Stage.FETCH:
             files += [item.path for item in step.inputs]
         made = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)

@@ -139,7 +139,6 @@ class MatrixOutcome:
     """The result of a matrix.
 
     Attributes:
-        opening: the last one, with time and command of the first.
         irees: in the order given; the first is the base that the others are held against.
         rows: chains in plan order.
         state: `complete`, `interrupted`, `stopped` (by --fail-fast) or `unfinished`.

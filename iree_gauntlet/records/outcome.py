@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import COUNTED, FailureKind, Golden, Origin, Stage, Verdict, exit_code_of
+from iree_gauntlet.cases import COUNTED, VERDICTS, FailureKind, Golden, Origin, Stage, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import listed, one_line
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
@@ -30,31 +30,6 @@ _PLANNED = (
     *("id", "chain", "dialect", "model", "submodel", "target", "sku", "stage"),
     *("flags", "device", "goldens", "origin"),
 )
-# Worst first; the same order as the exit codes'.
-_WORST_FIRST = (
-    Verdict.ERROR,
-    Verdict.FAILED,
-    Verdict.XPASSED,
-    Verdict.INCONCLUSIVE,
-    Verdict.XFAILED,
-    Verdict.PASSED,
-    Verdict.SKIPPED,
-)
-# What went wrong comes first.
-_HEADLINE = (
-    Verdict.FAILED,
-    Verdict.ERROR,
-    Verdict.XPASSED,
-    Verdict.INCONCLUSIVE,
-    Verdict.PASSED,
-    Verdict.XFAILED,
-    Verdict.SKIPPED,
-)
-_HEADLINE_WORDS = {
-    Verdict.ERROR: ("error", "errors"),
-    Verdict.XPASSED: ("unexpected pass", "unexpected passes"),
-    Verdict.XFAILED: ("expected failure", "expected failures"),
-}
 _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MOST_ENVIRONMENT = 5
 _MOST_WORKERS = 8
@@ -154,7 +129,7 @@ class ChainOutcome:
     def verdict(self) -> Verdict:
         """The worst of its steps; skipped where nothing of it ran, but that its files were fetched."""
         own = [step for step in self.steps if not (step.stage == "fetch" and step.verdict is Verdict.PASSED)]
-        return min({step.verdict for step in own or self.steps}, key=_WORST_FIRST.index, default=Verdict.SKIPPED)
+        return Verdict.worst(step.verdict for step in own or self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +137,6 @@ class RunOutcome:
     """The result of a run.
 
     Attributes:
-        run: its id, the name of its folder.
-        started: when it began, ISO 8601.
         chains: in plan order.
         state: `complete`, `interrupted`, or `unfinished` (killed, or still under way).
         resumed: how often it was resumed.
@@ -222,7 +195,7 @@ class RunOutcome:
 
     @property
     def bad_steps(self) -> tuple[StepOutcome, ...]:
-        """Steps that came out failed, error, xpassed or inconclusive."""
+        """Steps that somebody has to look at."""
         return tuple(step for step in self.steps if step.verdict.is_bad)
 
 
@@ -293,12 +266,7 @@ def format_headline(outcome: RunOutcome) -> str:
 
 def format_verdicts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:
     """How many there are of each verdict: `2 failed`, `1 unexpected pass`; what went wrong comes first."""
-    texts = {}
-    for verdict in _HEADLINE:
-        if count := counts.get(verdict, 0):
-            one, many = _HEADLINE_WORDS.get(verdict, (verdict, verdict))
-            texts[verdict] = f"{count} {one if count == 1 else many}"
-    return texts
+    return {verdict: verdict.format_count(counts[verdict]) for verdict in VERDICTS if counts.get(verdict)}
 
 
 def format_cache_line(outcome: RunOutcome) -> str:

@@ -119,10 +119,10 @@ def newest_of(kind: str, log: str) -> Path:
     return max(found, key=lambda folder: (folder / log).stat().st_mtime_ns)
 
 
-def is_begun(folder: Path) -> bool:
-    """Whether a run of a session was begun, so that it can be resumed.
+def keep_if_begun(folder: Path) -> bool:
+    """Keeps the journal of a run that was begun; whether there is one, so that it can be resumed.
 
-    A journal whose writer was killed before it had said what it is about is removed: there is nothing to resume.
+    One whose writer was killed before it had said what it is about is removed: there is nothing to resume.
 
     Raises:
         GauntletError: the journal cannot be read.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
 from iree_gauntlet.figures import one_line
 
@@ -40,7 +40,7 @@ def format_error_commands(bad_steps: Iterable[StepOutcome], environ: Mapping[str
     workspace = environ.get("GITHUB_WORKSPACE", "")
     found: dict[str, list[str]] = {"error": [], "warning": []}
     for step in bad_steps:
-        level = "warning" if step.verdict is Verdict.INCONCLUSIVE else "error"
+        level = "warning" if step.verdict.is_doubtful else "error"
         properties = {**_place(_make_origin(step), workspace), "title": f"{one_line(step.title)} {step.verdict}"}
         words = ",".join(f"{name}={value.translate(_ESCAPES_OF_PROPERTIES)}" for name, value in properties.items())
         found[level].append(f"::{level} {words}::{one_line(step.reason).translate(_ESCAPES) or step.verdict}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import junit_xml
 
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, clean, one_line, take_last_lines
 from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_measured
 
@@ -114,23 +115,21 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, before: str) -> junit_xml
         elapsed_sec=step.seconds,
         stdout=_bound(_format_system_out(step, lean=outcome.many), _SIZE_LIMIT),
     )
-    message = one_line(step.reason) or str(step.verdict)
-    match step.verdict:
-        case Verdict.FAILED:
-            case.add_failure_info(message, _format_detail(step, outcome), "failed")
-        case Verdict.XPASSED:
-            case.add_failure_info(f"unexpected pass: {message}", _format_detail(step, outcome), "xpassed")
-        case Verdict.INCONCLUSIVE:
-            case.add_error_info(f"inconclusive: {message}", _format_detail(step, outcome), "inconclusive")
-        case Verdict.ERROR:
-            ended = one_line(step.signal) or ("unfinished" if step.unfinished else "error")
-            case.add_error_info(message, _format_detail(step, outcome), "timeout" if step.timed_out else ended)
-        case Verdict.XFAILED:
-            case.add_skipped_info(f"expected failure: {message}", "" if outcome.many else _format_detail(step, outcome))
-        case Verdict.SKIPPED:
-            case.add_skipped_info(message)
-        case Verdict.PASSED:
-            pass
+    verdict, message = step.verdict, one_line(step.reason) or str(step.verdict)
+    if verdict.is_bad:
+        kind = str(verdict)
+        if verdict is Verdict.ERROR:
+            ended = one_line(step.signal) or ("unfinished" if step.unfinished else kind)
+            kind = "timeout" if step.timed_out else ended
+        elif verdict is not Verdict.FAILED:
+            message = f"{verdict.noun}: {message}"
+        add = case.add_failure_info if verdict.exit_code is ExitCode.FAILED else case.add_error_info
+        add(message, _format_detail(step, outcome), kind)
+    elif verdict is Verdict.XFAILED:
+        detail = "" if outcome.many else _format_detail(step, outcome)
+        case.add_skipped_info(f"{verdict.noun}: {message}", detail)
+    elif verdict is Verdict.SKIPPED:
+        case.add_skipped_info(message)
     return case
 
 

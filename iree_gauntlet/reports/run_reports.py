@@ -98,7 +98,7 @@ def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Report
         "junit.xml": lambda: junit_document(outcome),
         **make_pages("summary", lambda: document(None)),
         "summary.json": lambda: format_summary_json(outcome),
-        **_describe_job_summary(outcome),
+        **_make_job_summary_files(outcome),
     }
     commands = partial(format_error_commands, outcome.bad_steps)
     return Reports(files, document, outcome.exit_code, format_headline(outcome), commands)
@@ -114,17 +114,17 @@ def write_job_summary(run_dir: Path, folder: Path) -> None:
     Raises:
         GauntletError: the journal cannot be read, or they cannot be written.
     """
-    for name, make in _describe_job_summary(_read_outcome_in(run_dir)).items():
+    for name, make in _make_job_summary_files(_read_outcome_in(run_dir)).items():
         write_report(folder / name, make(), run_dir)
 
 
-def _describe_job_summary(outcome: RunOutcome) -> dict[str, Callable[[], str]]:
+def _make_job_summary_files(outcome: RunOutcome) -> dict[str, Callable[[], str]]:
     """What makes its files, by name; none where there are no torch models."""
     summary = job_summary(outcome)
     if not summary:
         return {}
     return {
-        "job_summary.md": lambda: _write_job_summary(summary, outcome),
+        "job_summary.md": lambda: _format_job_summary(summary, outcome),
         "job_summary.json": lambda: json.dumps(summary, indent=2, ensure_ascii=False) + "\n",
     }
 
@@ -141,7 +141,7 @@ def job_summary(outcome: RunOutcome) -> Summary:
     return found
 
 
-def _write_job_summary(summary: Summary, outcome: RunOutcome) -> str:
+def _format_job_summary(summary: Summary, outcome: RunOutcome) -> str:
     """As Markdown; what was explained stands behind the tables, whose columns are that suite's, a line each."""
     parts = [f"# Job Summary For Markers: {escape(outcome.markers)}\n"]
     for kind, content in summary.items():
@@ -184,7 +184,7 @@ def _classify(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
         return "PASSED"
     if Verdict.XFAILED in (step.verdict, verdicts.get(step.behind)):
         return "XFAILED"
-    judged = step.behind or not (step.never_started or step.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE))
+    judged = step.behind or not (step.never_started or step.verdict is Verdict.SKIPPED or step.verdict.is_doubtful)
     return "FAILED" if judged else _NOT_KNOWN
 
 

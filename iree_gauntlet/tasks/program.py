@@ -89,7 +89,7 @@ class _Gauntlet(Program):
         with _explain_usage_errors(self.argv):
             super().parse_tasks()
             for context in self.tasks:
-                _refuse_nothing(context)
+                _refuse_empty_values(context)
 
     def parse_cleanup(self) -> None:
         """Do what the options before the first task ask for, such as a task's help."""
@@ -97,7 +97,7 @@ class _Gauntlet(Program):
             super().parse_cleanup()
 
 
-def _refuse_nothing(context: ParserContext) -> None:
+def _refuse_empty_values(context: ParserContext) -> None:
     """A 0 or an empty IREE that was typed is not the one that stands for an option which was left out."""
     units = {item.name: item.unit for item in namespace[context.name].options if item.unit and not item.default}
     for argument in context.args.values():
@@ -221,7 +221,7 @@ def _find_nearest(word: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(word, list(known), n=1)), "")
 
 
-def _is_completed(argv: Sequence[str]) -> bool:
+def _print_completions(argv: Sequence[str]) -> bool:
     """Whether a shell asked for the values of an option, and they are printed; Invoke knows the rest."""
     if list(argv[1:2]) != ["--complete"]:
         return False
@@ -244,7 +244,7 @@ def main() -> None:
     except FileNotFoundError:
         sys.stderr.write("error: the working folder was removed\n  Change to one that exists.\n")
         sys.exit(ExitCode.USAGE)
-    if _is_completed(sys.argv):
+    if _print_completions(sys.argv):
         return
     try:
         _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()

@@ -164,7 +164,7 @@ class GauntletTask(Task[Any]):
         sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 
         with messages.loudness(quiet=values["quiet"], verbose=values["verbose"]):
-            code = ended(lambda: self.command(*(part.read(values) for part in self.parts)))
+            code = run_to_exit_code(lambda: self.command(*(part.read(values) for part in self.parts)))
         if code is not ExitCode.OK:
             raise Exit(code=int(code))
 
@@ -195,7 +195,7 @@ def console_presenter() -> Presenter:
     return ConsolePresenter(sys.stdout)
 
 
-def ended(command: Callable[[], ExitCode]) -> ExitCode:
+def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
     """What a command ends with; a mistake of the user becomes a message."""
     try:
         code = command()

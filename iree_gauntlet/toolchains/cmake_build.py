@@ -169,7 +169,7 @@ class BuildFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.news("configuring with CMake")
         unused: list[str] = []
-        self._run(argv, "cannot configure", _list_unused(unused))
+        self._run(argv, "cannot configure", _make_unused_follower(unused))
         if ours := [name for name in unused if any(option.startswith(f"-D{name}") for option in options)]:
             self.news(f"CMake says that the project has no option {', '.join(ours)}: is it misspelt?")
         write_atomic(stamp, json.dumps(argv))
@@ -259,7 +259,7 @@ def make_settings_key(tools: BuildTools, options: Sequence[str]) -> str:
     return compute_identity([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
 
 
-def _list_unused(names: list[str]) -> Callable[[str], None]:
+def _make_unused_follower(names: list[str]) -> Callable[[str], None]:
     """Follows CMake, and takes in the variables that it was given and the project does not use."""
     listing = False
 

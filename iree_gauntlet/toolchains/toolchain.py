@@ -104,6 +104,7 @@ class Toolchain:
             runtime=self.runtime.version,
             runtime_commit=self.runtime.commit,
             identity=self.compiler.identity,
+            runtime_identity=self.runtime.identity,
             source=self.source,
         )
 

@@ -272,7 +272,7 @@ def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -
     Args:
         plan: names the recipes.
         registry: has them.
-        module: of `base_model`; it is changed.
+        module: without the variant's changes; it is changed.
 
     Returns:
         The module, and what the weights of the layers took that were changed, in bytes.

@@ -142,7 +142,9 @@ def find_widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ..
     return tuple(found)
 
 
-def prove(proof: Proof, facts: ModuleFacts, baseline: ModuleFacts, changed_bytes: int | None = None) -> list[str]:
+def find_unproven(
+    proof: Proof, facts: ModuleFacts, baseline: ModuleFacts, changed_bytes: int | None = None
+) -> list[str]:
     """What a module lacks of what its recipe promises; empty where it shows all of it.
 
     Args:

@@ -60,7 +60,7 @@ from iree_gauntlet.torch_models.agreement import OutputErrors, compare_tensors, 
 from iree_gauntlet.torch_models.build_folder import read_tensors
 from iree_gauntlet.torch_models.build_plan import PeerProgram
 from iree_gauntlet.torch_models.model_session import ModelSession
-from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, prove, read_module_facts
+from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, find_unproven, read_module_facts
 from iree_gauntlet.torch_models.peers import (
     BLOCKS,
     CODE_FOLDER,
@@ -281,7 +281,7 @@ class PointSession(ModelSession):
         problems = [
             problem
             for asked in filter(None, (variant.quantization, variant.sparsity))
-            for problem in prove(asked.recipe.proof, facts, baseline, self.builds[variant.side].changed_bytes)
+            for problem in find_unproven(asked.recipe.proof, facts, baseline, self.builds[variant.side].changed_bytes)
         ]
         if problems:
             known.status, known.doubt = "failed", Doubt.UNPROVEN

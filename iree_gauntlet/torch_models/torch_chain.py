@@ -169,7 +169,7 @@ def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, 
     """The devices that a benchmark runs on, one for each context, and the same one several times where there are fewer.
 
     Args:
-        device: as in `chosen_target`; one of several where it names an ordinal.
+        device: as IREE names it; one of several where it names an ordinal.
         chips: how many; 0 for all that there are.
         toolchain: whose runtime.
 

@@ -157,13 +157,13 @@ def format_table(table: TraceTable, most: int | None = None) -> list[str]:
     if table.outside_ns is not None and table.outside_ns < 0:
         notes = (*notes, "dispatches run side by side: together they take longer than the call")
     return [
-        _write_headline(table),
+        _format_headline(table),
         *Table(_COLUMNS, tuple(cells)).lines,
         *(f"note: {one_line(note)}" for note in notes),
     ]
 
 
-def _write_headline(table: TraceTable) -> str:
+def _format_headline(table: TraceTable) -> str:
     count = sum(row.count for row in table.rows)
     dispatches = f"{_format_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
     clock = "device" if table.on_device else "host"
@@ -264,7 +264,7 @@ def trace(
     The caller makes sure that the machine and the device are quiet. The tools' files go into the step's folder.
 
     Args:
-        step: with the command of `benchmark_command`; gives folder and time limit, for each tool.
+        step: with the command of `make_benchmark_command`; gives folder and time limit, for each tool.
         level: `light` or `verbose`.
         path: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the program's
             name. Its folder is made where it is missing.

@@ -138,7 +138,7 @@ def _change_suite(run: _ReadRun, path: Path) -> FileChange:
     if suite.name != run.outcome.suite:
         what = f"{shown(run.folder)} is a run of the suite {run.outcome.suite!r}, {path} is {suite.name!r}"
         raise UsageError(what, "Name the suite of the run with --suite, or another run.")
-    removed = {index for index, entry in enumerate(suite.expected_failures) if _is_over(entry, run)}
+    removed = {index for index, entry in enumerate(suite.expected_failures) if _judge_entry(entry, run)}
     added = _find_new_failures(run, suite.expected_failures)
     new = {(failure.case, failure.stage) for failure in added}
     removed |= {index for index, old in enumerate(suite.expected_failures) if (old.case, old.stage) in new}
@@ -146,7 +146,7 @@ def _change_suite(run: _ReadRun, path: Path) -> FileChange:
     return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
 
 
-def _is_over(entry: ExpectedFailure, run: _ReadRun) -> bool:
+def _judge_entry(entry: ExpectedFailure, run: _ReadRun) -> bool:
     """Whether an expected failure is no longer one; why is reported."""
     results = run.record.results
     verdicts = [
@@ -425,7 +425,7 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], exp
         verdict, reason = result.verdict, result.reason
         if verdict is Verdict.SKIPPED:
             continue
-        if verdict in (Verdict.PASSED, Verdict.XPASSED, Verdict.INCONCLUSIVE):
+        if verdict.counts_as_pass or verdict.is_doubtful:
             # With `--lenient`, a pass that is none to be expected is a pass.
             lenient = verdict is Verdict.PASSED and step.id in expected
             unexpected = unexpected or lenient or verdict is Verdict.XPASSED

@@ -21,9 +21,9 @@ from iree_gauntlet.engine.rounds.machine_lock import (
     LockFolder,
     MachineLocks,
     WaitCancelledError,
-    list_machine_locks,
     lock_facts,
     lock_folder,
+    make_machine_locks,
 )
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.system.file_lock import LockFile, take_lock, wait_for_lock
@@ -286,13 +286,13 @@ def test_a_named_folder_is_made_with_its_parents_and_recorded(tmp_path: Path) ->
     environ = {LOCKS_VARIABLE: str(named)}
     assert lock_facts(environ) == {"lock_folder": str(named)}
     assert not named.exists(), "nothing is made before there is something to lock"
-    with list_machine_locks(environ, threading.Event()).device_lock("x", silent):
+    with make_machine_locks(environ, threading.Event()).device_lock("x", silent):
         assert [path.name for path in named.iterdir()] == ["device-x.lock"]
 
 
 def test_a_relative_folder_is_refused() -> None:
     # Runs in other folders would have other locks.
-    for asked in (lock_folder, lock_facts, lambda environ: list_machine_locks(environ, threading.Event())):
+    for asked in (lock_folder, lock_facts, lambda environ: make_machine_locks(environ, threading.Event())):
         with pytest.raises(UsageError, match=rf"\${LOCKS_VARIABLE} is locks: not an absolute path") as caught:
             asked({LOCKS_VARIABLE: "locks"})
         assert f"{LOCKS_VARIABLE}={Path.cwd()}/locks" in caught.value.hint

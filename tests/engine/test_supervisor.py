@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, explain_disk_full, format_shell_line
+from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, format_shell_line, is_disk_full
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.tail import clean_line, read_tail
@@ -497,21 +497,21 @@ def test_shell_line_without_changes() -> None:
 
 
 def test_full_disk_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not explain_disk_full(tmp_path / "not" / "yet", ("fine",))
-    assert explain_disk_full(tmp_path, ("LLVM ERROR: IO failure on output stream: No space left on device",))
+    assert not is_disk_full(tmp_path / "not" / "yet", ("fine",))
+    assert is_disk_full(tmp_path, ("LLVM ERROR: IO failure on output stream: No space left on device",))
     real = os.statvfs(tmp_path)
     fields = list(real)
     fields[4] = 0  # f_bavail
     full = os.statvfs_result(fields)
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    assert explain_disk_full(tmp_path)
+    assert is_disk_full(tmp_path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_in_a_real_message(run: Callable[..., Outcome], tmp_path: Path) -> None:
     outcome = run("sh", "-c", "LC_ALL=C cat /etc/hostname > /dev/full")
     assert outcome.exit_code != 0
-    assert explain_disk_full(tmp_path, outcome.tail)
+    assert is_disk_full(tmp_path, outcome.tail)
     assert os.strerror(errno.ENOSPC).lower() in outcome.tail[-1].lower()
 
 

@@ -6,13 +6,17 @@ import json
 import shutil
 import signal
 import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.records.earlier_runs import read_finished_verdicts
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import HANG, marked_hang
@@ -22,7 +26,6 @@ from tests.support.toy_project import TOOLS, Project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.iree
 
@@ -206,6 +209,27 @@ def test_resume_of_a_finished_run_runs_nothing(project: Project) -> None:
     assert "threshold" in before
     assert project.gauntlet("run", "--resume", **tools).code == 0
     assert project.calls == before
+
+
+def test_whatever_a_later_step_reads_is_made_again_where_it_is_gone(project: Project) -> None:
+    assert project.gauntlet("run").code == 0
+    (compiled,) = (step for step in project.journal.planned if step.id == _COMPILE)
+    made = dict(compiled.outputs)
+    assert {"module", "statistics", "splat"} <= made.keys()
+    for path in map(Path, made.values()):
+        path.unlink()
+        assert project.gauntlet("run", "--resume").code == 0
+        assert path.is_file()
+
+
+def test_another_runtime_is_another_iree(project: Project) -> None:
+    assert project.gauntlet("run").code == 0
+    record = project.journal
+    before = record.run.toolchain
+    assert before.runtime_identity
+    assert len(read_finished_verdicts(project.newest, record.planned, before)) == len(record.planned)
+    with pytest.raises(UsageError, match=r"another runtime \("):
+        read_finished_verdicts(project.newest, record.planned, replace(before, runtime_identity="0" * 64))
 
 
 def test_a_step_whose_plan_changed_is_done_again(project: Project) -> None:

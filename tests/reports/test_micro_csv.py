@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given
 
-from iree_gauntlet.reports.sweeps.sweep_rows import CSV_COLUMNS, read_rows, write_results_csv
+from iree_gauntlet.reports.sweeps.sweep_rows import CSV_COLUMNS, format_results_csv, read_rows
 from tests.support.micro_records import point, ratio, record, records, squares, variant
 
 # The header of torchao's `BenchmarkResult.to_dict`, without what is of its own files and profilers.
@@ -42,7 +42,7 @@ def same(cell: str, value: float | None) -> bool:
 def test_torchaos_columns_come_first_and_mean_the_same() -> None:
     assert list(CSV_COLUMNS)[: len(TORCHAO)] == TORCHAO
     found = [variant("baseline", 2.0, None), variant("baseline+block", 1.0, ratio(2.0))]
-    baseline, row = read(write_results_csv(read_rows([record(point(128, 256, 512, dtype="bf16"), found)])))
+    baseline, row = read(format_results_csv(read_rows([record(point(128, 256, 512, dtype="bf16"), found)])))
     assert (row["quantization"], row["sparsity"], row["recipe"]) == ("baseline", "block", "baseline+block")
     assert (row["m"], row["k"], row["n"], row["high_precision_dtype"]) == ("128", "256", "512", "torch.bfloat16")
     assert row["baseline_model_eager_inference_time_in_ms"] == "3"
@@ -60,7 +60,7 @@ def test_torchaos_columns_come_first_and_mean_the_same() -> None:
 
 def test_a_baseline_is_that_of_the_same_point_and_entry() -> None:
     rows = read_rows([*squares([10, 11]), *squares([10], name="other")])
-    for row in read(write_results_csv(rows)):
+    for row in read(format_results_csv(rows)):
         baselines = (found for found in rows if found.is_baseline)
         own = next(found for found in baselines if (found.point.name, str(found.point.m)) == (row["name"], row["m"]))
         assert own.variant.iree is not None
@@ -70,14 +70,14 @@ def test_a_baseline_is_that_of_the_same_point_and_entry() -> None:
 def test_text_of_any_kind_stays_in_its_cell() -> None:
     reason = 'a "quoted", two\nlines; =1+1'
     found = [variant("int8wo", 1.0, None, iree=None, status="error", reason=reason, shows=["a", "b"])]
-    (row,) = read(write_results_csv(read_rows([record(point(1, 1, 1), found)])))
+    (row,) = read(format_results_csv(read_rows([record(point(1, 1, 1), found)])))
     assert (row["reason"], row["shows"], row["iree_ms"]) == (reason, "a; b", "")
 
 
 @given(records())
 def test_reading_back_gives_the_records_numbers(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)
-    lines = read(write_results_csv(rows))
+    lines = read(format_results_csv(rows))
     assert len(lines) == len(rows)
     for row, line in zip(rows, lines, strict=True):
         assert same(line["iree_ms"], row.variant.iree.ms if row.variant.iree else None)
@@ -99,6 +99,6 @@ def test_reading_back_gives_the_records_numbers(found: list[dict[str, Any]]) -> 
 
 def test_every_column_has_a_value() -> None:
     found = read_rows([record(point(1, 1, 1), [variant("baseline", 1.0, None), variant("int8wo", 1.0, ratio(1.0))])])
-    _, row = read(write_results_csv(found))
+    _, row = read(format_results_csv(found))
     assert list(row) == list(CSV_COLUMNS)
     assert {name for name, cell in row.items() if not cell} == {"sparsity", "reason", "notes"}

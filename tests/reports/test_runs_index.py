@@ -138,7 +138,7 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
         write_index(tmp_path, RECORDS, all_of_them=True)
     assert page.read_text() == "<h1>My site</h1>"
     # Made by the way, it is no more than a note.
-    monkeypatch.setattr("iree_gauntlet.reports.experiment_reports.runs_folder", lambda: tmp_path)
+    monkeypatch.setattr("iree_gauntlet.reports.experiment_reports.find_runs_folder", lambda: tmp_path)
     said: list[str] = []
     monkeypatch.setattr("iree_gauntlet.messages.note", said.append)
     assert ConsolePresenter(io.StringIO()).ran(tmp_path / "r0", brief=False) == ExitCode.OK

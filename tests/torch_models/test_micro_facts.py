@@ -19,9 +19,9 @@ from iree_gauntlet.torch_models.module_facts import (
     ModuleFacts,
     describe_facts,
     find_dispatch_types,
+    find_unproven,
     find_widened_at_load,
     name_tables,
-    prove,
     read_module_facts,
     read_span_lengths,
 )
@@ -132,7 +132,7 @@ def test_a_module_tells_its_parameters_dispatches_and_sizes(built: Path) -> None
     assert (facts.constant_bytes, facts.parameter_bytes) == (0, 8192)
     assert facts.module_bytes == (built / "plain.vmfb").stat().st_size
     assert describe_facts(facts) == ["parameters f32: 8.2 kB", "dispatches: matmul_4x64x32_f32"]
-    assert prove(Proof(parameter_types=("f32",), parameter_share=1.0, dispatch="matmul"), facts, facts) == []
+    assert find_unproven(Proof(parameter_types=("f32",), parameter_share=1.0, dispatch="matmul"), facts, facts) == []
 
 
 @pytest.mark.iree
@@ -142,7 +142,7 @@ def test_weights_that_stay_narrow_prove_their_recipe(built: Path) -> None:
     assert facts.load_dispatches == ()
     assert any("i8" in find_dispatch_types(name) for name in facts.dispatches)
     proof = Proof(parameter_types=("i8",), parameter_share=0.3, dispatch="i8", different=True)
-    assert prove(proof, facts, baseline) == []
+    assert find_unproven(proof, facts, baseline) == []
 
 
 @pytest.mark.iree
@@ -153,7 +153,7 @@ def test_weights_that_become_wide_when_the_module_is_loaded_are_seen(built: Path
     assert facts.dispatches == baseline.dispatches
     assert [find_dispatch_types(name) for name in facts.load_dispatches] == [("i8", "f32", "f32")]
     assert find_widened_at_load(facts, "si8") == facts.load_dispatches
-    assert prove(Proof(parameter_types=("i8",), parameter_share=0.5), facts, baseline) == [
+    assert find_unproven(Proof(parameter_types=("i8",), parameter_share=0.5), facts, baseline) == [
         "its parameters of type i8 become f32 when it is loaded: elementwise_32x64_i8xf32xf32"
     ]
     assert "made of them at load: elementwise_32x64_i8xf32xf32" in describe_facts(facts)
@@ -164,7 +164,7 @@ def test_weights_that_are_constants_of_the_module_count_too(built: Path) -> None
     facts, baseline = _read(built, "inline"), _read(built, "plain")
     assert facts.parameters == ()
     assert facts.constant_bytes == 32 * 256
-    assert prove(Proof(parameter_types=("i8",), parameter_share=0.5), facts, baseline) == [
+    assert find_unproven(Proof(parameter_types=("i8",), parameter_share=0.5), facts, baseline) == [
         "it reads no parameter of type i8: those that it reads are none",
         "its parameters and constants take 8.2 kB, and the recipe promises at most 50 % of the baseline's 8.2 kB",
     ]
@@ -198,32 +198,35 @@ def test_a_module_whose_parts_are_not_told_apart_is_refused(built: Path, tmp_pat
 
 def test_what_a_recipe_promises_is_asked_of_its_module() -> None:
     facts = _facts()
-    assert prove(Proof(), facts, _BASELINE) == []
-    assert prove(Proof(parameter_types=("i8", "f32"), parameter_share=0.26, different=True), facts, _BASELINE) == []
-    assert prove(Proof(parameter_types=("f8E4M3FN",)), _facts(unread=("a", "b")), _BASELINE) == [
+    assert find_unproven(Proof(), facts, _BASELINE) == []
+    assert (
+        find_unproven(Proof(parameter_types=("i8", "f32"), parameter_share=0.26, different=True), facts, _BASELINE)
+        == []
+    )
+    assert find_unproven(Proof(parameter_types=("f8E4M3FN",)), _facts(unread=("a", "b")), _BASELINE) == [
         (
             "it reads no parameter of type f8E4M3FN: those that it reads are i8 (1.0 kB), f32 (40 B);"
             " the program's a, b are not read"
         )
     ]
-    assert prove(Proof(parameter_share=0.25), facts, _BASELINE) == [
+    assert find_unproven(Proof(parameter_share=0.25), facts, _BASELINE) == [
         "its parameters and constants take 1.0 kB, and the recipe promises at most 25 % of the baseline's 4.0 kB"
     ]
     # What a recipe leaves alone, such as embeddings, is no smaller for it.
-    assert prove(Proof(parameter_share=0.1), facts, _BASELINE, changed_bytes=3000) == []
-    assert prove(Proof(parameter_share=0.25), facts, _BASELINE, changed_bytes=3990) == [
+    assert find_unproven(Proof(parameter_share=0.1), facts, _BASELINE, changed_bytes=3000) == []
+    assert find_unproven(Proof(parameter_share=0.25), facts, _BASELINE, changed_bytes=3990) == [
         (
             "its parameters and constants take 1.0 kB, and the recipe promises at most"
             " 25 % of the 4.0 kB that it changes of the baseline's 4.0 kB"
         )
     ]
-    assert prove(Proof(dispatch=r"i8xi8xi32"), facts, _BASELINE) == [
+    assert find_unproven(Proof(dispatch=r"i8xi8xi32"), facts, _BASELINE) == [
         (
             "no dispatch of its calls has a name that matches i8xi8xi32: there are matmul_4x64x32_f32xi8xf32,"
             " elementwise_256_f32"
         )
     ]
-    assert prove(Proof(different=True), facts, facts) == ["its module is the baseline's, byte for byte"]
+    assert find_unproven(Proof(different=True), facts, facts) == ["its module is the baseline's, byte for byte"]
 
 
 def test_signs_of_types_do_not_matter_as_names_of_dispatches_have_none() -> None:
@@ -232,7 +235,7 @@ def test_signs_of_types_do_not_matter_as_names_of_dispatches_have_none() -> None
     )
     assert find_widened_at_load(unsigned, "ui8") == unsigned.load_dispatches
     assert find_widened_at_load(unsigned, "i4") == ()
-    assert prove(Proof(parameter_types=("i8",)), _facts(parameters=unsigned.parameters), _BASELINE) == []
+    assert find_unproven(Proof(parameter_types=("i8",)), _facts(parameters=unsigned.parameters), _BASELINE) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.torch_models.module_facts import ModuleFacts, prove, read_module_facts
+from iree_gauntlet.torch_models.module_facts import ModuleFacts, find_unproven, read_module_facts
 from iree_gauntlet.torch_models.plugins import load_registry
 from tests.support.variant_builder import Built, built_here, distance, plan_of
 
@@ -62,7 +62,7 @@ def test_a_quantisation_at_a_linear_layer(tmp_path: Path, recipe: str, m: int, k
     found, facts, outputs = made(tmp_path, plan_of(tmp_path, "linear", m, k, n, quantization=recipe))
     assert distance(outputs, found.outputs()) < 1e-5
     assert 0.0005 < distance(outputs, found.reference()) < ERRORS[recipe]
-    assert prove(REGISTRY.recipe(recipe).recipe.proof, facts, plain) == []
+    assert find_unproven(REGISTRY.recipe(recipe).recipe.proof, facts, plain) == []
     assert plain.stored_bytes == 4 * k * n
     assert facts.stored_bytes * 8 <= BITS[recipe] * k * n
     # Nothing of it is made wider, or unpacked, when the module is loaded.
@@ -77,7 +77,7 @@ def test_a_quantisation_of_narrow_types(tmp_path: Path, recipe: str, dtype: str)
     found, facts, outputs = made(tmp_path, plan)
     assert distance(outputs, found.outputs()) < 0.02
     assert distance(outputs, found.reference()) < 1.2 * ERRORS[recipe] + 0.01
-    assert prove(REGISTRY.recipe(recipe).recipe.proof, facts, plain) == []
+    assert find_unproven(REGISTRY.recipe(recipe).recipe.proof, facts, plain) == []
 
 
 @pytest.mark.parametrize("recipe", QUANTIZED)
@@ -126,7 +126,7 @@ def test_a_recipe_of_the_compiler(tmp_path: Path, recipe: str) -> None:
         assert any(asked.contraction_type in name for name in facts.dispatches)
     else:
         assert error < 1e-5
-    assert prove(asked.proof, facts, before) == []
+    assert find_unproven(asked.proof, facts, before) == []
 
 
 # Their arithmetic

@@ -1,4 +1,4 @@
-"""What a compiled module depends on, as the key under which it is kept.
+"""The key under which a compiled module is kept: a hash of what it depends on, which `compile_step` lists.
 
 A key must change whenever the module might, and must not change with what the module cannot depend on:
 where files lie, and where other outputs go.

@@ -192,12 +192,12 @@ class ModuleMaker:
             # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
             Path(path).unlink(missing_ok=True)
         outcome = self.session.processes.run(step)
-        judge = self._judge if outcome.exit_code != 0 else self._published
+        judge = self._judge if outcome.exit_code != 0 else self._publish_outputs
         result = judge(step, key, ingredients, outcome, previous)
         result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
         return self.session.processes.complete(step, outcome, result)
 
-    def _published(
+    def _publish_outputs(
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
     ) -> Result:
         """What a tool that ended well has made, put into the cache."""
@@ -205,7 +205,7 @@ class ModuleMaker:
         if missing:
             return Result(Verdict.ERROR, f"exit code 0, but {Path(missing[0]).name} was not written")
         if is_edited(step):
-            return _edit(step)
+            return _make_edited_error(step)
         statistics = self._read_statistics(step, outcome)
         notes = [*step.notes]
         if previous is not None:
@@ -255,7 +255,7 @@ class ModuleMaker:
             # Not the product under test: our own program, or what the spec asks of it.
             return replace(result, verdict=Verdict.ERROR)
         if is_edited(step):
-            return _edit(step)
+            return _make_edited_error(step)
         # Of a place in the program, and not of the linker or of this machine.
         placed = any(map(_PLACED_ERROR.search, lines)) and not any(map(_PASSING.search, lines))
         if not placed:
@@ -329,6 +329,6 @@ def is_edited(step: Step) -> bool:
         return True
 
 
-def _edit(step: Step) -> Result:
+def _make_edited_error(step: Step) -> Result:
     what = f"{step.input('program').path} was changed or removed while this ran: what became of it is kept nowhere"
     return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again.",))

@@ -267,7 +267,7 @@ def format_shell_line(command: Command) -> str:
     return f"cd {shlex.quote(folder)} && {line}"
 
 
-def explain_disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
+def is_disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
     """Whether the file system of a path (or of its nearest parent that exists) has no room left.
 
     True also where a process said so: by the time that one looks, its temporary files are gone.

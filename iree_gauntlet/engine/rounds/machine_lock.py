@@ -144,7 +144,7 @@ class MachineLocks:
             lock.release()
 
 
-def list_machine_locks(environ: Mapping[str, str], cancelled: threading.Event) -> MachineLocks:
+def make_machine_locks(environ: Mapping[str, str], cancelled: threading.Event) -> MachineLocks:
     """The locks of this machine; a wait for one takes an hour at most.
 
     Raises:

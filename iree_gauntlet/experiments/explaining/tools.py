@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
-from iree_gauntlet.engine.processes.supervisor import Outcome, explain_disk_full
+from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.steps import Command
 from iree_gauntlet.toolchains.host import means_host, read_host_cpu
@@ -194,7 +194,7 @@ class Tools:
         outcome = self.supervisor.run(Command(tuple(argv), str(cwd)), stdout=out, stderr=err, timeout=timeout)
         if outcome.cancelled:
             raise KeyboardInterrupt
-        if outcome.exit_code and explain_disk_full(self.folder, outcome.tail):
+        if outcome.exit_code and is_disk_full(self.folder, outcome.tail):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
         complaints = tuple(line for line in _format_beginning(out).splitlines() if line.startswith(_FAILED))
         return ToolResult(outcome, complaints, _format_beginning(err))

@@ -239,7 +239,7 @@ def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> P
     Args:
         ratios: of all blocks that count; those after the plan's last look are not used.
         plan: when to look and what the looks cost together: α shared out over all comparisons of the search.
-        middle: of the ends (`middle_of`); above 0 where bad takes longer.
+        middle: of the ends (`find_middle`); above 0 where bad takes longer.
 
     Raises:
         EvidenceError: no ratios, one that is not finite, a middle that is 0 or not finite.

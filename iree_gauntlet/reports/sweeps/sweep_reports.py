@@ -23,7 +23,7 @@ from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
 from iree_gauntlet.reports.sweeps.sweep_plots import draw_memory_plot, draw_plots
-from iree_gauntlet.reports.sweeps.sweep_rows import MissingPoint, SweepHeader, read_rows, write_results_csv
+from iree_gauntlet.reports.sweeps.sweep_rows import MissingPoint, SweepHeader, format_results_csv, read_rows
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
@@ -362,7 +362,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     document = make_sweep_document(rows, header, plots)
     folder = run_dir / "results"
     files: dict[str, str | bytes] = {
-        "results.csv": write_results_csv(rows, header.missing),
+        "results.csv": format_results_csv(rows, header.missing),
         "results.md": render_markdown(document),
         "results.json": json.dumps({"header": written, "points": records}, indent=1) + "\n",
         "results.html": render_html(document),

@@ -311,7 +311,7 @@ CSV_COLUMNS: dict[str, _Column] = {
 }
 
 
-def write_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()) -> str:
+def format_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()) -> str:
     """The whole file, with its header; lines end as RFC 4180 has it.
 
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
