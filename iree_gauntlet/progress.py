@@ -52,6 +52,10 @@ class Progress:
     def note(self, url: str, message: str) -> None:
         """Something out of the ordinary about a file, in one line: a retry, a wait for another run, damage."""
 
+    def pinned(self, url: str, message: str) -> None:
+        """A hash was learnt: a note, where nobody shows it otherwise."""
+        self.note(url, message)
+
     def message(self, text: str) -> None:
         """Something that stays to be read."""
 
@@ -112,3 +116,8 @@ class Recorder(Progress):
         """Keep it and pass it on."""
         self.notes.append(message)
         self.watcher.note(url, message)
+
+    def pinned(self, url: str, message: str) -> None:
+        """Keep it and pass it on."""
+        self.notes.append(message)
+        self.watcher.pinned(url, message)

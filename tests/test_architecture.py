@@ -55,6 +55,23 @@ MOST = {
     "nouns": 720,
     "many": 4,
 }
+_ASKED_SENTENCES = {
+    # Of obstore, pydantic, and the runtime.
+    ("artifacts/remotes.py", "'HTTP error' not in reason"),
+    ("dialects/spec_file.py", "message.startswith('Input should be a valid dictionary or instance')"),
+    ("engine/processes/run_client.py", "record.message.startswith('RESOURCE_EXHAUSTED')"),
+    # Punctuation, and whether a line would say the same again.
+    ("errors.py", "what.endswith('?')"),
+    ("reports/details.py", "step.signal in step.reason"),
+    ("reports/details.py", "f'exit code {step.exit_code}' not in step.reason"),
+    # Of journals, which keep it as a note or a reason alone: a constant, and what earlier versions wrote.
+    ("engine/run_start.py", "NOTHING_COMPARED not in step.notes"),
+    ("reports/summary.py", "NOTHING_COMPARED not in step.notes"),
+    ("reports/summary.py", "NOTHING_COMPARED in step.notes"),
+    ("reports/summary.py", "': ' in check.note"),
+    ("records/outcome.py", "_ENVIRONMENT.search(note)"),
+    ("results.py", "words in result.reason"),
+}
 HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib", "jinja2")
 
 
@@ -193,6 +210,36 @@ def test_the_package_does_not_grow() -> None:
     assert not larger, f"`python tools/size.py` says where; the most are {MOST}"
     assert measured.find_shared_class_names() == [], "a class name stands for one thing"
     assert measured.find_circles() == [], "no files import each other"
+
+
+def test_no_sentence_of_ours_decides() -> None:
+    """What people read is looked into only where it is others' words, or an earlier version's journal."""
+    found = {
+        (str(path.relative_to(PACKAGE)), ast.unparse(node))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if _asks_a_sentence(node)
+    }
+    assert found == _ASKED_SENTENCES
+
+
+def _asks_a_sentence(node: ast.AST) -> bool:
+    """Whether a text for people is searched, or held against a text with a blank."""
+
+    def is_sentence(item: ast.expr) -> bool:
+        name = item.attr if isinstance(item, ast.Attribute) else item.id if isinstance(item, ast.Name) else ""
+        return name in {"reason", "note", "notes", "what", "message", "remark", "remarks", "why", "problem", "hint"}
+
+    if isinstance(node, ast.Compare):
+        if isinstance(node.ops[0], ast.In | ast.NotIn):
+            return is_sentence(node.comparators[0])
+        texts = [item.value for item in node.comparators if isinstance(item, ast.Constant)]
+        return is_sentence(node.left) and any(" " in str(text) for text in texts)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in {"startswith", "endswith"}:
+            return is_sentence(node.func.value)
+        return node.func.attr in {"search", "match", "fullmatch"} and any(map(is_sentence, node.args))
+    return False
 
 
 def test_a_program_begins_where_all_of_it_is_defined() -> None:

@@ -488,7 +488,7 @@ class ArtifactStore:
         entry = RegistryEntry(source.local_name, sha256, source.url)
         if self.learnt.add(entry, self.root / "locks" / "registry.lock", progress):
             message = f"sha256 {sha256} is now pinned in {self.learnt.path} (`cache.lock` puts it into the registry)"
-            progress.note(source.url, message)
+            progress.pinned(source.url, message)
 
 
 def _hash_seeded(url: str) -> str:

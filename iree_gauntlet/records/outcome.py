@@ -137,9 +137,7 @@ class RunOutcome:
     """The result of a run.
 
     Attributes:
-        chains: in plan order.
         state: `complete`, `interrupted`, or `unfinished` (killed, or still under way).
-        resumed: how often it was resumed.
         torn: whether the journal's last line was cut short (and left out).
         seconds: wall time, over all parts of a resumed run.
         tool_seconds: wall time inside IREE's tools, summed over steps (steps may run at the same time).

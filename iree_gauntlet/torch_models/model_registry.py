@@ -26,6 +26,7 @@ from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import shown
 from iree_gauntlet.torch_models.declarations import (
     FROM_PYBUDA,
+    INSTALL_HINT,
     Declaration,
     DeclarationError,
     collect_declarations,
@@ -439,6 +440,5 @@ def _find_problems(run: Callable[[], object], folder: Path, file: Path) -> list[
         return error.problems
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a file of a user may raise anything, and is named for it
         problem = make_failure_problem(error, folder, file, 0, "")
-        late = _LATE_IMPORT if isinstance(error, ModuleNotFoundError) and "pip install" in problem.hint else ""
-        return [replace(problem, hint=problem.hint + late)]
+        return [replace(problem, hint=problem.hint + _LATE_IMPORT) if problem.hint == INSTALL_HINT else problem]
     return []

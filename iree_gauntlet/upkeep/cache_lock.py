@@ -121,10 +121,8 @@ def _take_over(place: CachePlace, item: Fetched, progress: Progress) -> None:
 class _Unpinned(Recorder):
     """Progress without the notes that a hash was learnt: here, it is shown as a change."""
 
-    def note(self, url: str, message: str) -> None:
-        """Pass it on, unless it is about a pin."""
-        if "is now pinned in" not in message:
-            super().note(url, message)
+    def pinned(self, url: str, message: str) -> None:
+        """Say nothing."""
 
 
 def _show(place: CachePlace, relock: Relock, refreshed: list[RegistryEntry], *, dry: bool) -> None:
