@@ -130,7 +130,9 @@ def test_the_journals_record(environment: tuple[Path, Path]) -> None:
         "runtime_commit": "a" * 40,
         "identity": toolchain.compiler.identity,
         "source": f"installed: {environment[1]}",
+        "runtime_identity": toolchain.runtime.identity,
     }
+    assert toolchain.runtime.identity
     assert toolchain.compiler.release == "3.13.0"
     assert not toolchain.compiler.onnx_version
 
