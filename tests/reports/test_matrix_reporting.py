@@ -361,6 +361,10 @@ def test_two_names_of_one_iree_are_told(tmp_path: Path) -> None:
     record = folder / "matrix.jsonl"
     record.write_text(record.read_text().replace('"identity": "installed"', '"identity": "3.13.0"'))
     assert "installed and 3.13.0 are the same IREE" in " ".join(read_matrix_outcome(folder).remarks)
+    # With another runtime it is another IREE.
+    other = record.read_text().replace('"identity": "3.13.0"', '"identity": "3.13.0", "runtime_identity": "x"', 1)
+    record.write_text(other)
+    assert "are the same IREE" not in " ".join(read_matrix_outcome(folder).remarks)
 
 
 def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_path: Path) -> None:
