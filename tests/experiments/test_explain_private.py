@@ -192,6 +192,19 @@ def test_what_has_no_known_type_or_no_values_stays(tmp_path: Path) -> None:
     assert locate.made_up(items, tmp_path) == tuple(items)
 
 
+def test_a_bundle_holds_values_and_how_those_are_made_that_it_does_not_hold(tmp_path: Path) -> None:
+    for name, data in {"own": b"1234", "made": b"5678", "zeros": bytes(4)}.items():
+        (tmp_path / f"{name}.bin").write_bytes(data)
+    recipe = ("1xf32", "1", "7", "-1", "1")
+    tensors = [HeldTensor("1xf32", tmp_path / "own.bin"), HeldTensor("1xf32", tmp_path / "made.bin", recipe)]
+    files = BundleFiles()
+    texts = files.add_tensors([*tensors, HeldTensor("1xf32", tmp_path / "zeros.bin")], "input")
+    assert texts == ["1xf32=@input_0.bin", "1xf32=@input_1.bin", "1xf32"]
+    assert (files.held, files.made) == ({"input_0.bin": b"1234"}, [("input_1.bin", *recipe)])
+    (tool,) = files.tools
+    assert tool.name == "make_values.py"
+
+
 def test_files_that_flags_name_are_in_a_bundle_once_each(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.mlir").write_text(name)
