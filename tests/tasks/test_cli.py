@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.requests import _split_words
+from iree_gauntlet.tasks.program import _join_words
 from tests.support.command_line import LIMIT_SECONDS, MAIN, Done, run_here
 from tests.support.places import ROOT
 
@@ -178,3 +180,9 @@ def test_what_a_command_imports_is_compiled_once(project: Project, tmp_path: Pat
     kept = f"unset PYTHONDONTWRITEBYTECODE; PYTHONPYCACHEPREFIX={tmp_path / 'pyc'}"
     assert _shell(project, f"{kept} gauntlet list").code == 0
     assert list((tmp_path / "pyc").rglob("sharktank_schema.*.pyc"))
+
+
+@pytest.mark.parametrize("words", [["a", "b c"], ["it's", "x"], ["one"], ['"', "a  b"], ["runs/a b"]])
+def test_words_behind_a_task_stay_as_they_were_typed(words: list[str]) -> None:
+    *_, joined = _join_words(["explain", *words])
+    assert _split_words(joined) == tuple(words)
