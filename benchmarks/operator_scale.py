@@ -30,15 +30,17 @@ from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import Workbench
+from iree_gauntlet.journal_events import RunEvent
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
+from iree_gauntlet.toolchains.flags import NO_FLAGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 _JOBS = (1, 2)
 _CONFIG = "cpu_llvm_sync"
@@ -128,12 +130,12 @@ def run_here(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
 
 @contextmanager
 def opened_engine(
-    steps: list[Step], folder: Path, run_dir: Path, jobs: int, performers: dict[Stage, Callable[[Step], Result]]
+    steps: list[Step], folder: Path, run_dir: Path, jobs: int, performers: Mapping[Stage, Callable[[Step], Result]]
 ) -> Iterator[Engine]:
     """An engine whose journal has begun, in a run's folder below one with a cache."""
     progress, cache = PlainProgress(io.StringIO()), folder / "cache"
     store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
-    workbench = Workbench(None, None, None, cache, store, ModuleCache(cache), None, Leases(cache))
+    workbench = Workbench(None, None, NO_FLAGS, cache, store, ModuleCache(cache), None, Leases(cache))
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
     # This process's own, so that it waits for nobody.
     os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
@@ -141,9 +143,9 @@ def opened_engine(
         Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, progress) as session,
     ):
-        event = {"run": run_dir.name, "suite": "ops", "steps": steps}
-        journal.run(event)
-        progress.run_started(event)
+        event = RunEvent(run=run_dir.name, suite="ops")
+        journal.run(event, steps)
+        progress.run_started(event, len(steps))
         yield Engine(session, workbench, options, performers, lambda: 64 << 30)
     progress.close()
 

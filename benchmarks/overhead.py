@@ -105,7 +105,8 @@ def _warm_run(folder: Path) -> tuple[list[float], list[float]]:
     for number in range(_WARM_ROUNDS):
         record = read_journal(_gauntlet(folder, f"warm{number}") / "journal.jsonl")
         assert record.end is not None
-        ours.append(float(record.end["seconds"]))
+        assert record.end.seconds is not None
+        ours.append(record.end.seconds)
         commands = [step["command"] for step in record.steps if step["stage"] in ("threshold", "benchmark")]
         theirs.append(sum(_timed(functools.partial(_quietly, command)) for command in commands))
     return ours, theirs

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.measuring.machine.machine_state import CpuWatch, read_machine_facts
+from iree_gauntlet.measuring.machine.machine_state import measure_cpu_use, read_cpu_times, read_machine_facts
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 
 if TYPE_CHECKING:
@@ -109,14 +109,13 @@ def _record(argv: list[str], condition: str, rounds: int) -> dict[str, Any]:
     started, times, busy = [], [], []
     beginning = time.monotonic()
     for _ in range(rounds):
-        watch = CpuWatch()
-        before = os.times()
+        cpus, before = read_cpu_times(), os.times()
         started.append(round(time.monotonic() - beginning, 2))
         done = subprocess.run([*prefix, *command], capture_output=True, text=True, check=True)
         after = os.times()
         own = after.children_user - before.children_user + after.children_system - before.children_system
-        share, _ = watch.shares(own)
-        busy.append(None if share is None else round(share, 2))
+        use = measure_cpu_use(cpus, read_cpu_times(), own)
+        busy.append(None if use is None else round(use.busy_share, 2))
         (samples,) = parse_benchmark_rows(done.stdout)
         times.append([_rounded(value) for value in samples.real_time_ms])
     return {"started_s": started, "other_work_share": busy, "real_time_ms": times}
