@@ -135,10 +135,7 @@ class Verdict(StrEnum):
     @staticmethod
     def worst(verdicts: Iterable[Verdict]) -> Verdict:
         """The one with the worst exit code; of several with the same, one that is a failure; skipped of none."""
-        found = set(verdicts)
-        code = exit_code_of(found)
-        worst = [verdict for verdict in VERDICTS if verdict in found and verdict.exit_code is code]
-        return min(worst, key=lambda verdict: not verdict.counts_as_failure, default=Verdict.SKIPPED)
+        return min(verdicts, key=_RANKS.__getitem__, default=Verdict.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +159,8 @@ _MEANINGS = {
     Verdict.SKIPPED: _Meaning(ExitCode.OK, "was skipped"),
 }
 VERDICTS = tuple(_MEANINGS)
+_WORST_FIRST = sorted(VERDICTS, key=lambda verdict: (verdict.exit_code.rank, not verdict.counts_as_failure))
+_RANKS = {verdict: rank for rank, verdict in enumerate(_WORST_FIRST)}
 
 
 def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:

@@ -27,6 +27,11 @@ class ExitCode(IntEnum):
         return next((code for code in _MEANINGS if code in codes), ExitCode.OK)
 
     @property
+    def rank(self) -> int:
+        """Its place in that order, from 0."""
+        return list(_MEANINGS).index(self)
+
+    @property
     def meaning(self) -> str:
         """What it says, in a few words."""
         return _MEANINGS[self]

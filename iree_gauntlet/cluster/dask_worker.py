@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import inspect
 import os
-import pickle
 import secrets
 import shutil
 import sys
@@ -224,7 +223,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
                     waiting.set_exception(said)
                 else:
                     waiting.set_result(said)
-        except (ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             run.why = f"its process says what is not understood: {error!r}"
             run.process.kill()
         code = await run.process.wait()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Part, Toolchain
 
 
+_OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
+
+
 class BrokenRunError(Exception):
     """The process of a run ended with an order undone."""
 
@@ -35,11 +38,15 @@ def encode(message: object) -> bytes:
 
 
 def decode(line: bytes) -> Any:
-    """What a line of `encode` says."""
-    return pickle.loads(base64.b64decode(line))  # noqa: S301
+    """What a line of `encode` says.
 
-
-_OTHER = "`--iree RELEASE` is installed on each worker; other IREEs have to be there already, and be the same"
+    Raises:
+        ValueError: it is none, or was cut short.
+    """
+    try:
+        return pickle.loads(base64.b64decode(line.removesuffix(b"\n"), validate=True))  # noqa: S301 - of our own process
+    except Exception as error:
+        raise ValueError(f"{line[:60]!r} is no message: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +190,8 @@ class Link(Protocol):
 
 
 def _list_places(run_dir: Path, machine: Workbench) -> tuple[str, ...]:
-    """Folders of this machine, empty for none: results are to say what is true where a run was started.
-
-    They are the run's, the cache's, those of the compiler's and the runtime's tools; and the compiler's interpreter.
-    """
+    """Folders of the run, the cache, the compiler and the runtime, and the compiler's Python; empty for none."""
+    # Results are to say what is true where a run was started.
     if machine.toolchain is None:
         return (str(run_dir), str(machine.cache_dir), "", "", "")
     compiler, runtime = machine.toolchain.compiler, machine.toolchain.runtime

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cluster.link import with_paths
+from iree_gauntlet.cluster.link import BrokenRunError, decode, encode, with_paths
 
 WORDS = st.text("ab", min_size=1, max_size=2)
 PATHS = st.lists(WORDS, min_size=1, max_size=3).map(lambda words: "/" + "/".join(words))
@@ -45,3 +48,24 @@ def test_a_path_becomes_what_the_longest_folder_above_it_is(renamed: dict[str, s
     above = [folder for folder in renamed if path == folder or path.startswith(f"{folder}/")]
     folder = max(above, key=len, default="")
     assert with_paths(path, renamed) == renamed.get(folder, "") + path[len(folder) :]
+
+
+def test_a_message_is_what_was_said() -> None:
+    number, error = decode(encode((3, BrokenRunError("it ended"))))
+    assert (number, str(error)) == (3, "it ended")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"a library's warning\n",
+        encode((3, "whole"))[:-6],
+        base64.b64encode(b"no pickle") + b"\n",
+        # Of another version: a name that is not there.
+        base64.b64encode(b"cpathlib\nNothing\n.") + b"\n",
+    ],
+)
+def test_what_is_no_message_is_said_to_be_none(line: bytes) -> None:
+    with pytest.raises(ValueError, match="is no message"):
+        decode(line)

@@ -193,3 +193,10 @@ def test_samples_of_which_only_the_mean_is_known_have_no_fastest() -> None:
     assert Samples("f", (2.5,), (), (), aggregated=True).min_ms is None
     assert Samples("f", (), (), ()).min_ms is None
     assert math.isnan(Samples("f", (), (), ()).mean_ms)
+
+
+def test_the_worst_verdict_is_that_with_the_worst_exit_code_and_a_failure_before_what_is_none() -> None:
+    worst_first = ["error", "failed", "xpassed", "inconclusive", "xfailed", "passed", "skipped"]
+    for place, worst in enumerate(worst_first):
+        assert Verdict.worst(map(Verdict, reversed(worst_first[place:]))) == worst
+    assert Verdict.worst([]) is Verdict.SKIPPED

@@ -158,8 +158,6 @@ class BatchCompiler:
     Attributes:
         members: compile steps of each batch, by the id of its step.
         memory_bytes: that a compile may take; 0 for no limit.
-        forced: whether the cache is not to be looked into.
-        progress: is told of what the cache has lost.
     """
 
     server: CompileServer
