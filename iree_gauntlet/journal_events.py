@@ -6,15 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iree_gauntlet.cases import Stage  # noqa: TC001 - read at run time
-from iree_gauntlet.recorded import Recorded
-
-# Fields of an IREE that not every record has.
-_OF_SOME_IREES = ("runtime_identity", "compiler_release", "runtime_release")
-# Fields of a `run` event that few have.
-_OF_SOME_RUNS = (
-    *("time", "lock_folder", "markers", "last_failed", "asked", "shard", "batch"),
-    *("remarks", "merged", "missing_shards", "bench", "micro", "gpus"),
-)
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +23,9 @@ class ToolchainFacts(Recorded):
     runtime_commit: str = ""
     identity: str = ""
     source: str = ""
-    runtime_identity: str = ""
-    compiler_release: str = ""
-    runtime_release: str = ""
+    runtime_identity: str = field(default="", metadata=UNLESS_DEFAULT)
+    compiler_release: str = field(default="", metadata=UNLESS_DEFAULT)
+    runtime_release: str = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def compiler_text(self) -> str:
@@ -47,9 +39,7 @@ class ToolchainFacts(Recorded):
 
     def as_dict(self) -> dict[str, Any]:
         """Of none at all, nothing."""
-        if self == ToolchainFacts():
-            return {}
-        return {name: value for name, value in Recorded.as_dict(self).items() if value or name not in _OF_SOME_IREES}
+        return {} if self == ToolchainFacts() else Recorded.as_dict(self)
 
 
 def _join_version(name: str, commit: str) -> str:
@@ -87,17 +77,13 @@ class MachineFacts(Recorded):
         devices: of the run, besides the CPU.
     """
 
-    host: str = ""
-    cpu: str = ""
-    cores: int = 0
-    memory_bytes: int | None = None
-    os: str = ""
-    python: str = ""
-    devices: tuple[Device, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """What is known."""
-        return {name: value for name, value in Recorded.as_dict(self).items() if value}
+    host: str = field(default="", metadata=UNLESS_DEFAULT)
+    cpu: str = field(default="", metadata=UNLESS_DEFAULT)
+    cores: int = field(default=0, metadata=UNLESS_DEFAULT)
+    memory_bytes: int | None = field(default=None, metadata=UNLESS_DEFAULT)
+    os: str = field(default="", metadata=UNLESS_DEFAULT)
+    python: str = field(default="", metadata=UNLESS_DEFAULT)
+    devices: tuple[Device, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +135,7 @@ class RunEvent(Recorded):
         bench, micro: what a benchmark of Python models was asked for; None for a run of spec files.
     """
 
-    time: str = ""
+    time: str = field(default="", metadata=UNLESS_DEFAULT)
     run: str = ""
     version: str = ""
     suite: str = ""
@@ -158,23 +144,19 @@ class RunEvent(Recorded):
     target: tuple[RunTarget, ...] = ()
     toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
     machine: MachineFacts = field(default_factory=MachineFacts)
-    lock_folder: str = ""
+    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
     resumed: bool = False
-    markers: str = ""
-    last_failed: bool = False
-    asked: Asked | None = None
-    shard: RunShard | None = None
-    batch: int = 0
-    remarks: tuple[str, ...] = ()
-    merged: tuple[dict[str, Any], ...] = ()
-    missing_shards: tuple[int, ...] = ()
-    bench: dict[str, Any] | None = None
-    micro: dict[str, Any] | None = None
-    gpus: tuple[dict[str, Any], ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Without what is not said of this run."""
-        return {name: value for name, value in Recorded.as_dict(self).items() if value or name not in _OF_SOME_RUNS}
+    markers: str = field(default="", metadata=UNLESS_DEFAULT)
+    last_failed: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    asked: Asked | None = field(default=None, metadata=UNLESS_DEFAULT)
+    shard: RunShard | None = field(default=None, metadata=UNLESS_DEFAULT)
+    batch: int = field(default=0, metadata=UNLESS_DEFAULT)
+    remarks: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    merged: tuple[dict[str, Any], ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    missing_shards: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    bench: dict[str, Any] | None = field(default=None, metadata=UNLESS_DEFAULT)
+    micro: dict[str, Any] | None = field(default=None, metadata=UNLESS_DEFAULT)
+    gpus: tuple[dict[str, Any], ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
     @property
     def of_specs(self) -> bool:

@@ -89,16 +89,6 @@ class Recorded:
         return readers, defaults, flat
 
 
-class KnownRecord(Recorded):
-    """One that is written without what is None."""
-
-    __slots__ = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, without what there is not."""
-        return {name: value for name, value in Recorded.as_dict(self).items() if value is not None}
-
-
 def _find_reader(hint: Any) -> _Reader:
     """For values that are not null."""
     if isinstance(hint, UnionType):

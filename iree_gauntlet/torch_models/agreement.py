@@ -8,7 +8,7 @@ gradients before it differ by far more than rounding moves them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from iree_gauntlet.measuring.numerics.arrays import is_float
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
-from iree_gauntlet.recorded import KnownRecord, Recorded
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.torch_models.build_folder import Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, Tolerance
 
@@ -60,7 +60,7 @@ class ContractionErrors(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputErrors(KnownRecord):
+class OutputErrors(Recorded):
     """How far outputs are from what was expected, as shares of that, and how far they may be.
 
     Attributes:
@@ -73,9 +73,9 @@ class OutputErrors(KnownRecord):
     peak: float
     rms_tolerance: float
     peak_tolerance: float
-    flips: int | None = None
-    rms_without_flips: float | None = None
-    contractions: ContractionErrors | None = None
+    flips: int | None = field(default=None, metadata=UNLESS_DEFAULT)
+    rms_without_flips: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    contractions: ContractionErrors | None = field(default=None, metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ it is there.
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,7 @@ from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import list_benchmark_warnings
-from iree_gauntlet.recorded import KnownRecord, Recorded
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.results import Result, Samples, shorten
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
@@ -147,7 +147,7 @@ class Latencies(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchFigures(KnownRecord):
+class BenchFigures(Recorded):
     """What a benchmark's result has as its statistics; None is what such a model has not.
 
     Attributes:
@@ -163,11 +163,11 @@ class BenchFigures(KnownRecord):
     peak_rss_bytes: int
     device_memory: dict[str, Any]
     latency_ms: Latencies
-    tokens_per_sec: float | None = None
-    prefill_ms: Latencies | None = None
-    decode_ms: Latencies | None = None
-    host_ms: dict[str, list[float]] | None = None
-    machine: dict[str, Any] | None = None
+    tokens_per_sec: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    prefill_ms: Latencies | None = field(default=None, metadata=UNLESS_DEFAULT)
+    decode_ms: Latencies | None = field(default=None, metadata=UNLESS_DEFAULT)
+    host_ms: dict[str, list[float]] | None = field(default=None, metadata=UNLESS_DEFAULT)
+    machine: dict[str, Any] | None = field(default=None, metadata=UNLESS_DEFAULT)
     disturbed: tuple[str, ...] = ()
 
 
