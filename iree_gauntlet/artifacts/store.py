@@ -226,7 +226,7 @@ class _Arrival:
         # What an earlier attempt has left there, Pooch would take for the file.
         shutil.rmtree(self.folder / "checking", ignore_errors=True)
         # Pooch's own line for each download would stand between ours.
-        import pooch  # noqa: PLC0415
+        import pooch  # noqa: PLC0415 - it takes its time, and most files are there
 
         pooch.get_logger().setLevel("WARNING")
         url, expected, name = self.source.url, self.expected, self.source.local_name.rpartition("/")[2]

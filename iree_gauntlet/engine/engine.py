@@ -310,7 +310,7 @@ class Engine:
             case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE:
                 return self._maker.make(step)
             case Stage.COUNT:
-                from iree_gauntlet.engine.performance import check_instructions  # noqa: PLC0415
+                from iree_gauntlet.engine.performance import check_instructions  # noqa: PLC0415 - counts are rare
 
                 return check_instructions(step, self._maker.make(step), self.workbench.release)
             case Stage.THRESHOLD:
