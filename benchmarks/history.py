@@ -18,7 +18,7 @@ import numpy as np
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, judge
 from iree_gauntlet.history.stores import open_history
-from iree_gauntlet.records.history_run import (
+from iree_gauntlet.records.history_record import (
     HistoryCase,
     HistoryFigure,
     HistoryMachine,

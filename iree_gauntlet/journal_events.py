@@ -1,4 +1,4 @@
-"""What the journal's `run` and `end` events say: which run, with which IREE, on what machine, and how it ended."""
+"""How records begin and end: which run, with which IREE, on what machine; whose experiment; and how that ended."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class MachineFacts(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class RunTarget(Recorded):
-    """A target of a run, and the machine that golden times belong to."""
+    """A target of a run, and the SKU whose golden times hold."""
 
     name: str = ""
     sku: str = ""
@@ -115,7 +115,7 @@ class Asked(Recorded):
 
     Attributes:
         defaults: what the task selects by itself.
-        stages: what is done; None for what the suite says.
+        stages: None for what the suite says.
     """
 
     selection: dict[str, Any]
@@ -166,15 +166,31 @@ class RunEvent(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class EndEvent(Recorded):
-    """How a record ends.
-
-    Attributes:
-        seconds: None where they were not measured.
-        stopped: why it ended before its last part.
-    """
+    """How a run or a matrix ends; `stopped` is why before its last part."""
 
     time: str = ""
     exit_code: int = 0
     seconds: float | None = None
     interrupted: bool = False
     stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentOpening(Recorded):
+    """Who began an experiment, when, and how: `command` is as it was typed in the folder `cwd`."""
+
+    time: str = field(default="", metadata=UNLESS_DEFAULT)
+    version: str = field(default="", metadata=UNLESS_DEFAULT)
+    command: str = field(default="", metadata=UNLESS_DEFAULT)
+    cwd: str = field(default="", metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentEnd(Recorded):
+    """How it ended; `problem` is why it has no result."""
+
+    time: str = field(default="", metadata=UNLESS_DEFAULT)
+    exit_code: int
+    problem: str = ""
+    seconds: float = 0.0
+    interrupted: bool = False

@@ -33,7 +33,6 @@ from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom
 from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
-from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named
 from iree_gauntlet.records.explain_outcome import (
     EXPLAIN_FOLDER,
     EXPLAIN_RECORD,
@@ -42,6 +41,7 @@ from iree_gauntlet.records.explain_outcome import (
     ProbedSwitch,
     read_explained_before,
 )
+from iree_gauntlet.records.run_folder import LATEST, asked_for, run_named
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.toolchain import COMPILE, RUN_MODULE

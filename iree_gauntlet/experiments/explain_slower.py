@@ -29,7 +29,7 @@ from iree_gauntlet.experiments.explaining.bundle import (
 from iree_gauntlet.experiments.explaining.slower import find_slow_dispatch, slower_of
 from iree_gauntlet.figures import format_cpus, format_dispatch_change, milliseconds
 from iree_gauntlet.records.compare_record import comparison_named, read_comparison
-from iree_gauntlet.records.earlier_runs import LATEST
+from iree_gauntlet.records.run_folder import LATEST
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -36,16 +36,18 @@ from iree_gauntlet.journal_events import Asked, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.records.earlier_runs import (
+from iree_gauntlet.records.event_log import Journal
+from iree_gauntlet.records.run_folder import (
     asked_for,
     begun_with,
+    find_asked_folder,
     find_failed_chains,
     find_newest_run,
+    keep_if_begun,
+    make_folder,
     read_finished_verdicts,
     run_named,
 )
-from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.records.run_folder import find_asked_folder, keep_if_begun, make_folder
 from iree_gauntlet.requests import (
     KEPT_UNLESS_GIVEN,
     ConductRequest,

@@ -20,7 +20,7 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_events import RunShard
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.records.earlier_runs import run_named
+from iree_gauntlet.records.run_folder import run_named
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.system.atomic import write_atomic
 

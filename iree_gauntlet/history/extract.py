@@ -13,7 +13,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
-from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
+from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,8 +14,15 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.history.stores import UnreadableError, find_history, open_history
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.records.history_outcome import ConfirmedFigure, IndexedRun, Point, Series, SeriesKey
-from iree_gauntlet.records.history_run import history_file, read_history_file
+from iree_gauntlet.records.history_record import (
+    ConfirmedFigure,
+    IndexedRun,
+    Point,
+    Series,
+    SeriesKey,
+    history_file,
+    read_history_file,
+)
 from iree_gauntlet.records.outcome import read_outcome
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjust_p_values
-from iree_gauntlet.records.history_outcome import Finding, FindingKind, Series
+from iree_gauntlet.records.history_record import Finding, FindingKind, Series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.configuration_file import Mark
-    from iree_gauntlet.records.history_outcome import ConfirmedFigure, Point, SeriesKey
+    from iree_gauntlet.records.history_record import ConfirmedFigure, Point, SeriesKey
 
 
 # An error that changes more often than in a third of its runs depends on more than the IREE.

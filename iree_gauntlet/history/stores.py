@@ -21,7 +21,7 @@ from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
 from iree_gauntlet.artifacts.remote import without_queries
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.records.history_run import is_history_file
+from iree_gauntlet.records.history_record import is_history_file
 from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.journal_format import EventRecord, read_events
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
-from iree_gauntlet.records.experiment_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.records.outcome import lock_remark
 
 if TYPE_CHECKING:

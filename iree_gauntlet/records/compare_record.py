@@ -9,11 +9,10 @@ from typing import Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import format_outside, work_change
+from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded
-from iree_gauntlet.records.earlier_runs import LATEST
-from iree_gauntlet.records.experiment_events import ExperimentEnd, ExperimentOpening
-from iree_gauntlet.records.run_folder import newest_of
+from iree_gauntlet.records.run_folder import LATEST, newest_of
 from iree_gauntlet.results import DispatchChange  # noqa: TC001 - read by its type
 from iree_gauntlet.settings import find_runs_folder, shown
 from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by their types

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import counted, one_line
-from iree_gauntlet.journal_events import EndEvent, MachineFacts, ToolchainFacts
+from iree_gauntlet.journal_events import EndEvent, ExperimentOpening, MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal, refuse
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
-from iree_gauntlet.records.experiment_events import ExperimentOpening
 from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outcome, remarks_of_record
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, duration, format_dispatch_change
-from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, explain_outcome
+from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.provenance import RecordOrigin, count_seconds_between, provenance
 from iree_gauntlet.reports.report_files import Reports, make_pages
 

@@ -28,14 +28,14 @@ from iree_gauntlet.document import (
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import counted
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
-from iree_gauntlet.records.history_outcome import UNITS, Finding, HistoryOutcome, Series
-from iree_gauntlet.records.history_outcome import FindingKind as Found
+from iree_gauntlet.records.history_record import UNITS, Finding, HistoryOutcome, Series
+from iree_gauntlet.records.history_record import FindingKind as Found
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Block, Cell, Text
-    from iree_gauntlet.records.history_outcome import IndexedRun, Point, SeriesKey
+    from iree_gauntlet.records.history_record import IndexedRun, Point, SeriesKey
 
 
 _RUNS = (

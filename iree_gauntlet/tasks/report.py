@@ -1,4 +1,4 @@
-"""`report`: the reports of what was run, made again from its records alone."""
+"""`report`: the reports of what was run, made again from its records alone; also of one journal made of several."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import os
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.figures import counted, listed
+from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.records.merged_runs import merge_runs
+from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
 from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.reports.sweeps.sweep_reports import write_micro_reports
@@ -22,22 +25,17 @@ from iree_gauntlet.settings import find_runs_folder, format_typed_command, shown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from iree_gauntlet.journal_events import RunEvent, RunShard
 
 
-LATEST = "latest"
+_STOPPED = "the run stopped before this step started"
+_MOST_NAMED = 5
 
 
 def write_page_of_runs(named: str) -> ExitCode:
-    """Makes the page of a folder of runs, with all that is recorded in it.
-
-    Args:
-        named: the folder; empty for that of the project.
-
-    Raises:
-        UsageError: there is no such folder.
-        GauntletError: it cannot be written.
-    """
+    """Makes the page of a folder of runs, that of the project unless one is named."""
     folder = Path(named).absolute() if named else find_runs_folder()
     if not any(path for record in RECORDS for path in folder.glob(f"*/{record}")):
         lacks = "run in" if folder.is_dir() else "folder"
@@ -54,10 +52,6 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
         runs: folders or names; none for the working folder.
         merge: folder of the run that is made of several; empty for none.
         lenient: runs of different IREEs may be merged.
-
-    Raises:
-        UsageError: there is no such run, or several that cannot be merged.
-        GauntletError: its record cannot be read.
     """
     if merge:
         folder = Path(merge)
@@ -108,9 +102,21 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     if (into / JOURNAL).exists():
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
-    opening, events = merge_runs(
-        records, into.resolve().name, shlex.join(format_typed_command()), str(Path.cwd()), lenient=lenient
-    )
+    opening = _make_opening(records, into.resolve().name, lenient=lenient)
+    happened = [event for record in records for event in _list_happened(record)]
+    happened.sort(key=lambda event: str(event["time"]))
+    events = [{"event": "run", **opening.as_dict(), "steps": _collect_steps(records)}, *happened]
+    ends = [record.end for record in records if record.end is not None]
+    if len(ends) == len(records):
+        end = {
+            "event": "end",
+            "time": max(end.time for end in ends),
+            "exit_code": int(ExitCode.worst([ExitCode(end.exit_code) for end in ends])),
+            # It took as long as the slowest of them.
+            "seconds": max(end.seconds or 0.0 for end in ends),
+            "interrupted": any(end.interrupted for end in ends),
+        }
+        events.append(end)
     try:
         into.mkdir(parents=True, exist_ok=True)
         for record in records:
@@ -142,3 +148,152 @@ def _take_logs(record: JournalRecord, into: Path) -> None:
             continue
         except OSError:  # another file system, or one without links
             shutil.copyfile(path, target)
+
+
+def _make_opening(records: Sequence[JournalRecord], name: str, *, lenient: bool) -> RunEvent:
+    """How one run begins that did what some runs did, with what a reader must know of it.
+
+    Raises:
+        UsageError: they are no parts of one run: of other suites or IREEs, or cut in another way.
+    """
+    _require_one_suite(records)
+    runs = [record.run for record in records]
+    remarks = [f"merged from {counted(len(runs), 'run')}: {listed([run.run for run in runs], _MOST_NAMED)}"]
+    remarks += _list_toolchains(records, lenient=lenient)
+    missing, count = _find_missing(records)
+    if missing:
+        words = f"shard{'s' if len(missing) > 1 else ''} {listed(list(map(str, missing)), _MOST_NAMED)} of {count}"
+        remarks.append(f"{words} {'are' if len(missing) > 1 else 'is'} missing: this is not the whole run")
+    asked = runs[0].asked
+    if asked is not None:
+        # The whole of it: what is asked of the merged run (`--last-failed`) is about every shard.
+        asked = replace(asked, selection={**asked.selection, "shard": "", "shard_costs": ""})
+    return replace(
+        runs[0],
+        time=min(record.runs[0].time for record in records),
+        run=name,
+        command=shlex.join(format_typed_command()),
+        cwd=str(Path.cwd()),
+        target=tuple(dict.fromkeys(target for run in runs for target in run.target)),
+        toolchain=ToolchainFacts.from_dict(_find_common([run.toolchain.as_dict() for run in runs])),
+        machine=MachineFacts.from_dict(_find_common([run.machine.as_dict() for run in runs])),
+        lock_folder=", ".join(dict.fromkeys(run.lock_folder for run in runs if run.lock_folder)),
+        resumed=False,
+        asked=asked,
+        shard=None,
+        merged=tuple(map(_describe_part, records)),
+        missing_shards=missing,
+        remarks=tuple(remarks),
+    )
+
+
+def _require_one_suite(records: Sequence[JournalRecord]) -> None:
+    for record in records:
+        folder = record.path.parent
+        if not record.runs:
+            raise UsageError(f"{folder}: its journal does not say what was to run", "Leave it out.")
+        if not record.run.of_specs:
+            raise UsageError(f"{folder} is no run of spec files", "Only these have shards that can be merged.")
+    first, suite = records[0].path.parent, records[0].run.suite
+    for record in records:
+        if record.run.suite != suite:
+            raise UsageError(
+                f"{first} is a run of the suite {suite!r}, {record.path.parent} one of {record.run.suite!r}",
+                "Merge runs of one suite.",
+            )
+
+
+def _list_toolchains(records: Sequence[JournalRecord], *, lenient: bool) -> list[str]:
+    tools = [record.run.toolchain for record in records]
+    versions = [f"{tool.compiler or 'none'} ({tool.identity[:12]})" for tool in tools]
+    for record, tool, version in zip(records, tools, versions, strict=True):
+        if tool.identity != tools[0].identity and not lenient:
+            raise UsageError(
+                f"{records[0].path.parent} was run with IREE {versions[0]}, {record.path.parent} with {version}",
+                "One run judges one IREE; --lenient merges them all the same.",
+            )
+    count = len({tool.identity for tool in tools})
+    named = listed(list(dict.fromkeys(versions)), _MOST_NAMED)
+    return [f"the runs are of {count} different IREEs: {named}"] if count > 1 else []
+
+
+def _find_missing(records: Sequence[JournalRecord]) -> tuple[tuple[int, ...], int]:
+    """The shards that no run is, and how many there ought to be; none where the runs are no shards."""
+    first: tuple[RunShard, JournalRecord] | None = None
+    seen: dict[int, JournalRecord] = {}
+    for record in records:
+        other = record.run.shard
+        if other is None:
+            continue
+        shard, one = first = first or (other, record)
+        if (other.count, other.cut) != (shard.count, shard.cut):
+            raise UsageError(
+                f"{one.path.parent} is shard {shard.text} and {record.path.parent} shard {other.text}, but they were "
+                "not cut out of the same whole",
+                "Shards are of one selection, with one --shard-costs, of one state of the specs.",
+            )
+        twin = seen.setdefault(other.index, record)
+        if twin is not record:
+            raise UsageError(
+                f"{twin.path.parent} and {record.path.parent} are both shard {other.text}", "Leave one of them out."
+            )
+    count = first[0].count if first else 0
+    return tuple(index for index in range(1, count + 1) if index not in seen), count
+
+
+def _collect_steps(records: Sequence[JournalRecord]) -> list[dict[str, Any]]:
+    """The steps of all, by their chains."""
+    seen: dict[str, JournalRecord] = {}
+    for record in records:
+        for chain in dict.fromkeys(step.chain for step in record.planned):
+            other = seen.setdefault(chain, record)
+            if other is not record:
+                raise UsageError(
+                    f"{chain} is in {other.path.parent} and in {record.path.parent}",
+                    "Merge runs of different cases: which of the two would count?",
+                )
+    steps = [step for record in records for step in record.planned]
+    return [step.as_dict() for step in sorted(steps, key=lambda step: step.chain)]
+
+
+def _find_common(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several say: what all agree on, of texts all that are said; numbers that differ are left out."""
+    common: dict[str, Any] = {}
+    for name in dict.fromkeys(name for fact in facts for name in fact):
+        values = list({str(fact[name]): fact[name] for fact in facts if name in fact}.values())
+        if len(values) == 1:
+            common[name] = values[0]
+        elif all(isinstance(value, str) for value in values):
+            common[name] = listed([value for value in values if value], _MOST_NAMED)
+    return common
+
+
+def _describe_part(record: JournalRecord) -> dict[str, Any]:
+    """What is kept of a run in addition to its steps."""
+    run, end = record.run, record.end
+    return {
+        "run": run.run,
+        "folder": str(record.path.parent),
+        "time": record.runs[0].time,
+        "command": run.command,
+        "host": run.machine.host,
+        "shard": run.shard.as_dict() if run.shard else None,
+        "resumed": len(record.runs) - 1,
+        "seconds": end.seconds if end else None,
+        "exit_code": end.exit_code if end else None,
+    }
+
+
+def _list_happened(record: JournalRecord) -> Iterable[dict[str, Any]]:
+    """The starts and results of a run, as one run without resuming would have them."""
+    end = record.end
+    for step in record.planned:
+        started = record.starts.get(step.id, "")
+        if started:
+            yield {"event": "start", "time": started, "step": step.id}
+        if step.id in record.results and not record.started_again(step.id):
+            yield record.result_event(step.id)
+        elif end is not None and not end.interrupted and not started:
+            # Said here, since another shard may have been killed.
+            skipped = {"verdict": str(Verdict.SKIPPED), "reason": _STOPPED}
+            yield {"event": "result", "time": end.time, "step": step.id, **skipped}

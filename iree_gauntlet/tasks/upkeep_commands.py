@@ -158,7 +158,7 @@ def cache_list_task(cache: CacheRequest, output: FormatRequest, match: str) -> E
 @gauntlet_task("cache.verify", VerifyRequest)
 def cache_verify_task(asked: VerifyRequest) -> ExitCode:
     """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
-    from iree_gauntlet.upkeep.cache_verify import verify  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_cleaning import verify  # noqa: PLC0415
 
     return verify(asked)
 
@@ -169,7 +169,7 @@ def cache_gc_task(asked: CollectRequest) -> ExitCode:
 
     Example: cache.gc --older-than 30d --max-size 50GB --delete
     """
-    from iree_gauntlet.upkeep.cache_gc import collect_garbage  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_cleaning import collect_garbage  # noqa: PLC0415
 
     return collect_garbage(asked)
 

@@ -26,10 +26,17 @@ from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import read_comparison
-from iree_gauntlet.records.earlier_runs import LATEST, run_named
-from iree_gauntlet.records.history_outcome import Finding, FindingKind, HistoryOutcome, selected
-from iree_gauntlet.records.history_run import HistoryMachine, HistoryRun, history_file
+from iree_gauntlet.records.history_record import (
+    Finding,
+    FindingKind,
+    HistoryMachine,
+    HistoryOutcome,
+    HistoryRun,
+    history_file,
+    selected,
+)
 from iree_gauntlet.records.outcome import read_outcome
+from iree_gauntlet.records.run_folder import LATEST, run_named
 from iree_gauntlet.reports.history_page import (
     export_rows,
     format_series_json,
@@ -50,7 +57,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
     from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.records.history_outcome import Series
+    from iree_gauntlet.records.history_record import Series
     from iree_gauntlet.settings import Configuration
     from iree_gauntlet.upkeep.upkeep_requests import (
         AddRequest,

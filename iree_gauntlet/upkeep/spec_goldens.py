@@ -1,18 +1,20 @@
 """The tasks `golden.show` and `golden.update`: the goldens of specs, and what runs have measured for them.
 
-`golden.show` prints every golden of a selection; `golden.update` proposes new ones, as a diff of the spec files.
+Changes of files that people have written are shown as a diff, kept as one, or made.
 """
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
+import io
 import itertools
 import json
 import math
 import os
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +36,12 @@ from iree_gauntlet.measuring.goldens.golden_evidence import (
     judge_standings,
     propose,
 )
-from iree_gauntlet.records.earlier_runs import find_newest_run, run_named, runs_of_specs
+from iree_gauntlet.records.run_folder import find_newest_run, run_named, runs_of_specs
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults, SelectionRequest
-from iree_gauntlet.settings import find_runs_folder
+from iree_gauntlet.settings import find_runs_folder, require_ones_own, shown
+from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.targets import FAMILIES
-from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -303,3 +305,50 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
 
 def _write_number(value: float) -> str:
     return json.dumps(int(value) if value == int(value) else value)
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file as it is, and as it ought to be."""
+
+    path: Path
+    before: str
+    after: str
+
+    def diff(self) -> str:
+        """In the form that `git apply` takes; empty where nothing changes."""
+        name = shown(self.path.resolve()).as_posix() if self.path.is_absolute() else self.path.as_posix()
+        # By \n alone: `splitlines` splits also where no other program does, such as at U+2028.
+        before, after = (list(io.StringIO(text, newline="\n")) for text in (self.before, self.after))
+        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None:
+    """Shows changes as a diff on standard output, keeps it, or makes them; words about it go to standard error.
+
+    Raises:
+        UsageError: there is no folder for the diff, or a file came with the toolkit.
+        OSError: a file cannot be written.
+    """
+    changes = [change for change in changes if change.before != change.after]
+    if not changes:
+        sys.stderr.write("nothing to change\n")
+        return
+    patch = "".join(change.diff() for change in changes)
+    if output:
+        path = Path(output)
+        if not path.parent.is_dir():
+            raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
+        write_atomic(path, patch.encode())
+        sys.stderr.write(f"wrote {path}: apply it with `git apply {path}`\n")
+    else:
+        sys.stdout.write(patch)
+    if write:
+        for change in changes:
+            require_ones_own(change.path)
+        for change in changes:
+            write_atomic(change.path, change.after.encode())
+        sys.stderr.write(f"changed {counted(len(changes), 'file')}\n")
+    elif not output:
+        sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")

@@ -27,13 +27,12 @@ from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
-from iree_gauntlet.records.earlier_runs import asked_for, find_newest_run, run_named
 from iree_gauntlet.records.outcome import read_outcome, state_of
-from iree_gauntlet.records.run_folder import free_folder
+from iree_gauntlet.records.run_folder import asked_for, find_newest_run, free_folder, run_named
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, shown
 from iree_gauntlet.steps import BATCH_MODEL
-from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
+from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

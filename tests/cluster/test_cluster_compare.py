@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from iree_gauntlet.history.stores import open_history
-from iree_gauntlet.records.history_run import history_file
+from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 from tests.support.command_line import LIMIT_SECONDS

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.records.earlier_runs import read_finished_verdicts
+from iree_gauntlet.records.run_folder import read_finished_verdicts
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import HANG, marked_hang

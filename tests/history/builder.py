@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iree_gauntlet.records.history_run import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
+from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 __all__ = ["run_of"]
 

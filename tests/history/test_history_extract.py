@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.history.extract import extract
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.chain_figures import make_matrix_cell
-from iree_gauntlet.records.history_run import history_file
+from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.records.outcome import read_outcome
 from tests.support.journal_builder import JournalBuilder, samples
 from tests.support.matrix_builder import compile_result

@@ -13,7 +13,7 @@ from iree_gauntlet.history.imports import ImportFacts, imported
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.records.history_run import HistoryRun
+    from iree_gauntlet.records.history_record import HistoryRun
 
 # As `--benchmark_format=json` prints it, with two repetitions and an aggregate.
 GOOGLE = {

@@ -14,16 +14,18 @@ from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, find_idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import open_history
-from iree_gauntlet.records.history_outcome import (
+from iree_gauntlet.records.history_record import (
     ConfirmedFigure,
     Finding,
     FindingKind,
+    HistoryMachine,
     HistoryOutcome,
+    IreeVersion,
     Point,
     Series,
     SeriesKey,
+    history_file,
 )
-from iree_gauntlet.records.history_run import HistoryMachine, IreeVersion, history_file
 from iree_gauntlet.reports.history_page import make_changes_document
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.records.history_run import (
+from iree_gauntlet.records.history_record import (
     HistoryCase,
     HistoryFigure,
     history_file,

@@ -12,7 +12,7 @@ import pytest
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.stores import HistoryStore, open_history
-from iree_gauntlet.records.history_run import history_file
+from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 from tests.support.emulators import ACCOUNT
@@ -131,7 +131,7 @@ def test_a_process_that_is_killed_while_it_adds_leaves_whole_files_alone(tmp_pat
 import os, sys
 from pathlib import Path
 from iree_gauntlet.history.stores import FolderHistory
-from iree_gauntlet.records.history_run import history_file
+from iree_gauntlet.records.history_record import history_file
 from tests.history.builder import run_of
 import iree_gauntlet.system.atomic as atomic
 real = os.replace

@@ -9,8 +9,8 @@ import pytest
 
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.records.earlier_runs import asked_for
 from iree_gauntlet.records.outcome import RunOutcome, read_outcome
+from iree_gauntlet.records.run_folder import asked_for
 from iree_gauntlet.tasks.report import report
 from tests.support.journal_builder import JournalBuilder
 from tests.support.toy_project import Project

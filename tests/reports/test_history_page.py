@@ -9,7 +9,7 @@ from dataclasses import replace
 from lxml import html
 
 from iree_gauntlet.document import Document
-from iree_gauntlet.records.history_outcome import Finding, FindingKind, HistoryOutcome, Point, Series, SeriesKey
+from iree_gauntlet.records.history_record import Finding, FindingKind, HistoryOutcome, Point, Series, SeriesKey
 from iree_gauntlet.reports.history_page import make_history_page
 from iree_gauntlet.reports.render_html import read_memory, render_html
 

@@ -16,7 +16,7 @@ from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.goldens.golden_evidence import GoldenVerdict, Standing, judge_standings
-from iree_gauntlet.records.earlier_runs import run_named
+from iree_gauntlet.records.run_folder import run_named
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import show
 from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.history.stores import find_history, open_history
-from iree_gauntlet.records.history_run import history_file
+from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.settings import Configuration, HistorySettings
 from tests.history.builder import run_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.records.history_run import HistoryRun
+    from iree_gauntlet.records.history_record import HistoryRun
     from tests.support.toy_project import Project
 
 

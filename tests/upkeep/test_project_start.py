@@ -20,7 +20,7 @@ from iree_gauntlet.upkeep.format_schemas import FORMATS
 from iree_gauntlet.upkeep.input_choices import input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
-from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
+from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
 from tests.support.command_line import Done, run_here
 from tests.support.places import ROOT
 

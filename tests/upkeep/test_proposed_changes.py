@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.upkeep.proposed_changes import FileChange
+from iree_gauntlet.upkeep.spec_goldens import FileChange
 from tests.support.unified_diff import apply_diff
 
 # Few different lines, so that they are found again elsewhere; with ends that Python takes for ends of a line, and no
