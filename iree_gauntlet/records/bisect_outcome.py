@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
-from iree_gauntlet.journal_format import EventRecord, read_events
+from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.outcome import lock_remark
 
@@ -34,7 +34,7 @@ class RowCandidate(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectRow(Recorded):
-    """`refined`: a longer row, with what lies between two of its candidates, from the oldest to the newest."""
+    """`refined`: a longer row, from the oldest to the newest, with what lies between two of its candidates."""
 
     row: tuple[RowCandidate, ...]
 
@@ -47,7 +47,6 @@ class BisectOpening(ExperimentOpening):
         confidence: how sure an answer is; 1 where it is exact.
         lock_folder: of the machine's locks, where they are not the user's own.
         chain: of the one model; the title of a bundle.
-        good, bad: labels of the ends.
         asked: the options that a resumed bisect keeps.
         commit: `compiler_commit` or `runtime_commit`, whichever is searched.
     """
@@ -251,48 +250,38 @@ class BisectOutcome:
 
 
 def bisect_outcome(folder: Path) -> BisectOutcome:
-    """What the record in a bisect's folder says.
-
-    Raises:
-        GauntletError: there is none, or it cannot be read.
-    """
+    """What the record in a bisect's folder says; GauntletError where there is none, or it cannot be read."""
     record = read_events(folder / BISECT_RECORD, "bisect")
-    try:
-        outcome = _read_outcome(folder.name, record)
-        if outcome is not None:
-            # Others may have written to it: its events have to fit each other.
-            outcome.as_dict()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise GauntletError(
-            f"{record.path} is no whole record of a bisect: {type(error).__name__}: {error}",
-            "It was written by another version of this toolkit, or changed; start a new bisect.",
-        ) from error
-    if outcome is None:
-        raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
-    return outcome
-
-
-def _read_outcome(name: str, record: EventRecord) -> BisectOutcome | None:
-    """None where the record does not say what was looked for."""
     asked: BisectOpening | None = None
     judged: dict[str, Judged] = {}
     search: BisectFound | None = None
     change: BisectChange | None = None
     end: ExperimentEnd | None = None
-    for _, event in record.events:
-        match event:
-            case {"event": "bisect"}:
-                # A resumed one is made again by the command that began it.
-                opening, end = BisectOpening.from_dict(event), None
-                asked = replace(opening, command=(asked or opening).command)
-            case {"event": "refined"} if asked:
-                asked = replace(asked, row=BisectRow.from_dict(event).row)
-            case {"event": "change"}:
-                change = BisectChange.from_dict(event)
-            case {"event": "judged", "candidate": label}:
-                judged[label] = Judged.from_dict(event)
-            case {"event": "end"}:
-                end = ExperimentEnd.from_dict(event)
-        if event.get("search"):
-            search = BisectFound.from_dict(event["search"])
-    return BisectOutcome(name, asked, judged, search, change, end, record.torn) if asked else None
+    try:
+        for _, event in record.events:
+            match event:
+                case {"event": "bisect"}:
+                    # A resumed one is made again by the command that began it.
+                    opening, end = BisectOpening.from_dict(event), None
+                    asked = replace(opening, command=(asked or opening).command)
+                case {"event": "refined"} if asked:
+                    asked = replace(asked, row=BisectRow.from_dict(event).row)
+                case {"event": "change"}:
+                    change = BisectChange.from_dict(event)
+                case {"event": "judged", "candidate": label}:
+                    judged[label] = Judged.from_dict(event)
+                case {"event": "end"}:
+                    end = ExperimentEnd.from_dict(event)
+            if event.get("search"):
+                search = BisectFound.from_dict(event["search"])
+        if asked is None:
+            raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
+        outcome = BisectOutcome(folder.name, asked, judged, search, change, end, record.torn)
+        # Others may have written to it: its events have to fit each other.
+        outcome.as_dict()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise GauntletError(
+            f"{record.path} is no whole record of a bisect: {type(error).__name__}: {error}",
+            "It was written by another version of this toolkit, or changed; start a new bisect.",
+        ) from error
+    return outcome

@@ -28,10 +28,8 @@ class ChainFigures:
     Attributes:
         compile_seconds: wall time of its compiles that were not served from the cache; None where it has
             no compile that ran.
-        compile_cached: all its compiles came from the cache.
-        time, dispatches, size: checks of these metrics, the worst where there are several.
+        time, dispatches, size, work: checks of these metrics, the worst where there are several.
         dispatch_count, binary_size_bytes: measured, from the check or the compiler's statistics.
-        disturbed: whether other work on the machine disturbed the time.
         instructions: of one call; None where they were not counted.
     """
 
@@ -122,7 +120,7 @@ class ChainFigures:
 
 
 def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
-    """Gather what the steps of a chain measured."""
+    """What the steps of a chain measured."""
     compiles = [step for step in _list_own_compiles(chain) if step.verdict is not Verdict.SKIPPED]
     ran = [step for step in compiles if not step.never_started and not (step.cache and step.cache.hit)]
     checks = [check for step in chain.steps for check in step.checks]
@@ -198,7 +196,6 @@ class MatrixCell:
             (skipped, inconclusive, cut short).
         wrong_numbers: its outputs differ from the expected ones.
         compile_seconds: wall time of its compiles, together; those of modules from the cache as recorded.
-        compile_cached: all of them came from the cache.
         compile_peak_bytes: peak memory of the largest of its compiles.
         spread_ms: sample standard deviation of the repetitions.
         statistic: `mean` or `min`, as the spec's dialect has it; empty without a time.
@@ -239,7 +236,7 @@ class MatrixCell:
 
 
 def make_matrix_cell(chain: ChainOutcome) -> MatrixCell:
-    """Gather the figures of a chain."""
+    """The figures of a chain, to be held against those of other IREEs."""
     figures = collect_chain_figures(chain)
     wanting = _order_worst_first(chain, lambda verdict: verdict.is_bad or verdict.counts_as_failure)
     # None where not all of them passed: a part of them would look like less work.
@@ -258,7 +255,12 @@ def make_matrix_cell(chain: ChainOutcome) -> MatrixCell:
         stages=tuple(step.name for step in wanting),
         reason=wanting[0].reason if wanting else "",
         works=True if chain.verdict.counts_as_pass else False if conclusive else None,
-        wrong_numbers=any(_has_wrong_numbers(step) for step in chain.steps),
+        wrong_numbers=any(
+            step.verdict is Verdict.FAILED
+            or (step.verdict is Verdict.XFAILED and any(not output.passed for output in step.outputs))
+            for step in chain.steps
+            if step.stage is Stage.THRESHOLD
+        ),
         compile_seconds=_combine_known(sum, [item.tool_seconds for item in known]),
         compile_cached=figures.compile_cached,
         compile_peak_bytes=_combine_known(max, [item.peak_rss_bytes for item in known]),
@@ -290,8 +292,3 @@ def _combine_known(how: Callable[[list[float]], float], figures: list[float | No
     """One figure of several, where all of them are known."""
     known = [figure for figure in figures if figure is not None]
     return how(known) if known and len(known) == len(figures) else None
-
-
-def _has_wrong_numbers(step: StepOutcome) -> bool:
-    differs = step.verdict is Verdict.XFAILED and any(not output.passed for output in step.outputs)
-    return step.stage is Stage.THRESHOLD and (step.verdict is Verdict.FAILED or differs)

@@ -24,7 +24,7 @@ SIDES = "AB"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSide(Recorded):
-    """A side: as the command line named it, the folder of its run, and what it was, once that is known."""
+    """A side: as the command line named it, the folder of its run, and its IREE once that is known."""
 
     asked: str
     folder: str
@@ -66,7 +66,7 @@ class ComparisonOpening(ExperimentOpening):
     """`comparison`: what is asked for; a resumed comparison appends another one, and judges again.
 
     Attributes:
-        sides: by name, as those of all else that both have.
+        sides: by name, as all else that both have.
         options: those that a resumed comparison keeps.
         lock_folder: of the machine's locks, where they are not the user's own.
         elsewhere: a cluster takes the rounds.
@@ -101,7 +101,6 @@ class PreparedComparison(Recorded):
     """`prepared`: both sides have run up to their benchmarks.
 
     Attributes:
-        models: that are measured, in their order.
         left_out: models that cannot be measured, and why.
         benchmarks: by model and side, where times are compared.
     """
@@ -277,7 +276,7 @@ class DispatchDifference(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedDispatches(Recorded):
-    """What the dispatches of two sides explain, or why they explain nothing.
+    """What the dispatches of two sides explain, or the reason why they explain nothing.
 
     Attributes:
         commands: that profiled each side, as a person would type them; none of counts.
@@ -360,7 +359,7 @@ class ComparisonRecord:
     Attributes:
         prepared: without models where that was not reached.
         begun: how many blocks of each model were measured.
-        verdicts, works: by times, or by instructions; of models that were not reached there is none.
+        verdicts, works: by times, or by instructions, of models that were reached.
         under_way: who measured a model when that was cut short.
         end: None for one that was killed or is under way.
     """
@@ -415,11 +414,7 @@ class ComparisonRecord:
 
 
 def comparison_named(text: str) -> Path:
-    """The folder of a comparison: a path, its name in runs/, or `latest`.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The folder of a comparison: a path, its name in runs/, or `latest`; UsageError where there is none."""
     if text == LATEST:
         return newest_of("compare", COMPARISON_FILE)
     for folder in (Path(text), find_runs_folder() / text):
@@ -432,11 +427,7 @@ def comparison_named(text: str) -> Path:
 
 
 def read_comparison(folder: Path) -> ComparisonRecord:
-    """Reads a comparison's folder.
-
-    Raises:
-        GauntletError: there is no log, or it cannot be read.
-    """
+    """Reads a comparison's folder; GauntletError where there is no record, or it cannot be read."""
     path = folder / COMPARISON_FILE
     record: ComparisonRecord | None = None
     try:

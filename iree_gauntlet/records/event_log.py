@@ -49,11 +49,7 @@ class EventLog:
     """The one writer of a log; its methods may be called from several threads.
 
     Opening it makes the file, or continues one: a last line that a crash cut short is left as it is, and
-    the next event starts on a line of its own.
-
-    Args:
-        path: the file, in a folder that exists. A lock file lies next to it.
-        clock: gives the present time, with a time zone.
+    the next event starts on a line of its own. A lock file lies next to it.
 
     Raises:
         GauntletError: another process writes this log, or it cannot be written.
@@ -92,12 +88,7 @@ class EventLog:
         self.close()
 
     def write(self, event: str, fields: Mapping[str, Any], *, sync: Sync = Sync.NOW) -> None:
-        """Append an event.
-
-        Args:
-            event: its name.
-            fields: what it says; a dataclass among them is written as an object of its fields.
-            sync: when it has to be on the disk.
+        """Append an event; a dataclass among its fields is written as an object of those that it has.
 
         Raises:
             GauntletError: the disk is full or gone; nothing of the event is in the file then. It may be an earlier
@@ -128,11 +119,7 @@ class EventLog:
                     self._syncing = thread
 
     def close(self) -> None:
-        """Bring everything to the disk, and let go of the file and the lock.
-
-        Raises:
-            GauntletError: not everything could be brought to the disk.
-        """
+        """Bring everything to the disk, and let go of the file and the lock; GauntletError where that did not do."""
         self._closing.set()
         self._left.set()
         if self._syncing is not None:

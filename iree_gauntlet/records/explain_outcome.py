@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import one_line
+from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.outcome import Explanation
@@ -34,6 +35,24 @@ EXPLAIN_FOLDER = "explain"
 EXPLAIN_RECORD = "explain.jsonl"
 _RECORD = f"{EXPLAIN_FOLDER}/{EXPLAIN_RECORD}"
 _EVENT = ("event", "time", "case", "part")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedCase(Recorded):
+    """A case that is to be explained, and why it did not pass."""
+
+    case: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainOpening(ExperimentOpening):
+    """`explain`: the cases and the IREE, where it is slower than `base` as well."""
+
+    cases: tuple[AskedCase, ...]
+    toolchain: dict[str, str]
+    base: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +205,16 @@ class ExplainedCase:
         done: whether it was brought to an end.
     """
 
-    case: str
-    kind: str
-    reason: str
+    asked: AskedCase
     events: dict[str, dict[str, Any]]
     found: FoundParts
     done: bool
     end: CaseEnd
+
+    @property
+    def case(self) -> str:
+        """Its name."""
+        return self.asked.case
 
     @property
     def bundled(self) -> bool:
@@ -212,7 +234,7 @@ class ExplainedCase:
             what = f"{culprit} {'is wrong on right inputs' if wrong else 'fails'}"
             return what if self.bundled else f"{what}, but no bundle shows it"
         if same := self.events.get("same"):
-            return f"the program, its flags and so the failure are those of {same['as']}"
+            return f"the program, its flags and so the failure are those of {same.get('as')}"
         if reduced is not None and not reduced.why:
             return f"reduced from {reduced.change}: {', '.join(reduced.names)}"
         parts = (operator, found.nothing, located, reduced, slower)
@@ -235,27 +257,27 @@ class ExplainOutcome:
     """The result of an explanation.
 
     Attributes:
-        asked: the last `explain` event.
-        end: the `end` event; None for one that was killed or is under way.
+        asked: the last time.
+        end: None for one that was killed or is under way.
         known: every case that was ever asked for, by name.
     """
 
     run: str
-    asked: dict[str, Any]
+    asked: ExplainOpening
     cases: tuple[ExplainedCase, ...]
-    end: dict[str, Any] | None
+    end: ExperimentEnd | None
     known: dict[str, ExplainedCase]
 
     @property
     def exit_code(self) -> ExitCode:
         """What the command ended with; ERROR where it did not finish."""
-        return ExitCode(self.end["exit_code"]) if self.end else ExitCode.ERROR
+        return ExitCode(self.end.exit_code) if self.end else ExitCode.ERROR
 
     @property
     def answer(self) -> str:
         """What was found, in a line."""
-        if self.end is not None and self.end.get("problem"):
-            return str(self.end["problem"])
+        if self.end is not None and self.end.problem:
+            return self.end.problem
         bundled = sum(case.bundled for case in self.cases)
         failures = "1 failure" if len(self.cases) == 1 else f"{len(self.cases)} failures"
         return f"{failures} of {self.run}: {bundled} with a bundle"
@@ -266,12 +288,10 @@ class ExplainOutcome:
             "schema": 1,
             "run": self.run,
             "exit_code": int(self.exit_code),
-            "toolchain": self.asked["toolchain"],
+            "toolchain": self.asked.toolchain,
             "cases": [
                 {
-                    "case": case.case,
-                    "kind": case.kind,
-                    "reason": case.reason,
+                    **case.asked.as_dict(),
                     "answer": case.answer,
                     "bundled": case.bundled,
                     "seconds": case.end.seconds,
@@ -286,45 +306,46 @@ class ExplainOutcome:
 
 
 def explain_outcome(folder: Path) -> ExplainOutcome:
-    """What the record in a folder says.
-
-    Raises:
-        GauntletError: there is none, or it cannot be read.
-    """
+    """What the record in a folder says; GauntletError where there is none, or it cannot be read."""
     asked, known, end = _read_record(folder)
     if asked is None:
         path = folder / EXPLAIN_RECORD
         raise GauntletError(f"{path}: does not say what was explained", "Start a new `explain`.")
-    cases = tuple(known[item["case"]] for item in asked["cases"])
-    return ExplainOutcome(folder.parent.name, asked, cases, end, known)
+    return ExplainOutcome(folder.parent.name, asked, tuple(known[item.case] for item in asked.cases), end, known)
 
 
-def _read_record(folder: Path) -> tuple[dict[str, Any] | None, dict[str, ExplainedCase], dict[str, Any] | None]:
+def _read_record(folder: Path) -> tuple[ExplainOpening | None, dict[str, ExplainedCase], ExperimentEnd | None]:
     """The last `explain` event, all cases by name, and the `end` event behind it."""
-    asked: dict[str, Any] | None = None
-    named: dict[str, dict[str, Any]] = {}
+    asked: ExplainOpening | None = None
+    named: dict[str, AskedCase] = {}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     ends: dict[str, CaseEnd] = {}
-    end: dict[str, Any] | None = None
-    for _, event in read_events(folder / EXPLAIN_RECORD, "explain").events:
-        case = str(event.get("case", ""))
-        match event.get("event"):
-            case "explain":
-                asked, end = event, None
-                named |= {item["case"]: item for item in event["cases"]}
-            case "start":
-                found[case], _ = {}, ends.pop(case, None)
-            case "found":
-                found.setdefault(case, {})[str(event.get("part"))] = event
-            case "case":
-                ends[case] = CaseEnd.from_dict(event)
-            case "end":
-                end = event
-    known: dict[str, ExplainedCase] = {}
-    for name, item in named.items():
-        events, done = found.get(name, {}), ends.get(name, CaseEnd(name))
-        parts = FoundParts.from_dict(events)
-        known[name] = ExplainedCase(name, item["kind"], item["reason"], events, parts, name in ends, done)
+    end: ExperimentEnd | None = None
+    path = folder / EXPLAIN_RECORD
+    try:
+        for _, event in read_events(path, "explain").events:
+            match event:
+                case {"event": "explain"}:
+                    asked, end = ExplainOpening.from_dict(event), None
+                    named |= {item.case: item for item in asked.cases}
+                case {"event": "start", "case": name}:
+                    found[name], _ = {}, ends.pop(name, None)
+                case {"event": "found", "case": name, "part": part}:
+                    found.setdefault(name, {})[part] = event
+                case {"event": "case", "case": name}:
+                    ends[name] = CaseEnd.from_dict(event)
+                case {"event": "end"}:
+                    end = ExperimentEnd.from_dict(event)
+        known = {
+            name: ExplainedCase(item, parts, FoundParts.from_dict(parts), name in ends, ends.get(name, CaseEnd(name)))
+            for name, item in named.items()
+            for parts in (found.get(name, {}),)
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise GauntletError(
+            f"{path} is no whole record: {type(error).__name__}: {error}",
+            "It was written by another version of this toolkit, or changed; remove it to explain the run anew.",
+        ) from error
     return asked, known, end
 
 
@@ -354,30 +375,19 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     record = run_dir / _RECORD
     if not record.is_file():
         return outcome
-    found: dict[str, tuple[str, Explanation]] = {}
-    why = ""
     try:
-        for name, case in explain_outcome(record.parent).known.items():
-            if case.done:
-                explanation = Explanation(one_line(case.answer), case.mended_by, case.archive)
-                found[name] = one_line(case.reason), explanation
+        known = explain_outcome(record.parent).known
     except GauntletError as error:
-        why = error.what.replace(str(record), _RECORD)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        why = f"{_RECORD} is no whole record: {type(error).__name__}: {error}"
-    if why:
-        return replace(outcome, remarks=(*outcome.remarks, one_line(f"what `explain` found is left out: {why}")))
-    chains = tuple(
-        replace(chain, steps=tuple(_explain(step, found[chain.id]) for step in chain.steps))
-        if chain.id in found
-        else chain
-        for chain in outcome.chains
-    )
+        why = f"what `explain` found is left out: {error.what.replace(str(record), _RECORD)}"
+        return replace(outcome, remarks=(*outcome.remarks, one_line(why)))
+
+    def explain(step: StepOutcome) -> StepOutcome:
+        case = known.get(step.chain)
+        own = step.stage in (Stage.COMPILE, Stage.THRESHOLD) and not step.role and step.verdict.blocks
+        # A resumed run may have come out otherwise since.
+        if case is None or not case.done or not own or step.reason != one_line(case.asked.reason):
+            return step
+        return replace(step, explanation=Explanation(one_line(case.answer), case.mended_by, case.archive))
+
+    chains = tuple(replace(chain, steps=tuple(map(explain, chain.steps))) for chain in outcome.chains)
     return replace(outcome, chains=chains)
-
-
-def _explain(step: StepOutcome, found: tuple[str, Explanation]) -> StepOutcome:
-    """A step with what was found of a failure for this reason; a resumed run may have come out otherwise since."""
-    reason, explanation = found
-    fits = step.stage in (Stage.COMPILE, Stage.THRESHOLD) and not step.role and step.reason == reason
-    return replace(step, explanation=explanation) if fits and step.verdict.blocks else step

@@ -1,10 +1,6 @@
-"""The result of a matrix: the journals of its runs, one for each IREE, put side by side.
+"""The result of a matrix, also of one that was killed or is under way: its runs, one for each IREE, side by side.
 
-Pure but for reading files: the same record and journals give the same outcome. A matrix that was killed, or is
-still under way, has an outcome like any other.
-
-The record, `matrix.jsonl`, lies next to the runs; `experiments/matrix.py` writes it. All that was measured is in
-the journals of the runs, `<folder>/journal.jsonl`.
+The record, `matrix.jsonl`, lies next to the runs; all that was measured is in their journals.
 """
 
 from __future__ import annotations
@@ -90,8 +86,7 @@ class MatrixIree:
     """One IREE of a matrix, and the result of its run.
 
     Attributes:
-        folder: of its run, within the matrix's.
-        toolchain: versions, commits, identity and source; empty where it was not found.
+        toolchain: empty where it was not found.
         problem: why it was not run, or not to its end; empty where it was.
         exit_code: None for one that was left out.
         outcome: of its run; None where it has none.
@@ -167,29 +162,30 @@ class MatrixOutcome:
 
 
 def read_matrix_outcome(folder: Path) -> MatrixOutcome:
-    """Read and judge a matrix.
-
-    Raises:
-        GauntletError: its record, or a journal of it, cannot be read.
-    """
+    """Read and judge a matrix; GauntletError where its record, or a journal of it, cannot be read."""
     record = read_matrix(folder)
     parts = record.parts or [MatrixOpening(irees=())]
     first, last = parts[0], parts[-1]
     irees = tuple(_make_iree(asked, folder, record) for asked in last.irees)
-    rows = _list_rows(irees)
-    outcomes = [iree.outcome for iree in irees if iree.outcome is not None]
+    outcomes = {iree.label: iree.outcome for iree in irees if iree.outcome is not None}
+    named: dict[str, MatrixRow] = {}
+    for label, outcome in outcomes.items():
+        for chain in outcome.chains:
+            row = named.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
+            row.cells[label] = replace(make_matrix_cell(chain), timed_on=outcome.timed_on(chain))
+    rows = tuple(named.values())
     codes = [iree.exit_code for iree in irees if iree.exit_code is not None]
     if not record.parts:
         codes = [ExitCode.ERROR]
     return MatrixOutcome(
         name=last.matrix or folder.name,
         opening=replace(last, time=first.time, command=first.command),
-        machine=outcomes[0].machine if outcomes else MachineFacts(),
+        machine=next((outcome.machine for outcome in outcomes.values()), MachineFacts()),
         irees=irees,
         rows=rows,
         exit_code=ExitCode.INTERRUPTED if record.interrupted else ExitCode.worst(codes),
         state=record.state,
-        seconds=sum(outcome.seconds for outcome in outcomes),
+        seconds=sum(outcome.seconds for outcome in outcomes.values()),
         remarks=tuple(_list_remarks(record, irees, rows)),
     )
 
@@ -240,16 +236,6 @@ def _explain_why_not(label: str, record: MatrixRecord) -> tuple[str, ExitCode | 
     return f"not run: the matrix was {how}", code
 
 
-def _list_rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
-    rows: dict[str, MatrixRow] = {}
-    for iree in irees:
-        for chain in iree.outcome.chains if iree.outcome is not None else ():
-            row = rows.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
-            assert iree.outcome is not None, "it has chains"
-            row.cells[iree.label] = replace(make_matrix_cell(chain), timed_on=iree.outcome.timed_on(chain))
-    return tuple(rows.values())
-
-
 def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
     """What is to be known of the record, and what keeps the figures of its IREEs from being compared as they stand."""
     yield from remarks_of_record("matrix", "record", len(record.parts), record.end, torn=record.torn)
@@ -285,7 +271,6 @@ class MatrixRecord:
 
     Attributes:
         parts: what it was asked for; a resumed matrix has more than one.
-        found: what became of looking for each label last.
         results: by label; none while it is run again.
         end: None for a matrix that was killed or is under way.
         torn: whether there is a line that was cut short by a crash (it is left out).
@@ -318,11 +303,7 @@ class MatrixRecord:
 
 
 def read_matrix(folder: Path) -> MatrixRecord:
-    """Read the record of a matrix, also of one that was killed or is under way.
-
-    Raises:
-        GauntletError: there is none, or it is damaged in another way than by a crash.
-    """
+    """Read a record; GauntletError where there is none, or it is damaged in another way than by a crash."""
     log = read_events(folder / MATRIX_RECORD, "matrix")
     record = MatrixRecord(log.path, torn=log.torn)
     for number, event in log.events:

@@ -64,9 +64,8 @@ class StepOutcome(Result):
         unfinished: the journal has no result of it.
         never_started: the journal has no start of it either.
         started: ISO 8601, empty where it never was.
-        ran: whether it was started, so that it can be run again.
-        flags: the flags of the process, without its binary.
-        explanation: what was found out about its failure; None where that was not asked.
+        flags: of the process, without its binary.
+        explanation: None where that was not asked.
     """
 
     id: str
@@ -203,9 +202,6 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
     A step that was started and has no result, or one older than its last start, is an error; so is one
     that was never started, unless what it needs came out badly (then it is skipped like any other behind
     a failure) or the run ended by itself before it (then it is skipped).
-
-    Raises:
-        GauntletError: the journal holds what this version cannot read.
     """
     planned, run = record.planned, record.run
     first = record.runs[0] if record.runs else run
@@ -216,6 +212,9 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
     for file in (file for step in steps for file in step.fetched):
         present[file.url] = present.get(file.url, True) and file.cached
     made = sum(not there for url, there in present.items() if url.startswith("random://"))
+    chains: dict[str, list[StepOutcome]] = {}
+    for step in steps:
+        chains.setdefault(step.chain, []).append(step)
     return RunOutcome(
         run=run.run or record.path.parent.name,
         suite=run.suite,
@@ -226,7 +225,10 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
         targets=run.target,
         toolchain=run.toolchain,
         machine=run.machine,
-        chains=_list_chains(steps),
+        chains=tuple(
+            ChainOutcome(chain, own[0].dialect, own[0].model, own[0].submodel, own[0].target, own[0].sku, tuple(own))
+            for chain, own in chains.items()
+        ),
         exit_code=_exit_code(steps, record, state),
         state=state,
         resumed=max(len(record.runs) - 1, 0),
@@ -350,16 +352,6 @@ def _list_behind_failures(
     return judged
 
 
-def _list_chains(steps: list[StepOutcome]) -> tuple[ChainOutcome, ...]:
-    grouped: dict[str, list[StepOutcome]] = {}
-    for step in steps:
-        grouped.setdefault(step.chain, []).append(step)
-    return tuple(
-        ChainOutcome(chain, own[0].dialect, own[0].model, own[0].submodel, own[0].target, own[0].sku, tuple(own))
-        for chain, own in grouped.items()
-    )
-
-
 def _exit_code(steps: list[StepOutcome], record: JournalRecord, state: str) -> ExitCode:
     if state == "interrupted":
         return ExitCode.INTERRUPTED
@@ -407,15 +399,7 @@ def lock_remark(folder: str) -> list[str]:
 
 
 def remarks_of_record(kind: str, name: str, parts: int, end: EndEvent | None, *, torn: bool) -> list[str]:
-    """What a reader must know of how a record was written, one line each.
-
-    Args:
-        kind: `run` or `matrix`.
-        name: of the record, for people.
-        parts: how often it was begun.
-        end: its `end` event.
-        torn: whether a crash cut a line of it short.
-    """
+    """What a reader must know of how the record of a `kind` was written; `parts` is how often it was begun."""
     remarks = []
     if not parts:
         remarks.append(f"the {name} does not say what was to run: its first line is missing")
@@ -441,14 +425,11 @@ def _list_remarks(record: JournalRecord, planned: set[str]) -> tuple[str, ...]:
     if lost and record.runs:
         noun = "a step" if len(lost) == 1 else f"{len(lost)} steps"
         remarks.append(f"results of {noun} that the last plan no longer has are left out: {lost[0]}…")
-    return (*remarks, *_describe_environment(record))
-
-
-def _describe_environment(record: JournalRecord) -> list[str]:
-    """What was wrong with mirrors and the shared cache: the run continued without them, and it would not be seen."""
+    # What was wrong with mirrors and the shared cache: the run continued without them, and it would not be seen.
     notes = dict.fromkeys(
         note for result in record.results.values() for note in result.notes if _ENVIRONMENT.search(note)
     )
-    shown = list(notes)[:_MOST_ENVIRONMENT]
-    left = len(notes) - len(shown)
-    return [*shown, f"{left} more of this kind are in the journal"] if left else shown
+    remarks += list(notes)[:_MOST_ENVIRONMENT]
+    if len(notes) > _MOST_ENVIRONMENT:
+        remarks.append(f"{len(notes) - _MOST_ENVIRONMENT} more of this kind are in the journal")
+    return tuple(remarks)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Metric
 from iree_gauntlet.figures import milliseconds, whole
+from iree_gauntlet.journal_events import ToolchainFacts
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.chain_figures import collect_chain_figures
-from iree_gauntlet.results import OutputComparison
+from iree_gauntlet.results import OutputComparison  # noqa: TC001 - read by its type
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -32,11 +33,50 @@ _TIME = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class _Figure(Recorded):
+    """What a summary says of a figure of a chain: of times their mean, of all else what was measured."""
+
+    mean: float | None = None
+    measured: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step(Recorded):
+    id: str
+    seconds: float
+    real_time_ms: tuple[float, ...] = ()
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain(Recorded):
+    id: str
+    sku: str
+    verdict: str
+    steps: tuple[_Step, ...]
+    time_ms: _Figure | None = None
+    dispatch_count: _Figure | None = None
+    binary_size_bytes: _Figure | None = None
+    instructions: _Figure | None = None
+    quality: OutputComparison | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary(Recorded):
+    """What `summary.json` says of a run, as far as it is looked at here."""
+
+    run: str
+    chains: tuple[_Chain, ...]
+    toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
+
+
+@dataclass(frozen=True, slots=True)
 class RunBefore:
     """The run before, and what changed since.
 
     Attributes:
-        run, compiler: its name, and its compiler's version.
+        compiler: its version.
         changes: chain, figure, what it was, what it is; and by how much of what it was, where these are numbers.
     """
 
@@ -46,41 +86,29 @@ class RunBefore:
 
 
 def find_changes_since(outcome: RunOutcome, folder: Path) -> RunBefore | None:
-    """What changed since the run before; None where there is none, or where a run has too many chains for it.
-
-    Args:
-        outcome: of the run.
-        folder: of the run; runs before lie beside it.
-    """
+    """What changed since the run before, of those beside a run's folder; None for none, or for a run of many chains."""
     wanted = {(chain.id, chain.sku) for chain in outcome.chains}
     before = (
         None if outcome.many or not outcome.started else _find_before(outcome.suite, outcome.started, folder, wanted)
     )
     if before is None:
         return None
-    chains = {chain["id"]: chain for chain in before["chains"]}
+    chains = {chain.id: chain for chain in before.chains}
     changes = tuple(
         change
         for chain in outcome.chains
         for change in _find_changes(chain.id, str(chain.verdict), collect_chain_figures(chain), chains[chain.id])
     )
-    return RunBefore(str(before["run"]), str((before["toolchain"] or {}).get("compiler") or ""), changes)
+    return RunBefore(before.run, before.toolchain.compiler, changes)
 
 
 def read_earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
-    """What each step of the last complete run of a suite took, by its id; empty where there is none.
-
-    Args:
-        suite: its name.
-        folder: of the run that begins; those before lie beside it.
-    """
+    """What each step of the last complete run of a suite took, by its id, of those beside a folder of a new one."""
     before = _find_before(suite, "9", folder)
-    return {step["id"]: step["seconds"] for chain in (before or {}).get("chains", ()) for step in chain["steps"]}
+    return {step.id: step.seconds for chain in before.chains for step in chain.steps} if before else {}
 
 
-def _find_before(
-    suite: str, started: str, folder: Path, wanted: Collection[tuple[str, str]] = ()
-) -> dict[str, Any] | None:
+def _find_before(suite: str, started: str, folder: Path, wanted: Collection[tuple[str, str]] = ()) -> _Summary | None:
     """The summary of the run of a suite that began last before a time, is complete, and has the chains on the SKUs."""
     own = folder.resolve()
     beside = sorted((path for path in own.parent.glob(f"*/{SUMMARY}") if path.parent != own), reverse=True)
@@ -95,41 +123,40 @@ def _find_before(
     for _, path in sorted(begun, reverse=True):
         try:
             if path.stat().st_size <= _LARGEST:
-                summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-                if {(chain["id"], chain["sku"]) for chain in summary["chains"]}.issuperset(wanted):
+                summary = _Summary.from_dict(json.loads(path.read_text(encoding="utf-8")))
+                if {(chain.id, chain.sku) for chain in summary.chains}.issuperset(wanted):
                     return summary
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             # Removed meanwhile, or cut short: the one before it is the next best.
             continue
     return None
 
 
 def _find_changes(
-    chain: str, verdict: str, own: ChainFigures, known: dict[str, Any]
+    chain: str, verdict: str, own: ChainFigures, known: _Chain
 ) -> Iterator[tuple[str, str, str, str, float | None]]:
-    if verdict != known["verdict"]:
-        yield chain, "verdict", str(known["verdict"]), verdict, None
-    spoilt = own.disturbed or any(
-        step.get("real_time_ms") and (step.get("statistics") or {}).get("disturbed") for step in known["steps"]
-    )
+    if verdict != known.verdict:
+        yield chain, "verdict", known.verdict, verdict, None
+    spoilt = own.disturbed or any(step.real_time_ms and step.statistics.get("disturbed") for step in known.steps)
     mean = own.samples.mean_ms if own.samples else None
-    for title, name, new, check, write in (
-        ("time ms", "time_ms", mean, own.time, milliseconds),
-        ("dispatches", Metric.DISPATCH_COUNT, own.dispatch_count, own.dispatches, whole),
-        ("bytes", Metric.BINARY_SIZE_BYTES, own.binary_size_bytes, own.size, whole),
-        ("instructions", "instructions", own.instructions, own.work, whole),
+    time = _Figure(measured=known.time_ms.mean, limit=known.time_ms.limit) if known.time_ms else None
+    for title, was, new, check, write in (
+        ("time ms", time, mean, own.time, milliseconds),
+        ("dispatches", known.dispatch_count, own.dispatch_count, own.dispatches, whole),
+        ("bytes", known.binary_size_bytes, own.binary_size_bytes, own.size, whole),
+        ("instructions", known.instructions, own.instructions, own.work, whole),
     ):
-        was = known.get(name) or {}
-        old = was.get("mean" if name == "time_ms" else "measured")
-        if isinstance(old, int | float) and old > 0 and new is not None and not (name == "time_ms" and spoilt):
-            share = new / old - 1
-            if abs(share) >= _TIME if name == "time_ms" else new != old:
-                yield chain, title, write(old), write(new), share
-        limits = was.get("limit"), check.limit if check else None
-        if was and limits[0] != limits[1]:
+        if was is None:
+            continue
+        if was.measured and was.measured > 0 and new is not None and not (was is time and spoilt):
+            share = new / was.measured - 1
+            if abs(share) >= _TIME if was is time else new != was.measured:
+                yield chain, title, write(was.measured), write(new), share
+        limits = was.limit, check.limit if check else None
+        if limits[0] != limits[1]:
             before, now = ("none" if limit is None else write(limit) for limit in limits)
             yield chain, f"limit of {title}", before, now, None
     output = own.worst_output
-    allowed = OutputComparison.from_dict(known["quality"]).allowed if known.get("quality") else ""
+    allowed = known.quality.allowed if known.quality else ""
     if output is not None and allowed and allowed != output.allowed:
         yield chain, "tolerance", allowed, output.allowed, None

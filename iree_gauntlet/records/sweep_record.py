@@ -20,11 +20,9 @@ SAME = "same module"
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Recorded):
-    """How many times faster something is.
+    """How many times faster something is, and its interval, None where the evidence is too little for one.
 
     Attributes:
-        ratio: of two times; above 1 is faster.
-        low, high: its interval; None where the evidence is too little for one.
         word: `faster`, `slower`, `same` or `inconclusive`.
     """
 
@@ -105,12 +103,7 @@ class VariantRecord(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFacts(Recorded):
-    """An architecture at a shape.
-
-    Attributes:
-        name: of the entry of `model_params`.
-        label: of the shape, `m-k-n`.
-    """
+    """An architecture at a shape: an entry of `model_params` by its name, and `m-k-n`, the label."""
 
     name: str
     model_type: str
@@ -143,7 +136,6 @@ class SweepAsked(Recorded):
 
     Attributes:
         digest: SHA-256 of the configuration.
-        points: chains of the points.
         refused: points whose device is not there, with the reason.
         output_dir, output: where copies of the results go, from the working directory; empty for nowhere.
         iree: which IREE, by the options that choose it.

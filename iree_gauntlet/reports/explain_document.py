@@ -71,11 +71,11 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
     cases = {item.case: item for item in (*outcome.cases, *(() if folder else outcome.known.values()))}
     blocks = [block for case in cases.values() for block in _describe_case(case, folder)]
     details: tuple[Block, ...] = (
-        Paragraph(("Again, in ", Name(asked["cwd"]), ":")),
-        Code(_say_again(asked["command"], outcome.run), "sh"),
+        Paragraph(("Again, in ", Name(asked.cwd), ":")),
+        Code(_say_again(asked.command, outcome.run), "sh"),
     )
-    base = asked.get("base")
-    facts = (f"IREE {asked['toolchain']['compiler']}" + (f" against {base['compiler']}" if base else ""),)
+    iree = asked.toolchain["compiler"]
+    facts = (f"IREE {iree}" + (f" against {asked.base['compiler']}" if asked.base else ""),)
     title = f"Explanation of {outcome.run}"
     return Document(
         title,
@@ -86,10 +86,10 @@ def _explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
         outcome.exit_code,
         meaning=_MEANINGS.get(outcome.exit_code, ""),
         provenance=provenance(
-            str(asked["toolchain"]["compiler"]),
-            RecordOrigin.from_dict(asked),
+            iree,
+            RecordOrigin.from_dict(asked.as_dict()),
             ("explain.md", "explain.json"),
-            count_seconds_between(asked["time"], outcome.end["time"] if outcome.end else ""),
+            count_seconds_between(asked.time, outcome.end.time if outcome.end else ""),
         ),
     )
 
@@ -108,7 +108,7 @@ def _say_again(command: str, run: str) -> str:
 
 def _describe_case(case: ExplainedCase, folder: Path | None) -> list[Block]:
     """What is said of a case."""
-    blocks: list[Block] = [Heading(f"{case.case}: {case.kind}"), Paragraph((case.reason,))]
+    blocks: list[Block] = [Heading(f"{case.case}: {case.asked.kind}"), Paragraph((case.asked.reason,))]
     found, bundle = case.found, case.found.bundle
     lines: list[str] = []
     if found.again is not None:
