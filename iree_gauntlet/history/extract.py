@@ -14,6 +14,7 @@ from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
+from iree_gauntlet.records.sweep_record import MICRO, PointRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,11 +35,7 @@ _FOLDER = re.compile(r"=.*/")
 
 
 def extract(outcome: RunOutcome) -> list[HistoryRun]:
-    """What is kept of a run, whatever came of it: of one that a cluster did, a part for each kind of its machines.
-
-    Raises:
-        GauntletError: it never began.
-    """
+    """What is kept of a run, whatever came of it: of one that a cluster did, a part for each kind of its machines."""
     if not outcome.started:
         raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
     done: dict[HistoryMachine, list[ChainOutcome]] = {}
@@ -107,20 +104,20 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
 
 def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
     """What a point of a sweep says of each of its recipes: `lin/4-64-128/int8wo`."""
-    for variant in (item for step in chain.steps for item in step.statistics.get("micro", {}).get("variants", ())):
-        label, time = variant["label"], variant["iree"]
-        values = (("time_ms", time and time["ms"]), ("size_bytes", variant["module_bytes"]))
+    points = [PointRecord.from_dict(step.statistics[MICRO]) for step in chain.steps if MICRO in step.statistics]
+    for variant in (item for point in points for item in point.variants):
+        figures = [HistoryFigure("time_ms", variant.iree.ms, "median")] if variant.iree else []
+        if variant.module_bytes:
+            figures.append(HistoryFigure("size_bytes", variant.module_bytes))
         yield HistoryCase(
             model=chain.model,
-            submodel=f"{chain.submodel}/{label}",
+            submodel=f"{chain.submodel}/{variant.label}",
             target=chain.target,
             sku=chain.sku,
-            flags=_format_flags(step for step in chain.steps if step.role == label),
-            verdict=variant["status"],
-            reason=variant["reason"][:_REASON_CHARACTERS],
-            figures=tuple(
-                HistoryFigure(name, value, "median" if name == "time_ms" else "") for name, value in values if value
-            ),
+            flags=_format_flags(step for step in chain.steps if step.role == variant.label),
+            verdict=variant.status,
+            reason=variant.reason[:_REASON_CHARACTERS],
+            figures=tuple(figures),
         )
 
 

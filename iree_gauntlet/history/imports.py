@@ -14,7 +14,7 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 
@@ -36,14 +36,7 @@ _BIGGER = re.compile(r"bigger|pytest|benchmarkjs|jmh-throughput", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ImportFacts:
-    """What a file of another tool does not say.
-
-    Attributes:
-        date: when the run was, ISO 8601.
-        commit: of IREE.
-        machine: its CPU.
-        sku: of the device.
-    """
+    """What a file of another tool does not say: a date (ISO 8601), IREE's commit, the machine's CPU, a device's SKU."""
 
     date: str = ""
     commit: str = ""
@@ -54,10 +47,8 @@ class ImportFacts:
 def imported(file: Path, given: ImportFacts) -> tuple[HistoryRun, ...]:
     """The runs that a file of another tool holds.
 
-    Args:
-        file: iree-test-suites' `job_summary.json`, Google Benchmark's JSON, github-action-benchmark's `data.js`, or a
-            file of asv's results.
-        given: what holds where it does not say.
+    It is iree-test-suites' `job_summary.json`, Google Benchmark's JSON, github-action-benchmark's `data.js`, or a file
+    of asv's results; what is given holds where it does not say.
 
     Raises:
         UsageError: the file does not say when the run was, and nobody else does.
@@ -67,7 +58,7 @@ def imported(file: Path, given: ImportFacts) -> tuple[HistoryRun, ...]:
         text = file.read_text(encoding="utf-8")
         script = _DATA_JS.match(text)
         content = json.loads(script[1] if script else text)
-        return tuple(_choose_reader(file, content)(file, content, given))
+        return tuple(_read_document(file, content, given))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         missing = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
         why = error.strerror if isinstance(error, OSError) else missing
@@ -78,22 +69,22 @@ def imported(file: Path, given: ImportFacts) -> tuple[HistoryRun, ...]:
         ) from error
 
 
-def _choose_reader(file: Path, content: Any) -> Callable[[Path, dict[str, Any], ImportFacts], Iterable[HistoryRun]]:
-    """What reads a document."""
-    if not isinstance(content, dict):
-        raise ValueError("expected an object")  # noqa: TRY004 - as for all else that is not as expected
-    if "benchmarks" in content and "context" in content:
-        return _read_google_benchmark
-    if "entries" in content:
-        return _read_data_js
-    if "commit_hash" in content and "results" in content:
-        return _read_asv
-    if {"arch", "machine"} <= set(content) and file.name == "machine.json":
-        # asv's, beside its results, which say it too.
-        return lambda *_: ()
-    if content and set(content) <= set(_JOB_TYPES):
-        return _read_job_summary
-    raise ValueError(f"its fields are {', '.join(list(content)[:5]) or 'none'}")
+def _read_document(file: Path, content: Any, given: ImportFacts) -> Iterable[HistoryRun]:
+    match content:
+        case {"benchmarks": _, "context": _}:
+            return _read_google_benchmark(file, content, given)
+        case {"entries": _}:
+            return _read_data_js(file, content, given)
+        case {"commit_hash": _, "results": _}:
+            return _read_asv(file, content, given)
+        case {"arch": _, "machine": _} if file.name == "machine.json":
+            # asv's, beside its results, which say it too.
+            return ()
+        case dict() if content and set(content) <= set(_JOB_TYPES):
+            return _read_job_summary(file, content, given)
+        case dict():
+            raise ValueError(f"its fields are {', '.join(list(content)[:5]) or 'none'}")
+    raise ValueError("expected an object")
 
 
 def _read_google_benchmark(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Iterable[HistoryRun]:

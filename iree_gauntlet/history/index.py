@@ -80,11 +80,7 @@ class HistoryIndex:
         self._unread: list[str] = []
 
     def update(self) -> None:
-        """Bring it to where the history is.
-
-        Raises:
-            GauntletError: the history cannot be read, or the index not be written.
-        """
+        """Bring it to where the history is."""
         there = self._store.stamps()
         with self._open() as database:
             known = dict(database.execute("SELECT name, stamp FROM files"))
@@ -198,10 +194,7 @@ def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> N
 def add_itself(run_dir: Path, configuration: Configuration, cache: Path) -> None:
     """Add a run that is over to the history of the settings; that this fails is a warning, and no matter of the run.
 
-    Args:
-        run_dir: the run's folder.
-        configuration: the settings.
-        cache: where clones of remote histories are.
+    `cache` is where clones of remote histories are.
     """
     if not configuration.history.add:
         return

@@ -193,13 +193,11 @@ def _list_drifts(series: Series, least: float) -> list[Finding]:
 
 def without_invalid(series: Iterable[Series], marks: Sequence[Mark]) -> tuple[Series, ...]:
     """The series without what does not count; those of which nothing is left go."""
-    invalid = [mark for mark in marks if mark.mark == "invalid"]
     found = []
     for item in series:
-        own = [mark for mark in invalid if _fits(mark, item.key)]
+        own = [mark for mark in marks if mark.mark == "invalid" and _fits(mark, item.key)]
         points = tuple(point for point in item.points if not any(_came_with(point, mark.iree) for mark in own))
-        if points:
-            found.append(replace(item, points=points))
+        found += [replace(item, points=points)] if points else []
     return tuple(found)
 
 
@@ -208,12 +206,18 @@ def with_marks(findings: Iterable[Finding], series: Iterable[Series], marks: Seq
     points = {item.key: item.points for item in series}
     found = []
     for item in findings:
+        marked = item
         for mark in marks:
-            if mark.mark == "accepted" and item.kind is FindingKind.IMPROVEMENT:
+            if not _fits(mark, item.key) or not _came_with(marked.after, mark.iree):
                 continue
-            if mark.mark != "invalid" and _fits(mark, item.key) and _came_with(item.after, mark.iree):
-                item = _mark(item, mark, points[item.key])  # noqa: PLW2901 - several may fit
-        found.append(item)
+            if mark.mark == "accepted" and item.kind is not FindingKind.IMPROVEMENT:
+                marked = replace(marked, accepted=mark.reason)
+            elif mark.mark == "moved":
+                own = points[item.key]
+                at = next((place for place, point in enumerate(own) if _came_with(point, mark.to)), 0)
+                # One that the series does not have changes nothing.
+                marked = replace(marked, at=at, before=own[at - 1], after=own[at]) if at else marked
+        found.append(marked)
     return tuple(found)
 
 
@@ -227,14 +231,6 @@ def find_idle_marks(series: Iterable[Series], marks: Iterable[Mark]) -> tuple[st
             _fits(mark, item.key) and any(_came_with(point, mark.iree) for point in item.points) for item in known
         )
     )
-
-
-def _mark(finding: Finding, mark: Mark, points: Sequence[Point]) -> Finding:
-    if mark.mark == "accepted":
-        return replace(finding, accepted=mark.reason)
-    at = next((place for place, point in enumerate(points) if _came_with(point, mark.to)), 0)
-    # One that the series does not have changes nothing.
-    return replace(finding, at=at, before=points[at - 1], after=points[at]) if at else finding
 
 
 def _fits(mark: Mark, key: SeriesKey) -> bool:

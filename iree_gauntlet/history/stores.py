@@ -85,9 +85,6 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
             `s3://` and `gs://` with a container or bucket and a path.
         configuration: credentials and options of object stores.
         cache: where clones and indices of remote ones are.
-
-    Raises:
-        UsageError: it is none of these.
     """
     if _OBJECTS.match(text):
         return ObjectHistory(text, configuration, _make_path_beside(cache, text))
@@ -120,12 +117,7 @@ def find_history(configuration: Configuration) -> str:
 
 
 class FolderHistory:
-    """A folder.
-
-    Args:
-        place: as a user names it.
-        cache: has the index of one that is not there, or can only be read.
-    """
+    """A folder; `cache` has the index of one that is not there, or can only be read."""
 
     def __init__(self, place: str, folder: Path, cache: Path) -> None:
         self.place = place

@@ -15,6 +15,7 @@ import json
 import re
 import secrets
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -68,14 +69,30 @@ _FORMAT = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 120
 _SHOWN_PROBLEMS = 20
+# Stages that make modules.
+_MAKING = (Stage.IMPORT, Stage.COMPILE)
+
+
+class PackedKind(StrEnum):
+    """What a file of an archive is."""
+
+    ARTIFACT = "artifact"
+    MODULE = "module"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A file of an archive, of so many bytes; `url` is an artifact's source, empty for a module."""
+
+    kind: PackedKind
+    name: str
+    url: str
+    sha256: str
+    size: int
 
 
 def export_cache(request: RunRequest, archive: str) -> ExitCode:
-    """Packs the artifacts that the selected cases need, fetched first where they are missing, and their modules.
-
-    Raises:
-        GauntletError: a file is not available, or the archive cannot be written.
-    """
+    """Packs the artifacts that the selected cases need, fetched first where they are missing, and their modules."""
     if not archive:
         raise UsageError("--output is missing: which archive is to be written?", "Such as --output suite.tar")
     output = Path(archive)
@@ -91,8 +108,11 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
             if missing:
                 raise GauntletError(describe_missing(missing))
         fetched = _fetch_all(steps, machine.store)
-        # Now that every program is known, the modules' keys are known.
-        keys = _find_module_keys(_plan_steps(selection, machine), machine.modules)
+        # Now that every program is known, the modules' keys are known. Synthetic weights are made on the other machine;
+        # failures that the cache remembers have no module, and happen there again.
+        hits = [step for step in _plan_steps(selection, machine) if step.stage in _MAKING and step.cache.hit]
+        entries = {key: machine.modules.lookup(key).entry for key in dict.fromkeys(step.cache.key for step in hits)}
+        keys = [key for key, entry in entries.items() if entry is not None and entry.files]
     files = [Packed(PackedKind.ARTIFACT, local_name(item.url), item.url, item.sha256, item.bytes) for item in fetched]
     contents: list[Callable[[], Iterator[bytes]]] = [partial(_read_blocks, item.path) for item in fetched]
     leases = Leases(machine.cache_dir)
@@ -107,7 +127,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
             files.append(Packed(PackedKind.MODULE, key, "", digest.hexdigest(), packed_bytes(folder, key)))
             contents.append(content)
         size = _write(output, selection.name, files, contents)
-    made = sum(step.stage in (Stage.IMPORT, Stage.COMPILE) for step in steps)
+    made = sum(step.stage in _MAKING for step in steps)
     write_line(f"{output}: {counted(len(fetched), 'artifact')} and {counted(len(keys), 'module')}, {byte_size(size)}")
     if made > len(keys):
         why = "" if machine.toolchain else "; there is no IREE here to tell which modules it needs"
@@ -116,15 +136,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
 
 
 def import_cache(archive: Path, cache_dir: str) -> ExitCode:
-    """Puts what an archive holds into the cache; a file that is wrong is left out, and the rest is put there.
-
-    Args:
-        archive: as `export_cache` writes it.
-        cache_dir: folder of the cache; empty for the project's.
-
-    Raises:
-        GauntletError: something of the archive is not in the cache now.
-    """
+    """Puts what an archive holds into the cache; a file that is wrong is left out, and the rest is put there."""
     # It may be the first thing that a new cache gets.
     place = open_cache(cache_dir, may_be_new=True)
     try:
@@ -159,16 +171,6 @@ def _fetch_all(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
         what = f"{len(failed)} of {len(urls)} files are not available:\n"
         raise GauntletError(what + "\n".join(lines), failed[0].hint)
     return found
-
-
-def _find_module_keys(steps: Sequence[Step], modules: ModuleCache) -> list[str]:
-    """Keys of the modules that the cache has."""
-    # Synthetic weights are made on the other machine; failures that the cache remembers have no module, and happen
-    # there again.
-    stages = (Stage.IMPORT, Stage.COMPILE)
-    keys = dict.fromkeys(step.cache.key for step in steps if step.stage in stages and step.cache.hit)
-    entries = {key: modules.lookup(key).entry for key in keys}
-    return [key for key, entry in entries.items() if entry is not None and entry.files]
 
 
 def _read_blocks(path: Path) -> Iterator[bytes]:
@@ -287,7 +289,14 @@ class _Import:
         for index, (file, want) in enumerate(zip(files, wanted, strict=True)):
             name = name_member(index)
             if want:
-                self._take(file, _watch(reader.member(name, file.size), lambda block: progress.advance(len(block))))
+                digest = hashlib.sha256()
+                content = _watch(reader.member(name, file.size), lambda block: progress.advance(len(block)))
+                take = self._take_artifact if file.kind is PackedKind.ARTIFACT else self._take_module
+                problem = take(file, _watch(content, digest.update), digest)
+                if problem:
+                    self.problems.append(problem)
+                else:
+                    self.arrived.append(file)
             else:
                 reader.skip(name, file.size, self.stream)
                 progress.advance(file.size)
@@ -306,15 +315,6 @@ class _Import:
         if not wanted:
             self.present.append(file)
         return wanted
-
-    def _take(self, file: Packed, content: Iterator[bytes]) -> None:
-        digest = hashlib.sha256()
-        take = self._take_artifact if file.kind is PackedKind.ARTIFACT else self._take_module
-        problem = take(file, _watch(content, digest.update), digest)
-        if problem:
-            self.problems.append(problem)
-        else:
-            self.arrived.append(file)
 
     def _take_artifact(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
         """Puts an artifact into the store; what is wrong, empty for nothing."""
@@ -361,29 +361,6 @@ def _count(files: Sequence[Packed]) -> str:
     return f"{counted(artifacts, 'artifact')} and {counted(len(files) - artifacts, 'module')} ({size})"
 
 
-class PackedKind(StrEnum):
-    """What a file of an archive is."""
-
-    ARTIFACT = "artifact"
-    MODULE = "module"
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A file of an archive.
-
-    Attributes:
-        url: an artifact's source; empty for a module.
-        size: bytes of its content.
-    """
-
-    kind: PackedKind
-    name: str
-    url: str
-    sha256: str
-    size: int
-
-
 def name_member(index: int) -> str:
     """The name, in the archive, of the file at a place of the manifest (from 0 on)."""
     return f"files/{index + 1:06d}"
@@ -426,14 +403,9 @@ def _parse_packed(item: dict[str, object]) -> Packed:
         raise ValueError
     if file.kind == PackedKind.MODULE and is_key(file.name) and not file.url:
         return Packed(PackedKind.MODULE, file.name, "", file.sha256, file.size)
-    if file.kind == PackedKind.ARTIFACT and _find_local_name(file.url) == file.name:
-        return Packed(PackedKind.ARTIFACT, file.name, file.url, file.sha256, file.size)
+    with suppress(ArtifactError):
+        source = parse_source(file.url)
+        fetched = isinstance(source, RemoteSource | PypiSource) and source.local_name == file.name
+        if file.kind == PackedKind.ARTIFACT and fetched:
+            return Packed(PackedKind.ARTIFACT, file.name, file.url, file.sha256, file.size)
     raise DamagedArchiveError(f"its {_MANIFEST_FILE} names {file.name!a:.{_SHOWN}}, which is no place in a cache")
-
-
-def _find_local_name(url: str) -> str | None:
-    try:
-        source = parse_source(url)
-    except ArtifactError:
-        return None
-    return source.local_name if isinstance(source, RemoteSource | PypiSource) else None

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from iree_gauntlet.artifacts.inventory import Item, ItemKind, lock_of, take_inventory
+from iree_gauntlet.artifacts.inventory import ItemKind, lock_of, take_inventory
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Pins, Registry
 from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, Source, local_name, parse_source
@@ -25,7 +25,7 @@ from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, find_cache_folder, find_project_folder, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -36,12 +36,7 @@ _SCHEMA = 1
 
 
 def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
-    """Prints what is in the cache, the largest first.
-
-    Raises:
-        NothingSelectedError: `--match` matches nothing.
-        GauntletError: the cache cannot be read.
-    """
+    """Prints what is in the cache, the largest first."""
     place = open_cache(cache_dir)
     with explain_refusals(place.root):
         items = take_inventory(place.root, place.pins)
@@ -65,18 +60,26 @@ def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
         sys.stdout.write(f"nothing is in {place.root}\n")
         return ExitCode.OK
     now = time.time()
-    print_table([("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME"), *(_make_row(item, now) for item in items)])
-    sys.stdout.write(f"{_sum_up(items)} in {place.root}\n")
+    table: list[tuple[str, ...]] = [("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME")]
+    for item in items:
+        verified = {True: "yes", False: "no", None: ""}[item.verified]
+        of = f" of {byte_size(item.total)}" if item.total else ""
+        arrived = f" ({byte_size(item.present)}{of} arrived)" if item.kind is ItemKind.UNFINISHED else ""
+        age = format_age(now - item.last_use)
+        table.append((byte_size(item.bytes), age, item.kind, item.pin, verified, f"{item.name}{arrived}"))
+    print_table(table)
+    by_kind = []
+    for kind in ItemKind:
+        sizes = [item.bytes for item in items if item.kind is kind]
+        if sizes:
+            by_kind.append(f"{kind} {byte_size(sum(sizes))} ({len(sizes)})")
+    size = byte_size(sum(item.bytes for item in items))
+    sys.stdout.write(f"{size}: {', '.join(by_kind)} in {place.root}\n")
     return ExitCode.OK
 
 
 def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
-    """Prints where the file of a URL is or will be; ERROR where it is not there.
-
-    Raises:
-        UsageError: the URL means no source.
-        GauntletError: a registry or a settings file is wrong.
-    """
+    """Prints where the file of a URL is or will be; ERROR where it is not there."""
     try:
         name, source = local_name(url), parse_source(url)
     except ArtifactError as error:
@@ -139,24 +142,6 @@ def _list_places(source: Source, configuration: Configuration) -> list[str]:
     return [unquote(place) if place.startswith("/") else place for place in places(source.url, configuration)]
 
 
-def _make_row(item: Item, now: float) -> tuple[str, ...]:
-    verified = {True: "yes", False: "no", None: ""}[item.verified]
-    name = item.name
-    if item.kind is ItemKind.UNFINISHED:
-        of = f" of {byte_size(item.total)}" if item.total else ""
-        name += f" ({byte_size(item.present)}{of} arrived)"
-    return byte_size(item.bytes), format_age(now - item.last_use), item.kind, item.pin, verified, name
-
-
-def _sum_up(items: Sequence[Item]) -> str:
-    by_kind = []
-    for kind in ItemKind:
-        found = [item for item in items if item.kind is kind]
-        if found:
-            by_kind.append(f"{kind} {byte_size(sum(item.bytes for item in found))} ({len(found)})")
-    return f"{byte_size(sum(item.bytes for item in items))}: {', '.join(by_kind)}"
-
-
 @dataclass(frozen=True, slots=True)
 class CachePlace:
     """A cache and its project."""
@@ -174,11 +159,7 @@ class CachePlace:
         )
 
     def require_cache(self) -> None:
-        """Make sure that nothing is deleted from a folder of another purpose.
-
-        Raises:
-            UsageError: the folder is there and does not look like a cache.
-        """
+        """Refuses (UsageError) a folder that does not look like a cache: nothing is deleted from another one."""
         if self.root.exists() and not any((self.root / mark).exists() for mark in _MARKS):
             raise UsageError(
                 f"{self.root} does not look like a cache: it has none of {', '.join(_MARKS)}",
@@ -187,12 +168,7 @@ class CachePlace:
 
 
 def open_cache(cache_dir: str, *, may_be_new: bool = False) -> CachePlace:
-    """The cache that `--cache-dir` or the environment names.
-
-    Raises:
-        UsageError: there is no such folder.
-        GauntletError: a registry or a settings file is wrong.
-    """
+    """The cache that `--cache-dir` or the environment names; UsageError where there is no such folder."""
     root, project = find_cache_folder(cache_dir), find_project_folder()
     if root.exists() and not root.is_dir():
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import tempfile
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,16 +37,15 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
 def lock_hashes(asked: LockRequest) -> ExitCode:
-    """Writes what was learnt into the registry, and shows what changes there.
-
-    Raises:
-        UsageError: there is no project here, or a URL that needs no pin is to be refreshed.
-        SpecError: the specs say which entries are needed, and one cannot be read.
-        GauntletError: something cannot be fetched or written.
-    """
+    """Writes what was learnt into the registry, and shows what changes there."""
     urls = list(dict.fromkeys(asked.refresh))
     for url in urls:
-        _require_pinnable(url)
+        try:
+            source = parse_source(url)
+        except ArtifactError as error:
+            raise UsageError(f"--refresh: {error.what}", error.hint) from error
+        if isinstance(source, FileSource | RandomSource):
+            raise UsageError(f"--refresh {url}: such a file has no pin", "Refresh what is fetched.")
     place = open_cache(asked.cache_dir)
     if not ((place.project / "specs").is_dir() and (place.project / "suites").is_dir()):
         raise UsageError(
@@ -72,15 +71,6 @@ def lock_hashes(asked: LockRequest) -> ExitCode:
             _take_over(place, item, progress)
     _show(place, relock, refreshed, dry=asked.dry_run)
     return ExitCode.OK
-
-
-def _require_pinnable(url: str) -> None:
-    try:
-        source = parse_source(url)
-    except ArtifactError as error:
-        raise UsageError(f"--refresh: {error.what}", error.hint) from error
-    if isinstance(source, FileSource | RandomSource):
-        raise UsageError(f"--refresh {url}: such a file has no pin", "Refresh what is fetched.")
 
 
 @contextmanager
@@ -156,22 +146,17 @@ def _find_named_artifacts(project: Path) -> set[str]:
     folders = {project / "specs"}
     for suite in sorted((project / "suites").glob("*.toml")):
         folders.update(read_suite(suite).spec_dirs)
-    return {name for folder in sorted(folders) for path in sorted(folder.rglob("*.json")) for name in _read_names(path)}
-
-
-def _read_names(path: Path) -> set[str]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        hint = "Fix or remove it: it might name an artifact, so nothing was changed."
-        raise SpecError([Problem(str(path), 0, "", f"cannot be read: {error}", hint)]) from error
     names = set()
-    for text in _walk_strings(document):
-        for url in _URL.findall(text):
-            try:
+    for path in (path for folder in sorted(folders) for path in sorted(folder.rglob("*.json"))):
+        try:
+            document = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            hint = "Fix or remove it: it might name an artifact, so nothing was changed."
+            raise SpecError([Problem(str(path), 0, "", f"cannot be read: {error}", hint)]) from error
+        for url in (url for text in _walk_strings(document) for url in _URL.findall(text)):
+            # What is no URL, `lint` tells.
+            with suppress(ArtifactError):
                 names.add(local_name(url))
-            except ArtifactError:
-                continue  # `lint` tells
     return names
 
 
@@ -185,12 +170,7 @@ def _walk_strings(document: object) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class RegistryChange:
-    """A line of the registry that changes.
-
-    Attributes:
-        before: the line as it was; None for a new one.
-        after: the line as it will be; None for one that is dropped.
-    """
+    """A line of the registry as it was, None for a new one, and as it will be, None for one that is dropped."""
 
     name: str
     before: RegistryEntry | None
@@ -208,11 +188,7 @@ class RegistryChange:
 
 @dataclass(frozen=True, slots=True)
 class Relock:
-    """What a registry becomes.
-
-    Attributes:
-        foreign: learnt hashes that stay where they are, as the project does not name them.
-    """
+    """What a registry becomes; `foreign` are learnt hashes that stay where they are: the project does not name them."""
 
     entries: tuple[RegistryEntry, ...]
     changes: tuple[RegistryChange, ...]
@@ -261,48 +237,31 @@ def plan_relock(
 def format_locked_registry(before: str, path: Path, entries: Iterable[RegistryEntry]) -> str:
     """The text of a registry with other entries, sorted by name, with the comments that it had.
 
-    Raises:
-        ArtifactError: a line of the text is wrong.
+    Those at the top and at the end stay there, all others above the entry that they stand above.
     """
-    top, above, end = _split_comments(before, path)
-    lines = [*top]
-    for entry in sorted(entries):
-        lines += above.get(entry.name, [])
-        lines.append(Registry(path, {entry.name: entry}).text().rstrip("\n"))
-    lines += end
-    return "".join(f"{line}\n" for line in lines)
-
-
-def write_registry(path: Path, entries: Iterable[RegistryEntry]) -> None:
-    """Rewrite a registry's file in one step, where that changes anything. The caller holds its lock.
-
-    Raises:
-        ArtifactError: it is there and has a line that is wrong.
-        OSError: it cannot be read or written.
-    """
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    after = format_locked_registry(before, path, entries)
-    if after != before:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, after)
-
-
-def _split_comments(text: str, path: Path) -> tuple[list[str], dict[str, list[str]], list[str]]:
-    """Comments and blank lines: those at the top, those above each entry by its name, those at the end."""
-    lines = text.splitlines()
 
     def is_entry(line: str) -> bool:
         return bool(line.strip()) and not line.strip().startswith("#")
 
-    top = list(itertools.takewhile(lambda line: not is_entry(line), lines))
-    if len(top) == len(lines):
-        return top, {}, []
+    lines = before.splitlines()
+    found = list(itertools.takewhile(lambda line: not is_entry(line), lines))
     above: dict[str, list[str]] = {}
     waiting: list[str] = []
-    for line in lines[len(top) :]:
+    for line in lines[len(found) :]:
         if is_entry(line):
             (name,) = Registry.parse(line, path).entries
             above[name], waiting = waiting, []
         else:
             waiting.append(line)
-    return top, above, waiting
+    for entry in sorted(entries):
+        found += [*above.get(entry.name, []), Registry(path, {entry.name: entry}).text().rstrip("\n")]
+    return "".join(f"{line}\n" for line in (*found, *waiting))
+
+
+def write_registry(path: Path, entries: Iterable[RegistryEntry]) -> None:
+    """Rewrite a registry's file in one step, where that changes anything. The caller holds its lock."""
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    after = format_locked_registry(before, path, entries)
+    if after != before:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, after)

@@ -36,11 +36,7 @@ _SCHEMA_FIELD = {"description": "Where editors find what the fields mean; nothin
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of files.
-
-    Attributes:
-        files: where such files lie, for people and editors.
-    """
+    """A format of files, which lie in such places."""
 
     model: type[StrictDocument]
     files: str
@@ -66,11 +62,7 @@ FORMATS = {
 
 
 def schema(asked: SchemaRequest) -> ExitCode:
-    """Prints a schema, writes all of them into a folder, or lists them.
-
-    Raises:
-        UsageError: there is none of that name, or the folder cannot be written to.
-    """
+    """Prints a schema, writes all of them into a folder, or lists them."""
     if asked.output_dir:
         folder = Path(asked.output_dir)
         try:
@@ -126,19 +118,17 @@ def _simplify(node: Any) -> Any:
         return node
     found = {key: _simplify(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
     if node.get("type") == "object" and "properties" in node:
-        found["properties"] = {name: _order(value) for name, value in found["properties"].items()}
+        # What a person reads of a field first, examples last.
+        found["properties"] = {
+            name: dict(sorted(value.items(), key=lambda item: (item[0] != "description", item[0] == "examples")))
+            for name, value in found["properties"].items()
+        }
     if isinstance(found.get("pattern"), str):
         # Python's own, and JSON Schema's `$` means the same.
         found["pattern"] = found["pattern"].replace(r"\Z", "")
     if isinstance(found.get("description"), str):
         found["description"] = found["description"].split("\n\n")[0].replace("\n", " ").replace(" (*ours*)", "")
     return found
-
-
-def _order(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a person reads of a field first, examples last."""
-    first, last = ("description",), ("examples",)
-    return {key: schema[key] for key in sorted(schema, key=lambda key: (key not in first, key in last))}
 
 
 def _without_null(node: Any) -> Any:

@@ -14,7 +14,7 @@ from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Kind
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.processes.supervisor import Supervisor
-from iree_gauntlet.engine.recording import Recording, measure_weight_effects, output_folder, record_outputs, why_not
+from iree_gauntlet.engine.recording import measure_weight_effects, output_folder, record_outputs, why_not
 from iree_gauntlet.engine.reference_workers import ReferenceWorkers
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
@@ -46,9 +46,6 @@ def record(request: RunRequest, known: ReferenceAnswer | None = None) -> ExitCod
     """Records expected outputs of the selected ONNX models; says which of the selected cases are of none.
 
     Each is tried, whatever becomes of the others.
-
-    Raises:
-        UsageError: no model was named, or a spec is none of one's own.
     """
     _require_named(request.selection, "golden.record rewrites expected outputs")
     rows: list[tuple[Cell, ...]] = []
@@ -69,29 +66,20 @@ def record(request: RunRequest, known: ReferenceAnswer | None = None) -> ExitCod
                 rows.append((case.chain, ColouredCell(what, "failed"), "", None))
                 continue
             if not messages.is_quiet():
-                _say_what_was_recorded(recording)
+                for item in recording.outputs:
+                    sys.stdout.write(f"  wrote {shown(item.path)} ({item.path.stat().st_size} bytes)\n")
+                if recording.tolerance:
+                    sys.stdout.write(f"  chose {' '.join(recording.tolerance)}\n")
+                sys.stdout.write(f"  as {recording.reference} computes them\n")
+                sys.stdout.writelines(f"  note: {note}\n" for note in recording.notes)
             rows.append((case.chain, ColouredCell("recorded", "passed"), recording.reference, len(recording.outputs)))
     if len(rows) > 1:
         print_document(Document("", "", (), (Table(_COLUMNS, tuple(rows)),)), sys.stdout, environ=os.environ)
     return ExitCode.worst(codes)
 
 
-def _say_what_was_recorded(recording: Recording) -> None:
-    for item in recording.outputs:
-        sys.stdout.write(f"  wrote {shown(item.path)} ({item.path.stat().st_size} bytes)\n")
-    if recording.tolerance:
-        sys.stdout.write(f"  chose {' '.join(recording.tolerance)}\n")
-    sys.stdout.write(f"  as {recording.reference} computes them\n")
-    sys.stdout.writelines(f"  note: {note}\n" for note in recording.notes)
-
-
 def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
-    """Says which weights of the selected ONNX models the tolerance could see if they were 1 % wrong.
-
-    Raises:
-        UsageError: no model was named, or there is no provenance to write into.
-        GauntletError: what keeps a model from being run.
-    """
+    """Says which weights of the selected ONNX models the tolerance could see if they were 1 % wrong."""
     _require_named(request.selection, "golden.sensitivity runs a model once for each of its weights")
     with _choose_cases(request) as (cases, store, workers):
         for _, spec in cases if write else ():
@@ -112,9 +100,14 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
             print_document(Document("", said, (), blocks), sys.stdout, environ=os.environ)
             if write:
                 path = output_folder(case, spec) / "provenance.json"
-                _note(
-                    path, {"scaled_by": 1.01, "weights": len(effects), "seen": len(seen), "without_effect": len(idle)}
-                )
+                try:
+                    provenance = json.loads(path.read_text(encoding="utf-8"))
+                except OSError as error:
+                    what = f"{shown(path)} cannot be read: {error.strerror}"
+                    raise UsageError(what, "Record the outputs first: `golden.record`.") from error
+                shares = {"weights": len(effects), "seen": len(seen), "without_effect": len(idle)}
+                provenance |= {"sensitivity": {"scaled_by": 1.01, **shares}}
+                write_atomic(path, json.dumps(provenance, indent=2, ensure_ascii=False) + "\n")
                 sys.stdout.write(f"  wrote {shown(path)}\n")
     return ExitCode.OK
 
@@ -151,14 +144,3 @@ def reference_workers() -> Iterator[ReferenceWorkers]:
     """The programs that run references, in this Python."""
     with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as folder:
         yield ReferenceWorkers(supervisor, sys.executable, Path(folder))
-
-
-def _note(path: Path, found: dict[str, float]) -> None:
-    """Writes what was found into a provenance."""
-    try:
-        provenance = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        what = f"{shown(path)} cannot be read: {error.strerror}"
-        raise UsageError(what, "Record the outputs first: `golden.record`.") from error
-    text = json.dumps({**provenance, "sensitivity": found}, indent=2, ensure_ascii=False) + "\n"
-    write_atomic(path, text)

@@ -85,7 +85,6 @@ def configuration() -> Configuration:
 
 
 def _store_of(asked: HistoryRequest) -> HistoryStore:
-    """The history that is asked for."""
     settings = configuration()
     return open_history(asked.store or find_history(settings), settings, make_cache_folder(asked.cache_dir))
 
@@ -156,11 +155,7 @@ def export(asked: ExportRequest) -> ExitCode:
 
 
 def chosen(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Series, ...]:
-    """The series of an index that fit a glob, of one device.
-
-    Raises:
-        NothingSelectedError: there is none.
-    """
+    """The series of an index that fit a glob, of one device; NothingSelectedError where there is none."""
     every = index.series()
     found = selected(every, pattern, sku)
     if not found:
@@ -198,7 +193,6 @@ def prune(asked: PruneRequest) -> ExitCode:
 
 
 def _parse_day(text: str, where: str) -> date:
-    """A day that a user names."""
     try:
         return date.fromisoformat(text)
     except ValueError as error:
@@ -206,13 +200,15 @@ def _parse_day(text: str, where: str) -> date:
 
 
 def confirm(asked: ConfirmRequest, presenter: Presenter, machines: ComparingMachines | None = None) -> ExitCode:
-    """Measure the two IREEs of a step in turns, keep what comes of it with the step, and say which bisect comes next.
-
-    Raises:
-        NothingSelectedError: nothing got worse that fits.
-        UsageError: the history does not say which two IREEs to compare, or the figure is none that can be.
-    """
-    finding = _choose_finding(asked)
+    """Measure the two IREEs of a step in turns, keep what comes of it with the step, and say which bisect is next."""
+    found = [item for item in _judge_history(asked).regressions if item.kind is FindingKind.REGRESSION]
+    if not found:
+        raise NothingSelectedError("nothing got worse that fits", "`history.check` shows all that changed.")
+    # The surest loss that has not been confirmed yet; one that can be measured, where there is one.
+    finding = min(
+        found,
+        key=lambda item: (item.same_iree, bool(item.confirmed), item.key.figure not in _METRICS, item.p_value or 0.0),
+    )
     key, irees = finding.key, (finding.before.named or finding.before.iree, finding.after.named or finding.after.iree)
     metric = (_METRICS | _EXACT).get(key.figure)
     if metric is None or irees[0] == irees[1]:
@@ -231,18 +227,6 @@ def confirm(asked: ConfirmRequest, presenter: Presenter, machines: ComparingMach
     return code
 
 
-def _choose_finding(asked: ConfirmRequest) -> Finding:
-    """The surest loss that fits and has not been confirmed yet; one that can be measured, where there is one."""
-    found = [item for item in _judge_history(asked).regressions if item.kind is FindingKind.REGRESSION]
-    if not found:
-        raise NothingSelectedError("nothing got worse that fits", "`history.check` shows all that changed.")
-
-    def order(item: Finding) -> tuple[bool, bool, bool, float]:
-        return item.same_iree, bool(item.confirmed), item.key.figure not in _METRICS, item.p_value or 0.0
-
-    return min(found, key=order)
-
-
 def _measure(
     asked: ConfirmRequest,
     finding: Finding,
@@ -250,6 +234,7 @@ def _measure(
     presenter: Presenter,
     machines: ComparingMachines | None,
 ) -> ExitCode:
+    """Compare the two IREEs, and make what comes of it a part of the history."""
     # It brings the engine, which no other of these tasks needs.
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
 
@@ -259,20 +244,13 @@ def _measure(
     request = RunRequest.of({**selection, "cache_dir": asked.cache_dir, "run_dir": str(folder)}, Defaults())
     compared = CompareRequest(sides=" ".join(irees), metric=_METRICS[key.figure], budget=asked.budget)
     code = compare(compared, request, presenter, machines)
-    _keep(asked, finding, folder, now)
-    return code
-
-
-def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) -> None:
-    """What came of it becomes a part of the history."""
     record = read_comparison(folder)
-    verdict = record.verdicts.get(finding.key.case)
-    elsewhere = record.measured.get(finding.key.case)
+    verdict, elsewhere = record.verdicts.get(key.case), record.measured.get(key.case)
     if verdict is None:
-        return
+        return code
     confirms = {
-        "case": finding.key.case,
-        "figure": finding.key.figure,
+        "case": key.case,
+        "figure": key.figure,
         "before": finding.before.iree,
         "after": finding.after.iree,
         "verdict": verdict.verdict,
@@ -289,9 +267,7 @@ def _keep(asked: ConfirmRequest, finding: Finding, folder: Path, now: datetime) 
         more={"confirms": confirms},
     )
     _store_of(asked).add(dict([history_file(run)]))
-
-
-# Of the project: what people say about changes.
+    return code
 
 
 def check(asked: CheckRequest, *, as_json: bool) -> ExitCode:

@@ -76,7 +76,7 @@ class InputChoice:
         source: `random://…`; empty where the values are written down.
         values: written down, `2 12`; empty for those of a source.
         content: of a file of its own; None where it needs none.
-        why: it is this; empty for noise, and where nothing says what is wanted.
+        why: empty for noise, and where nothing says what is wanted.
     """
 
     name: str
@@ -109,10 +109,14 @@ class InputChoice:
 
 def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
     """Sets of inputs in the order of wishes."""
-    shapes = _list_shapes(inputs)
+    dynamic = [item for item in inputs if item.open_sizes]
+    shapes = [_choose_sizes(inputs, size, 1, dynamic) for size in _SIZES]
+    for one in dynamic if len(dynamic) > 1 else ():
+        shapes += [_choose_sizes(inputs, size, 1, [one]) for size in _SIZES[1:]]
+    shapes += [_choose_sizes(inputs, size, size, dynamic) for size in _SIZES[1:3]]
     chooser = _Chooser(model)
     ways = itertools.product(
-        range(len(shapes) if any(item.open_sizes for item in inputs) else 1),
+        range(len(shapes) if dynamic else 1),
         range(len(_RANGES) + 2 if any(not item.is_float for item in inputs) else 1),
         range(len(_FLOATS) if any(item.is_float for item in inputs) else 1),
     )
@@ -125,15 +129,6 @@ def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputC
             yield choices
         if len(made) == _MOST_SETS:
             return
-
-
-def _list_shapes(inputs: Sequence[OnnxInput]) -> list[dict[str, Sizes]]:
-    """Shapes by input, in the order of trying."""
-    dynamic = [item for item in inputs if item.open_sizes]
-    found = [_choose_sizes(inputs, size, 1, dynamic) for size in _SIZES]
-    for one in dynamic if len(dynamic) > 1 else ():
-        found += [_choose_sizes(inputs, size, 1, [one]) for size in _SIZES[1:]]
-    return found + [_choose_sizes(inputs, size, size, dynamic) for size in _SIZES[1:3]]
 
 
 def _choose_sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: Sequence[OnnxInput]) -> dict[str, Sizes]:
@@ -158,14 +153,10 @@ def _choose_sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: S
 
 
 class _Chooser:
-    """Chooses inputs by what the operators of one model allow.
-
-    Args:
-        model: of `onnx.load`.
-    """
+    """Chooses inputs by what the operators of one model (of `onnx.load`) allow."""
 
     def __init__(self, model: Any) -> None:
-        self._users = _users(model)
+        self._users = _find_users(model)
         self._declared = self._known = _infer_shapes(model)
         self._outputs = [self._declared[value.name] for value in model.graph.output if value.name in self._declared]
 
@@ -174,17 +165,24 @@ class _Chooser:
     ) -> tuple[InputChoice, ...]:
         """One choice for each input of the given shapes; the ways of integers and floats are counted from 0."""
         self._known = {**self._declared, **shapes}
-        return tuple(
-            self._choose_bits(item, shapes[item.name], seed)
-            if item.element_type in ("i1", *_PACKED)
-            else self._choose_floats(item, shapes[item.name], of_floats, seed)
-            if item.is_float
-            else self._choose_integers(item, shapes[item.name], of_integers, seed)
-            for seed, item in enumerate(inputs, start=1)
-        )
+        choices = []
+        for seed, item in enumerate(inputs, start=1):
+            shape = shapes[item.name]
+            if item.element_type in ("i1", *_PACKED):
+                choices.append(self._choose_bits(item, shape, seed))
+                continue
+            way = of_floats if item.is_float else of_integers
+            needed = None
+            if way == 0:
+                # What an operator cannot do without.
+                values, needs = next(_find_needed_values(self._users[item.name], shape, self._known), ((), ""))
+                needed = _give_values(item, shape, values, f"what {needs} needs") if len(values) else None
+            choose = self._choose_floats if item.is_float else self._choose_integers
+            choices.append(needed or choose(item, shape, way, seed))
+        return tuple(choices)
 
     def _choose_bits(self, item: OnnxInput, shape: Sizes, seed: int) -> InputChoice:
-        kind = _write_type(item, shape)
+        kind = _format_type(item, shape)
         if item.element_type in _PACKED:
             # No source makes them.
             count = (math.prod(shape) * _PACKED[item.element_type] + 7) // 8
@@ -195,8 +193,6 @@ class _Chooser:
         return InputChoice(item.name, kind, f"random://integers/{kind}?seed={seed}")
 
     def _choose_integers(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
-        if way == 0 and (needed := self._find_needed(item, shape)):
-            return needed
         if way >= len(_RANGES) and (sizes := self._choose_sizes_of_output(item, shape, last=way > len(_RANGES))):
             return sizes
         users = self._users[item.name]
@@ -210,29 +206,22 @@ class _Chooser:
         high = max(min(high, 1 << (int(item.element_type[1:]) - 1)), low + 1)
         # Raw, since a .npy's integers have a sign: those that a model hands on would be of another type than it
         # computes.
-        kind = _write_type(item, shape)
+        kind = _format_type(item, shape)
         array = parse_seeded(f"random://integers/{kind}?seed={seed}&low={low}&high={high}").generate()
         if 0 < array.size <= _LONGEST_LITERAL:
             return InputChoice(item.name, kind, values=" ".join(map(str, array.reshape(-1).tolist())), why=why)
         return InputChoice(item.name, kind, content=array.tobytes(), zero=low <= 0, why=why)
 
     def _choose_floats(self, item: OnnxInput, shape: Sizes, way: int, seed: int) -> InputChoice:
-        if way == 0 and (needed := self._find_needed(item, shape)):
-            return needed
         users = self._users[item.name]
         domains = [_DOMAINS[node.op_type, place] for node, place in users if (node.op_type, place) in _DOMAINS]
         low, high = (domains or [_FLOATS[way]])[0]
-        kind = _write_type(item, shape)
+        kind = _format_type(item, shape)
         if low == high:
             source = f"random://zeros/{kind}" if domains else f"random://normal/{kind}?seed={seed}"
             return InputChoice(item.name, kind, source)
         source = f"random://uniform/{kind}?seed={seed}&low={low:g}&high={high:g}"
         return InputChoice(item.name, kind, source, zero=low <= 0)
-
-    def _find_needed(self, item: OnnxInput, shape: Sizes) -> InputChoice | None:
-        """What an operator cannot do without; None where none needs anything."""
-        values, needs = next(_find_needed_values(self._users[item.name], shape, self._known), ((), ""))
-        return _write_values(item, shape, values, f"what {needs} needs") if len(values) else None
 
     def _choose_sizes_of_output(self, item: OnnxInput, shape: Sizes, *, last: bool) -> InputChoice | None:
         """What operators that are made of others take: the first sizes of an output, or the last."""
@@ -240,19 +229,19 @@ class _Chooser:
         found = next((sizes for sizes in self._outputs if len(sizes) >= count > 0), None)
         if found is None or len(shape) > 1:
             return None
-        return _write_values(item, shape, found[-count:] if last else found[:count], "the sizes of an output")
+        return _give_values(item, shape, found[-count:] if last else found[:count], "the sizes of an output")
 
 
-def _write_type(item: OnnxInput, shape: Sizes) -> str:
+def _format_type(item: OnnxInput, shape: Sizes) -> str:
     return "x".join((*map(str, shape), item.element_type))
 
 
-def _write_values(item: OnnxInput, shape: Sizes, values: Sequence[float], why: str) -> InputChoice:
+def _give_values(item: OnnxInput, shape: Sizes, values: Sequence[float], why: str) -> InputChoice:
     written = " ".join(f"{value:g}" if item.is_float else str(int(value)) for value in values)
-    return InputChoice(item.name, _write_type(item, shape), values=written, zero=False, why=why)
+    return InputChoice(item.name, _format_type(item, shape), values=written, zero=False, why=why)
 
 
-def _users(model: Any) -> dict[str, list[tuple[Any, int]]]:
+def _find_users(model: Any) -> dict[str, list[tuple[Any, int]]]:
     """Which operators take a value, and as which of their inputs; by name, through what hands it on as it is."""
     direct: dict[str, list[tuple[Any, int]]] = {}
     for node in walk_nodes(model):
@@ -306,11 +295,7 @@ def _find_bound(node: Any, place: int, known: Mapping[str, Sizes]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """An operator that takes an input whose values are wanted.
-
-    Attributes:
-        data: shape of its first input; empty where it is not known.
-    """
+    """An operator that takes an input of which `count` values are wanted; shapes that are not known are empty."""
 
     node: Any
     data: Sizes
@@ -432,11 +417,7 @@ _RULES: dict[tuple[str, int], Callable[[_Use], Sequence[float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class GivenData:
-    """What a folder holds for a program.
-
-    Attributes:
-        outputs: by their place; none where the folder has none.
-    """
+    """What a folder holds for a program; outputs are all of them, in their order, or none."""
 
     inputs: tuple[InputChoice, ...]
     outputs: tuple[Array, ...]
@@ -444,15 +425,10 @@ class GivenData:
 
 
 def read_data(path: Path, program: OnnxProgram) -> GivenData:
-    """Reads the inputs of a program, and its expected outputs where they are there.
+    """Reads the inputs of a program, by name or as `input_0`, …, and its expected outputs where they are there.
 
-    Args:
-        path: a folder with files of tensors, or with `test_data_set_0` in it, of which the first set is read; or one
-            .npz file.
-        program: its inputs are looked for by name, or as `input_0`, ….
-
-    Raises:
-        UsageError: there is no such data, an input is missing, or is of another type or shape than the program takes.
+    The path is one of a folder with files of tensors, of one with `test_data_set_0` in it, of which the first set is
+    read, or of an .npz file.
     """
     if not path.exists():
         raise UsageError(f"--data {path}: there is no such folder", _EXPECTED)
@@ -476,6 +452,8 @@ def read_data(path: Path, program: OnnxProgram) -> GivenData:
 
 def _read_arrays(path: Path) -> dict[str, Array]:
     """Tensors by their names: those of files, or within a .npz file."""
+    import onnx  # noqa: PLC0415 - the program was read with it
+
     files = (
         sorted(item for item in path.iterdir() if item.suffix in (".pb", ".npy", ".npz")) if path.is_dir() else [path]
     )
@@ -488,7 +466,9 @@ def _read_arrays(path: Path) -> dict[str, Array]:
             elif file.suffix == ".npy":
                 found[file.stem] = np.load(file, allow_pickle=False)
             else:
-                found[file.stem] = _read_tensor(file)
+                tensor = onnx.TensorProto()
+                tensor.ParseFromString(file.read_bytes())
+                found[file.stem] = onnx.numpy_helper.to_array(tensor)
         # Of NumPy, zip and protobuf, each with its own.
         except Exception as error:
             what = f"--data {file}: no tensor can be read from it: {str(error)[:200] or type(error).__name__}"
@@ -496,15 +476,6 @@ def _read_arrays(path: Path) -> dict[str, Array]:
     if not found:
         raise UsageError(f"--data {path}: there are no tensors in it", _EXPECTED)
     return found
-
-
-def _read_tensor(path: Path) -> Array:
-    import onnx  # noqa: PLC0415 - the program was read with it
-
-    tensor = onnx.TensorProto()
-    tensor.ParseFromString(path.read_bytes())
-    array: Array = onnx.numpy_helper.to_array(tensor)
-    return array
 
 
 def _read_input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, Array]) -> InputChoice:
@@ -521,7 +492,7 @@ def _read_input(folder: Path, item: OnnxInput, index: int, arrays: Mapping[str, 
         wanted = "x".join(("?" if place in item.open_sizes else str(size)) for place, size in enumerate(item.shape))
         what = f"--data {folder}: input {item.name} is {array.dtype} {list(array.shape)}"
         raise UsageError(what, f"The model takes {wanted or 'a scalar'} of {item.element_type}.")
-    return InputChoice(item.name, _write_type(item, array.shape), content=file_content(array), zero=False)
+    return InputChoice(item.name, _format_type(item, array.shape), content=file_content(array), zero=False)
 
 
 def _check_output(folder: Path, declared: Any, array: Array) -> Array:

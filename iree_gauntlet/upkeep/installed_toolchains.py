@@ -51,13 +51,14 @@ _INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, Choice
 
 
 def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCode:
-    """Installs releases into the cache, each into an environment of its own.
-
-    Raises:
-        UsageError: a name means nothing that can be installed.
-        ToolchainError: one is not available; those before it stay.
-    """
-    choices = [_parse_installable(text) for text in _require_some(versions, "install")]
+    """Installs releases into the cache, each into an environment of its own; where one fails, those before it stay."""
+    choices = [parse_choice(text, "toolchain.install") for text in _require_some(versions, "install")]
+    for text, choice in zip(versions, choices, strict=True):
+        if choice.kind not in _INSTALLABLE:
+            raise UsageError(
+                f"toolchain.install {text}: that is not installed by this toolkit, but used where it is",
+                f"Use it with --iree {text}. To install, name a release, a range, a nightly, commit:SHA or wheels:DIR.",
+            )
     place = open_place(cache_dir, _read_configuration_here(), offline=offline)
     for choice in choices:
         found = provide_environment(choice, place)
@@ -67,12 +68,7 @@ def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCo
 
 
 def build(sources: Sequence[str], asked: BuildRequest) -> ExitCode:
-    """Builds checkouts of IREE, or commits of them, into the cache.
-
-    Raises:
-        UsageError: a name means no checkout, or an option is none of CMake's.
-        ToolchainError: one does not build; those before it stay.
-    """
+    """Builds checkouts of IREE, or commits of them, into the cache; where one does not build, those before it stay."""
     choices = [_parse_buildable(text, asked.commit) for text in _require_some(sources, "build")]
     options = [text if text.startswith("-D") else f"-D{text}" for text in asked.option]
     if asked.runtime_only and asked.bindings:
@@ -141,12 +137,7 @@ def _describe_folder(row: tuple[Path, Environment | Build | None, str]) -> dict[
 
 
 def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
-    """Prints what `--iree` would use; installs nothing.
-
-    Raises:
-        ToolchainError: it is not there.
-        UsageError: the value names no IREE.
-    """
+    """Prints what `--iree` would use; installs nothing."""
     place = open_place(request.cache_dir, _read_configuration_here(), offline=True)
     found = find_toolchain(*chosen(request, os.environ), place)
     if as_json:
@@ -173,12 +164,7 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
 
 
 def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
-    """Deletes environments and builds of the cache, but none that a running process uses.
-
-    Raises:
-        UsageError: there is none of that name.
-        ToolchainError: one is in use, or cannot be deleted.
-    """
+    """Deletes environments and builds of the cache, but none that a running process uses."""
     place = open_place(cache_dir, _read_configuration_here(), offline=True)
     root = find_cache_folder(cache_dir)
     leases = Leases(root)
@@ -188,20 +174,15 @@ def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
             # Nobody runs what is in it: only who builds there is in the way.
             place.builds.remove_work(path)
         else:
-            _remove_unused(path, label, place, leases, root)
+            with leases.collecting():
+                if path.relative_to(root.absolute()).as_posix() in leases.in_use():
+                    raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
+                if path.parent == place.builds.folder:
+                    place.builds.remove(path)
+                else:
+                    place.environments.remove(path, label)
         sys.stdout.write(f"removed {label} ({byte_size(size)})\n")
     return ExitCode.OK
-
-
-def _remove_unused(path: Path, label: str, place: ToolchainPlace, leases: Leases, root: Path) -> None:
-    """Deletes an environment or a finished build."""
-    with leases.collecting():
-        if path.relative_to(root.absolute()).as_posix() in leases.in_use():
-            raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
-        if path.parent == place.builds.folder:
-            place.builds.remove(path)
-        else:
-            place.environments.remove(path, label)
 
 
 def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -> ToolchainPlace:
@@ -219,16 +200,6 @@ def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
     if not any(map(str.strip, names)):
         raise UsageError(f"toolchain.{task} needs to know which", f"Such as toolchain.{task} 3.12.0.")
     return names
-
-
-def _parse_installable(text: str) -> Choice:
-    choice = parse_choice(text, "toolchain.install")
-    if choice.kind not in _INSTALLABLE:
-        raise UsageError(
-            f"toolchain.install {text}: that is not installed by this toolkit, but used where it is",
-            f"Use it with --iree {text}. To install, name a release, a range, a nightly, commit:SHA or wheels:DIR.",
-        )
-    return choice
 
 
 def _parse_buildable(text: str, commit: str) -> Choice:

@@ -51,11 +51,7 @@ _HINTS[".mlirbc"] = _HINTS[".mlir"]
 
 @dataclass(frozen=True, slots=True)
 class OnnxInput:
-    """An input of a program.
-
-    Attributes:
-        open_sizes: names of those that are to be chosen, by their places, counted from 0.
-    """
+    """An input of a program; `open_sizes` are names of those that are to be chosen, by their places, from 0 on."""
 
     name: str
     shape: tuple[int, ...]
@@ -71,12 +67,7 @@ class OnnxInput:
 
 @dataclass(frozen=True, slots=True)
 class OnnxProgram:
-    """An ONNX file.
-
-    Attributes:
-        path: where it is.
-        model: of `onnx.load`, without those weights.
-    """
+    """An ONNX file; `model` is of `onnx.load`, without the weights in files of `data`."""
 
     path: Path
     name: str
@@ -139,11 +130,7 @@ def read_onnx(path: Path, name: str = "", shapes: Mapping[str, tuple[int, ...]] 
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Sizes by the names of inputs, from `x=1x3x96x320`.
-
-    Raises:
-        UsageError: a text is not of this form.
-    """
+    """Sizes by the names of inputs, from `x=1x3x96x320`."""
     shapes = {}
     for text in texts:
         found = _SHAPE.match(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
 import shlex
@@ -62,11 +61,7 @@ _GIVEN = "Inputs are what was given to `init --data`."
 
 
 def init(asked: InitRequest) -> ExitCode:
-    """Begins a project, or adds a model to one; files that are there stay as they are.
-
-    Raises:
-        UsageError: there is one already, with that model; the program cannot be read; or a file cannot be written.
-    """
+    """Begins a project, or adds a model to one; files that are there stay as they are."""
     # In a project, wherever in it a command is typed.
     folder = Path(asked.folder) if asked.folder else shown(find_project_folder())
     if folder.exists() and not folder.is_dir():
@@ -79,7 +74,11 @@ def init(asked: InitRequest) -> ExitCode:
     if is_project:
         what = f"{folder.resolve()} is a project already: it has specs/ and suites/"
         raise UsageError(what, "`init --program FILE` adds a model; or name another folder.")
-    example = {REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy": _compute_example()}
+    # What the example computes is made here, as its inputs are.
+    spec = json.loads((_TEMPLATE / REGRESSIONS / _EXAMPLE / "dense_cpu.json").read_text(encoding="utf-8"))
+    x, w = (parse_seeded(item["source"]).generate().astype(np.float64) for item in spec["inputs"])
+    output = file_content(np.maximum(x @ w, 0).astype(np.float32))
+    example = {REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy": output}
     where = _write_files(folder, _list_project_files(without=()) | example)
     if not messages.is_quiet():
         sys.stdout.write(f"{where}\n")
@@ -105,7 +104,7 @@ def _add_program(asked: InitRequest, folder: Path, *, is_project: bool) -> ExitC
         if runs_here and data.outputs:
             notes += _check_outputs(program, data.inputs, data.outputs, workers)
         chosen = ChosenInputs(data.inputs) if asked.data else _choose_inputs(program, workers if runs_here else None)
-        files = _list_model_files(program, chosen.choices, data.outputs, _GIVEN if data.inputs else _NOISE, _TEMPLATE)
+        files = _list_model_files(program, chosen.choices, data.outputs, _GIVEN if data.inputs else _NOISE)
         where = _write_files(folder, files if is_project else _list_project_files(without=(_EXAMPLE,)) | files)
         if not messages.is_quiet():
             sys.stdout.writelines(f"  note: {note}\n" for note in notes)
@@ -207,14 +206,6 @@ def _explain_workflow_place(folder: Path) -> str:
     )
 
 
-def _compute_example() -> bytes:
-    spec = json.loads((_TEMPLATE / REGRESSIONS / _EXAMPLE / "dense_cpu.json").read_text(encoding="utf-8"))
-    x, w = (parse_seeded(item["source"]).generate().astype(np.float64) for item in spec["inputs"])
-    stream = io.BytesIO()
-    np.save(stream, np.maximum(x @ w, 0).astype(np.float32))
-    return stream.getvalue()
-
-
 def _say_next_steps(folder: Path, before: Sequence[tuple[str, str]]) -> None:
     """Says what to type: what comes before a run as well, each with why."""
     steps = [(shlex.join(("cd", str(folder))), "")] if folder.resolve() != Path.cwd() else []
@@ -270,7 +261,7 @@ def _choose_inputs(program: OnnxProgram, workers: ReferenceWorkers | None) -> Ch
 def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: Path, *, last: bool) -> ReferencePlan:
     """What `run_onnx` is told: to run a program on the first of several sets of inputs that will do."""
     folder.mkdir()
-    inputs = tuple(tuple(_write_given(choice, folder) for choice in choices) for choices in sets)
+    inputs = tuple(tuple(_write_input(choice, folder) for choice in choices) for choices in sets)
     return ReferencePlan(str(program.path.resolve()), inputs, str(folder), str(folder), None, last)
 
 
@@ -311,7 +302,7 @@ def _read_back(item: ModelOutput, like: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(content, like.dtype).reshape(like.shape)
 
 
-def _write_given(choice: InputChoice, folder: Path) -> str:
+def _write_input(choice: InputChoice, folder: Path) -> str:
     """What is chosen, as iree-run-module takes it, with its file in a folder."""
     if choice.values:
         return choice.literal
@@ -327,36 +318,37 @@ def _write_given(choice: InputChoice, folder: Path) -> str:
 
 
 def _list_model_files(
-    program: OnnxProgram,
-    choices: Sequence[InputChoice],
-    outputs: Sequence[NDArray[Any]],
-    description: str,
-    templates: Path,
+    program: OnnxProgram, choices: Sequence[InputChoice], outputs: Sequence[NDArray[Any]], description: str
 ) -> dict[Path, bytes | Path]:
     """What a program is copied to, with its weights; its inputs, outputs that are known, spec and benchmark."""
     regressions, benchmarks = REGRESSIONS / program.name, BENCHMARKS / program.name
     regression, benchmark = (
-        json.loads((templates / kind / "example" / "dense_cpu.json").read_text(encoding="utf-8"))
+        json.loads((_TEMPLATE / kind / "example" / "dense_cpu.json").read_text(encoding="utf-8"))
         for kind in (REGRESSIONS, BENCHMARKS)
     )
     onnx_import = program.onnx_import(choice.type for choice in choices)
     given = [_describe_given_output(index, array) for index, array in enumerate(outputs)]
+    # What outputs of another program may differ by.
+    by_type: dict[str, list[NDArray[Any]]] = {}
+    for array in outputs:
+        by_type.setdefault(ELEMENT_TYPES[array.dtype.name], []).append(array)
+    floats = {name: allow_of_others(name, arrays) for name, arrays in by_type.items() if name in FLOAT_TYPES}
     spec = {
         "description": description,
         "mlir": program.path.name,
         **({"onnx_import": onnx_import} if onnx_import else {}),
-        "inputs": [_write_in_spec(index, choice) for index, choice in enumerate(choices)],
+        "inputs": [_describe_input(index, choice) for index, choice in enumerate(choices)],
         "outputs": [named for named, _ in given]
         # Until they are recorded, that they are missing is an error.
         or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(program.outputs)],
         "device": regression["device"],
         "compiler_flags": [*regression["compiler_flags"], *((_KEEP_F64,) if program.has_f64 else ())],
-        **({"threshold_args": list(_choose_tolerance(outputs))} if given else {}),
+        **({"threshold_args": list(tolerance_flags(floats))} if given else {}),
     }
     timed = {"inputs": [choice.for_benchmark for choice in choices], "function_run": program.function}
     return {
-        regressions / f"{SPEC}.json": _write_json(spec),
-        benchmarks / f"{SPEC}.json": _write_json({**benchmark, **timed}),
+        regressions / f"{SPEC}.json": _format_json(spec),
+        benchmarks / f"{SPEC}.json": _format_json({**benchmark, **timed}),
         regressions / program.path.name: program.path,
         **{regressions / item.relative_to(program.path.parent): item for item in program.data},
         **{
@@ -376,16 +368,7 @@ def _describe_given_output(index: int, array: NDArray[Any]) -> tuple[dict[str, s
     return {"source": f"{SPEC}/output_{index}.bin", "value": tensor_type(f"output_{index}", array)}, content
 
 
-def _choose_tolerance(outputs: Sequence[NDArray[Any]]) -> tuple[str, ...]:
-    """The flags for outputs of another program."""
-    by_type: dict[str, list[NDArray[Any]]] = {}
-    for array in outputs:
-        by_type.setdefault(ELEMENT_TYPES[array.dtype.name], []).append(array)
-    floats = {name: allow_of_others(name, arrays) for name, arrays in by_type.items() if name in FLOAT_TYPES}
-    return tolerance_flags(floats)
-
-
-def _write_in_spec(index: int, choice: InputChoice) -> dict[str, str]:
+def _describe_input(index: int, choice: InputChoice) -> dict[str, str]:
     if choice.values:
         return {"value": choice.literal}
     if choice.content is None:
@@ -394,7 +377,7 @@ def _write_in_spec(index: int, choice: InputChoice) -> dict[str, str]:
     return {"source": f"{SPEC}/input_{index}{choice.suffix}", **typed}
 
 
-def _write_json(content: dict[str, Any]) -> bytes:
+def _format_json(content: dict[str, Any]) -> bytes:
     text = "{\n}\n"
     for key, value in content.items():
         text = with_member(text, key, value)

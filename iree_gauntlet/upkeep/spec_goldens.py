@@ -64,14 +64,50 @@ _COLUMNS = (
 _COMPILER_FIELD = "golden_compiler"
 
 
-def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
-    """Prints the goldens of the selection, of all SKUs and releases unless `--sku` names one.
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file as it is, and as it ought to be."""
 
-    Raises:
-        UsageError: an option names what does not exist.
-        NothingSelectedError: nothing matches, or what matches has no golden.
-        GauntletError: a suite cannot be read.
-    """
+    path: Path
+    before: str
+    after: str
+
+    def diff(self) -> str:
+        """In the form that `git apply` takes; empty where nothing changes."""
+        name = shown(self.path.resolve()).as_posix() if self.path.is_absolute() else self.path.as_posix()
+        # By \n alone: `splitlines` splits also where no other program does, such as at U+2028.
+        before, after = (list(io.StringIO(text, newline="\n")) for text in (self.before, self.after))
+        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None:
+    """Shows changes as a diff on standard output, keeps it, or makes them; words about it go to standard error."""
+    changes = [change for change in changes if change.before != change.after]
+    if not changes:
+        sys.stderr.write("nothing to change\n")
+        return
+    patch = "".join(change.diff() for change in changes)
+    if output:
+        path = Path(output)
+        if not path.parent.is_dir():
+            raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
+        write_atomic(path, patch.encode())
+        sys.stderr.write(f"wrote {path}: apply it with `git apply {path}`\n")
+    else:
+        sys.stdout.write(patch)
+    if write:
+        for change in changes:
+            require_ones_own(change.path)
+        for change in changes:
+            write_atomic(change.path, change.after.encode())
+        sys.stderr.write(f"changed {counted(len(changes), 'file')}\n")
+    elif not output:
+        sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")
+
+
+def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
+    """Prints the goldens of the selection, of all SKUs and releases unless `--sku` names one."""
     selection = select(request, Defaults(targets=FAMILIES))
     for problem in selection.cases.problems:
         sys.stderr.write(f"{problem}\n")
@@ -83,10 +119,16 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
         )
     standings = judge_standings(goldens, list(_read_records(find_runs_folder(), asked.last)), find_runs_folder())
     if asked.as_json:
-        document = {"schema": _SCHEMA, "goldens": [_record(item) for item in standings]}
+        document = {"schema": _SCHEMA, "goldens": list(map(_describe_standing, standings))}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     elif standings:
-        print_document(_make_document(standings), sys.stdout, environ=os.environ)
+        counts = Counter(item.verdict for item in standings)
+        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in GoldenVerdict if counts[verdict])
+        notes = Counter(item.note for item in standings if item.note and item.run)
+        remarks = tuple(f"{count} of them: {note}" for note, count in notes.items())
+        table = Table(_COLUMNS, tuple(map(_make_row, standings)))
+        title = f"{counted(len(standings), 'golden')}: {verdicts}"
+        print_document(Document("", title, (), (table,), remarks=remarks), sys.stdout, environ=os.environ)
     return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
 
 
@@ -94,8 +136,14 @@ def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tu
     """Chain and golden, each once, in the selection's order; those of other SKUs too unless one was named."""
     selections = [selection]
     if not any(target.sku for target in selection.targets):
-        skus = sorted(_find_skus(selection))
-        selections += [select(replace(request, sku=sku), Defaults(targets=FAMILIES)) for sku in skus]
+        files = {case.origin.file for case in selection.cases.cases}
+        skus = {key for case in selection.cases.cases for key in case.golden_keys}
+        for spec in selection.specs:
+            if spec.name in files and isinstance(spec.document, Benchmark):
+                # A family's name is a SKU where a time is for it.
+                counts = (spec.document.golden_dispatch, spec.document.golden_size, spec.document.golden_instructions)
+                skus |= set().union(*counts) - {*FAMILIES}
+        selections += [select(replace(request, sku=sku), Defaults(targets=FAMILIES)) for sku in sorted(skus)]
     found: dict[tuple[str, str, str], Golden] = {}
     for one in selections:
         for case in one.cases.cases:
@@ -105,18 +153,6 @@ def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tu
     metrics = list(Metric)
     keys = sorted(found, key=lambda key: (order.get(key[0], 0), key[1], metrics.index(found[key].metric), key[2]))
     return [(key[0], found[key]) for key in keys]
-
-
-def _find_skus(selection: Selection) -> set[str]:
-    """The SKUs that goldens of the selected specs are for."""
-    files = {case.origin.file for case in selection.cases.cases}
-    found = {key for case in selection.cases.cases for key in case.golden_keys}
-    for spec in selection.specs:
-        if spec.name in files and isinstance(spec.document, Benchmark):
-            # A family's name is a SKU where a time is for it.
-            counts = (spec.document.golden_dispatch, spec.document.golden_size, spec.document.golden_instructions)
-            found |= set().union(*counts) - {*FAMILIES}
-    return found
 
 
 def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
@@ -134,7 +170,7 @@ def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
             yield record
 
 
-def _record(standing: Standing) -> dict[str, Any]:
+def _describe_standing(standing: Standing) -> dict[str, Any]:
     golden = standing.golden
     return {
         "chain": standing.chain,
@@ -154,19 +190,6 @@ def _record(standing: Standing) -> dict[str, Any]:
         "file": golden.origin.file,
         "field": golden.origin.field,
     }
-
-
-def _make_document(standings: Sequence[Standing]) -> Document:
-    counts = Counter(item.verdict for item in standings)
-    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in GoldenVerdict if counts[verdict])
-    remarks = Counter(item.note for item in standings if item.note and item.run)
-    return Document(
-        "",
-        f"{counted(len(standings), 'golden')}: {verdicts}",
-        (),
-        (Table(_COLUMNS, tuple(map(_make_row, standings))),),
-        remarks=tuple(f"{count} of them: {remark}" for remark, count in remarks.items()),
-    )
 
 
 def _make_row(standing: Standing) -> tuple[Cell, ...]:
@@ -191,17 +214,18 @@ def _make_row(standing: Standing) -> tuple[Cell, ...]:
 
 
 def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
-    """Shows, and with `write` makes, the goldens that runs speak for.
-
-    Raises:
-        UsageError: there is no such run, or an option is out of range.
-        NothingSelectedError: the runs hold nothing against goldens.
-        GauntletError: a journal or a spec cannot be read, or a spec has changed since.
-    """
+    """Shows, and with `write` makes, the goldens that runs speak for."""
     headroom = asked.size_headroom
     if headroom != 0 and not 1 <= headroom < math.inf:
         raise UsageError(f"--size-headroom {headroom:g}: expected a factor of 1 or more", "1.25 leaves a quarter.")
-    records = [read_journal(run / JOURNAL) for run in _choose_runs(asked)]
+    if asked.run and asked.last != 1:
+        raise UsageError("--run together with --last: which runs?", "Give one of the two.")
+    runs = [run_named(text, "--run") for text in asked.run]
+    if not runs:
+        find_newest_run(find_runs_folder())
+        # The oldest first.
+        runs = [*itertools.islice(runs_of_specs(find_runs_folder()), asked.last)][::-1]
+    records = [read_journal(run / JOURNAL) for run in runs]
     evidence = collect_evidence([record for record in records if record.runs])
     names = ", ".join(record.path.parent.name for record in records)
     wanted = {
@@ -220,11 +244,11 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
         outcome = propose(golden, wanted[golden], size_headroom=headroom or None, to_release=asked.to_release)
         where = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
-            sys.stderr.write(f"stays    {where} {_write_number(golden.value)}: {outcome}\n")
+            sys.stderr.write(f"stays    {where} {_format_number(golden.value)}: {outcome}\n")
             continue
         verb = "tighten" if outcome.value < golden.value else "relax" if outcome.value > golden.value else "move"
         change = f" ({100 * (outcome.change - 1):+.1f} %)" if math.isfinite(outcome.change) else ""
-        values = f"{_write_number(golden.value)} → {_write_number(outcome.value)}{change}"
+        values = f"{_format_number(golden.value)} → {_format_number(outcome.value)}{change}"
         sys.stderr.write(f"{verb:<8} {where} {values}: {outcome.basis}\n")
         proposals.append(outcome)
     changes = [
@@ -255,16 +279,6 @@ def _as_written(
     return found
 
 
-def _choose_runs(asked: GoldenUpdateRequest) -> list[Path]:
-    """Folders of the runs that are asked, the oldest first."""
-    if asked.run and asked.last != 1:
-        raise UsageError("--run together with --last: which runs?", "Give one of the two.")
-    if asked.run:
-        return [run_named(text, "--run") for text in asked.run]
-    find_newest_run(find_runs_folder())
-    return [*itertools.islice(runs_of_specs(find_runs_folder()), asked.last)][::-1]
-
-
 def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
     path = Path(file)
     document, _, problems = load_json(path, file, without_comments)
@@ -281,7 +295,7 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
         except KeyError:
             present = None
         if present != golden.value:
-            what = f"{file}: {field} is {present}, and was {_write_number(golden.value)} when it was measured"
+            what = f"{file}: {field} is {present}, and was {_format_number(golden.value)} when it was measured"
             raise GauntletError(what, "Run again with the spec as it is now.")
         after = with_number(after, where, proposal.value)
     moved = {proposal.release for proposal in proposals if proposal.release}
@@ -303,52 +317,5 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
         raise GauntletError(what, "Measure it too and give both runs (--run A --run B), or remove it.")
 
 
-def _write_number(value: float) -> str:
+def _format_number(value: float) -> str:
     return json.dumps(int(value) if value == int(value) else value)
-
-
-@dataclass(frozen=True, slots=True)
-class FileChange:
-    """A file as it is, and as it ought to be."""
-
-    path: Path
-    before: str
-    after: str
-
-    def diff(self) -> str:
-        """In the form that `git apply` takes; empty where nothing changes."""
-        name = shown(self.path.resolve()).as_posix() if self.path.is_absolute() else self.path.as_posix()
-        # By \n alone: `splitlines` splits also where no other program does, such as at U+2028.
-        before, after = (list(io.StringIO(text, newline="\n")) for text in (self.before, self.after))
-        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
-        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-
-
-def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None:
-    """Shows changes as a diff on standard output, keeps it, or makes them; words about it go to standard error.
-
-    Raises:
-        UsageError: there is no folder for the diff, or a file came with the toolkit.
-        OSError: a file cannot be written.
-    """
-    changes = [change for change in changes if change.before != change.after]
-    if not changes:
-        sys.stderr.write("nothing to change\n")
-        return
-    patch = "".join(change.diff() for change in changes)
-    if output:
-        path = Path(output)
-        if not path.parent.is_dir():
-            raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
-        write_atomic(path, patch.encode())
-        sys.stderr.write(f"wrote {path}: apply it with `git apply {path}`\n")
-    else:
-        sys.stdout.write(patch)
-    if write:
-        for change in changes:
-            require_ones_own(change.path)
-        for change in changes:
-            write_atomic(change.path, change.after.encode())
-        sys.stderr.write(f"changed {counted(len(changes), 'file')}\n")
-    elif not output:
-        sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")

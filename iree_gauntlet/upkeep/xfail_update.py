@@ -29,7 +29,7 @@ from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.outcome import read_outcome, state_of
 from iree_gauntlet.records.run_folder import asked_for, find_newest_run, free_folder, run_named
-from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
+from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, SelectionRequest, read
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, shown
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.load import ExpectedFailure
     from iree_gauntlet.dialects.op_suites import SuiteConfig
-    from iree_gauntlet.journal_events import Asked
     from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
     from iree_gauntlet.results import Result
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
@@ -75,23 +74,22 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     """Shows, and with `write` makes, the expected failures that a run speaks for.
 
     Those of operator suites are in their configs, all others in the suite.
-
-    Raises:
-        UsageError: there is no such run, it did not finish, or it was not a suite's.
-        SpecError: the suite cannot be read.
-        GauntletError: the journal cannot be read.
     """
     run = _read_run(run_named(asked.run, "--run") if asked.run else find_newest_run(find_runs_folder()))
     if state_of(run.record) != "complete":
         raise UsageError(f"{shown(run.folder)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
     begun = asked_for(run.folder)
-    named = asked.suite or begun.selection.get("suite")
+    selected, defaults = read(SelectionRequest, begun.selection), Defaults.of(begun.defaults)
+    named = asked.suite or selected.suite
     if not named and not (run.is_of_operators and run.outcome.suite == _NO_SUITE):
-        named = begun.defaults.get("suite")
-    suite = find_suite(str(named)) if named else None
+        named = defaults.suite
+    suite = find_suite(named) if named else None
     if run.is_of_operators:
-        changes += _change_configs(run, suite, asked.rerun, request)
+        # Each by itself, as it is judged.
+        kept = {**begun.selection, "batch": 0, "shard": "", "shard_costs": ""}
+        request = replace(request, defaults=defaults, stages=begun.stages or ()).with_kept(kept)
+        changes += _change_configs(run, _read_listed_cases(selected, suite), asked.rerun, request)
     elif suite is None:
         raise UsageError(f"{shown(run.folder)} was not a suite's", "Run a suite, or name the file with --suite.")
     if suite is not None:
@@ -102,11 +100,7 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
 
 @dataclass(frozen=True, slots=True)
 class _ReadRun:
-    """A run, read.
-
-    Attributes:
-        steps: with what became of them; those of the record have their reasons as a whole.
-    """
+    """A run, read; its steps are in plan order, and the record's results have their reasons as a whole."""
 
     folder: Path
     record: JournalRecord
@@ -258,16 +252,12 @@ class _Candidate:
         return any("_compile_" in change.list for change in self.changes)
 
 
-def _change_configs(run: _ReadRun, suite: Path | None, count: int, request: RunRequest) -> list[FileChange]:
+def _change_configs(run: _ReadRun, listed: Mapping[str, Listed], count: int, request: RunRequest) -> list[FileChange]:
     """What the configs of a run's operator suites are to become, by the run and by running again what differs."""
-    asked = asked_for(run.folder)
-    candidates = _choose_candidates(_collect_found(run), _read_listed_cases(asked, suite), run.release)
+    candidates = _choose_candidates(_collect_found(run), listed, run.release)
     if count < 0:
         raise UsageError(f"--rerun {count}: expected how often to run again", "0 trusts the run.")
     if candidates and count:
-        # Each by itself, as it is judged.
-        kept = {**asked.selection, "batch": 0, "shard": "", "shard_costs": ""}
-        request = replace(request, defaults=Defaults.of(asked.defaults), stages=asked.stages or ()).with_kept(kept)
         candidates = _keep_steady(run, candidates, count, request)
     by_config: dict[Path, list[Removal | Addition]] = {}
     for candidate in candidates.values():
@@ -301,19 +291,13 @@ def _keep_steady(
     """Those that come out the same every time; the others are reported."""
     words = f"{counted(len(candidates), 'case')}, {counted(count, 'time')}"
     sys.stderr.write(f"running again what came out otherwise than expected: {words} (--rerun 0 trusts the run)\n")
-    # A module from the cache says nothing about a compile, and one that was in question is not needed for the others.
-    parts = {
-        True: [chain for chain, candidate in candidates.items() if candidate.compiles],
-        False: [chain for chain, candidate in candidates.items() if not candidate.compiles],
-    }
     outcomes = {chain: [candidate.found] for chain, candidate in candidates.items()}
-    for _ in range(count):
-        for compiles, chains in parts.items():
-            if chains:
-                again = _run_again(run, chains, request, forced=compiles)
-                for chain in chains:
-                    if chain in again:
-                        outcomes[chain].append(again[chain])
+    # A module from the cache says nothing about a compile, and one that was in question is not needed for the others.
+    for compiles in (True, False) * count:
+        chains = {chain for chain, candidate in candidates.items() if candidate.compiles is compiles}
+        again = _run_again(run, chains, request, forced=compiles) if chains else {}
+        for chain in chains & again.keys():
+            outcomes[chain].append(again[chain])
     steady = {}
     for chain, seen in outcomes.items():
         if len(seen) <= count:
@@ -443,12 +427,12 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], exp
     return CaseResult(passed=frozenset(passed), unexpected=unexpected)
 
 
-def _read_listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
+def _read_listed_cases(asked: SelectionRequest, suite: Path | None) -> dict[str, Listed]:
     """The cases that a run was asked for as their configs have them now, by chain."""
     named = read_suite(suite) if suite else None
     default = list(named.spec_dirs) if named else [shown(find_project_folder() / "specs")]
-    folders = [Path(folder) for folder in asked.selection["spec_dir"]] or default
-    configs = [Path(config) for config in asked.selection.get("config") or ()] or list(named.configs if named else ())
+    folders = list(map(Path, asked.spec_dir)) or default
+    configs = list(map(Path, asked.config)) or list(named.configs if named else ())
     specs = [spec for spec in read_specs(folders, configs=configs) if isinstance(spec, OpSpec)]
     used = {config.path: config for spec in specs for config in spec.suite.configs}
     unread = [problem for config in used.values() if config.document is None for problem in config.problems]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, read_explained_before
 from iree_gauntlet.reports.experiment_reports import write_reports
@@ -148,6 +151,10 @@ def test_a_damaged_record_is_a_remark_and_the_reports_are_whole(tmp_path: Path, 
     assert remark.startswith("what `explain` found is left out: explain/")
     assert says in remark
     assert str(tmp_path) not in remark
+    # Whoever asks for the explanation itself, or for another one, hears of it.
+    for read in (write_reports, partial(read_explained_before, private=False, budget=1.0)):
+        with pytest.raises(GauntletError, match=re.escape(says)):
+            read(record.parent)
 
 
 def test_any_text_in_the_record_leaves_the_reports_valid(tmp_path: Path) -> None:
