@@ -47,7 +47,7 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
             run=outcome.run,
             time=outcome.started,
             cases=tuple(case for chain in chains for case in (*_list_variants(chain), _make_case(chain, outcome))),
-            iree=iree_version(outcome.toolchain),
+            iree=make_iree_version(outcome.toolchain),
             machine=machine,
             suite=outcome.suite,
             command=outcome.command,
@@ -70,7 +70,7 @@ def _find_worker(step: StepOutcome, outcome: RunOutcome) -> MachineFacts:
     return outcome.workers.get(step.worker.partition("/")[0], MachineFacts())
 
 
-def iree_version(toolchain: ToolchainFacts) -> IreeVersion:
+def make_iree_version(toolchain: ToolchainFacts) -> IreeVersion:
     """Of a toolchain, as journals have it."""
     named = toolchain.source.partition(":")[0]
     return IreeVersion(

@@ -44,7 +44,7 @@ class ImportFacts:
     sku: str = ""
 
 
-def imported(file: Path, given: ImportFacts) -> tuple[HistoryRun, ...]:
+def import_figures(file: Path, given: ImportFacts) -> tuple[HistoryRun, ...]:
     """The runs that a file of another tool holds.
 
     It is iree-test-suites' `job_summary.json`, Google Benchmark's JSON, github-action-benchmark's `data.js`, or a file

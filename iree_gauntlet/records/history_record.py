@@ -406,7 +406,7 @@ class HistoryOutcome:
         return tuple(item for item in self.findings if item.kind is not FindingKind.IMPROVEMENT and not item.settled)
 
 
-def selected(series: Iterable[Series], pattern: str, sku: str) -> tuple[Series, ...]:
+def select_series(series: Iterable[Series], pattern: str, sku: str) -> tuple[Series, ...]:
     """Those whose title or case fits a glob, of one device; all where both are empty."""
     return tuple(
         item

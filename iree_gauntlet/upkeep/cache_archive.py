@@ -16,7 +16,7 @@ import re
 import secrets
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -203,22 +203,19 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
             stream.write(block)
         for index, (file, content) in enumerate(zip(files, contents, strict=True)):
             digest = hashlib.sha256()
+            what = f"{file.url or file.name} is not what it was when it was hashed: nothing was written"
+            changed = GauntletError(what, "`cache.verify` finds and repairs what is damaged.")
             try:
                 for block in member(name_member(index), file.size, _watch(content(), digest.update)):
                     stream.write(block)
                     progress.advance(len(block))
             except DamagedArchiveError as error:
-                raise _report_change(file) from error
+                raise changed from error
             if digest.hexdigest() != file.sha256:
-                raise _report_change(file)
+                raise changed
         stream.write(END)
     sync_folder(target.parent)
     return total
-
-
-def _report_change(file: Packed) -> GauntletError:
-    what = f"{file.url or file.name} is not what it was when it was hashed: nothing was written"
-    return GauntletError(what, "`cache.verify` finds and repairs what is damaged.")
 
 
 def _watch(blocks: Iterator[bytes], watch: Callable[[bytes], None]) -> Iterator[bytes]:
@@ -256,25 +253,23 @@ class _Import:
         write_line(f"{self.place.root}: {_count(self.arrived)} put there, {_count(self.present)} there already")
         if not self.problems:
             return ExitCode.OK
-        lines = self.problems[:_SHOWN_PROBLEMS]
-        if len(self.problems) > len(lines):
-            lines.append(f"and {len(self.problems) - len(lines)} more")
-        what = (
-            lines[0] if len(lines) == 1 else "not all of the archive was taken:\n" + "\n".join(f"  {x}" for x in lines)
-        )
+        lines = ["not all of the archive was taken:", *(f"  {problem}" for problem in self.problems[:_SHOWN_PROBLEMS])]
+        if (more := len(self.problems) - _SHOWN_PROBLEMS) > 0:
+            lines.append(f"  and {more} more")
+        what = "\n".join(lines) if len(self.problems) > 1 else self.problems[0]
         raise GauntletError(what, "Make the archive again on the other machine, or copy it again.")
 
     def _damage(self, error: DamagedArchiveError, listed: bytes, files: Sequence[Packed]) -> str:
         """What is wrong with the archive, in which of its files, and how many before that are right."""
-        if not files:
-            return str(error)
         what = str(error)
+        if not files:
+            return what
         if isinstance(error, CutArchiveError):
             whole = archive_bytes([len(listed), *(file.size for file in files)])
-            at = files[self.reached] if self.reached < len(files) else None
-            place = (
-                f"in {at.url or at.name} (file {self.reached + 1} of {len(files)})" if at else "behind its last file"
-            )
+            place = "behind its last file"
+            if self.reached < len(files):
+                at = files[self.reached]
+                place = f"in {at.url or at.name} (file {self.reached + 1} of {len(files)})"
             what = f"it ends after {self.archive.stat().st_size:,} of {whole:,} bytes, {place}"
         right = [file for file in files[: self.reached] if file in self.arrived or file in self.present]
         size = byte_size(sum(file.size for file in right))
@@ -397,15 +392,14 @@ def read_manifest(data: bytes) -> list[Packed]:
 def _parse_packed(item: dict[str, object]) -> Packed:
     file = Packed(**item)  # type: ignore[arg-type]
     texts = (file.kind, file.name, file.url, file.sha256)
-    if not all(isinstance(text, str) for text in texts) or type(file.size) is not int or file.size < 0:
+    is_sized = type(file.size) is int and file.size >= 0
+    if not is_sized or not all(isinstance(text, str) for text in texts) or not _SHA256.fullmatch(file.sha256):
         raise ValueError
-    if not _SHA256.fullmatch(file.sha256):
-        raise ValueError
-    if file.kind == PackedKind.MODULE and is_key(file.name) and not file.url:
-        return Packed(PackedKind.MODULE, file.name, "", file.sha256, file.size)
-    with suppress(ArtifactError):
-        source = parse_source(file.url)
-        fetched = isinstance(source, RemoteSource | PypiSource) and source.local_name == file.name
-        if file.kind == PackedKind.ARTIFACT and fetched:
-            return Packed(PackedKind.ARTIFACT, file.name, file.url, file.sha256, file.size)
+    known = file.kind == PackedKind.MODULE and is_key(file.name) and not file.url
+    if file.kind == PackedKind.ARTIFACT:
+        with suppress(ArtifactError):
+            source = parse_source(file.url)
+            known = isinstance(source, RemoteSource | PypiSource) and source.local_name == file.name
+    if known:
+        return replace(file, kind=PackedKind(file.kind))
     raise DamagedArchiveError(f"its {_MANIFEST_FILE} names {file.name!a:.{_SHOWN}}, which is no place in a cache")

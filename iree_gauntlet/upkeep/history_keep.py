@@ -17,8 +17,8 @@ from iree_gauntlet import messages
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.history.extract import extract, iree_version
-from iree_gauntlet.history.imports import ImportFacts, imported
+from iree_gauntlet.history.extract import extract, make_iree_version
+from iree_gauntlet.history.imports import ImportFacts, import_figures
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, find_idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import HistoryStore, find_history, open_history
@@ -33,7 +33,7 @@ from iree_gauntlet.records.history_record import (
     HistoryOutcome,
     HistoryRun,
     history_file,
-    selected,
+    select_series,
 )
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.records.run_folder import LATEST, run_named
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.history_record import Series
-    from iree_gauntlet.settings import Configuration
     from iree_gauntlet.upkeep.upkeep_requests import (
         AddRequest,
         AskRequest,
@@ -79,13 +78,8 @@ _METRICS = {"time_ms": "time", "compile_s": "compile-time"}
 _EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error", "instructions": "instructions"}
 
 
-def configuration() -> Configuration:
-    """The settings that hold here."""
-    return read_configuration(find_project_folder(), os.environ)
-
-
 def _store_of(asked: HistoryRequest) -> HistoryStore:
-    settings = configuration()
+    settings = read_configuration(find_project_folder(), os.environ)
     return open_history(asked.store or find_history(settings), settings, make_cache_folder(asked.cache_dir))
 
 
@@ -112,7 +106,7 @@ def add_imported(asked: ImportRequest) -> ExitCode:
     if not asked.files:
         raise UsageError("history.import: no file is named", "Name files: gauntlet history.import data.js.")
     given = ImportFacts(asked.date, asked.commit, asked.machine, asked.sku)
-    return _keep_runs(_store_of(asked), [run for file in asked.files for run in imported(Path(file), given)])
+    return _keep_runs(_store_of(asked), [run for file in asked.files for run in import_figures(Path(file), given)])
 
 
 def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
@@ -128,7 +122,7 @@ def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
     """Show the runs of a history, the newest last."""
     index = _open_index(asked)
     runs = index.runs()
-    code = unread(index.problems())
+    code = _warn_of_unread(index.problems())
     if as_json:
         sys.stdout.write(json.dumps(list(map(asdict, runs)), indent=2) + "\n")
     else:
@@ -139,10 +133,10 @@ def list_runs(asked: HistoryRequest, *, as_json: bool) -> ExitCode:
 def export(asked: ExportRequest) -> ExitCode:
     """Write all figures as CSV."""
     index = _open_index(asked)
-    series = chosen(index, asked.series)
+    series = _choose_series(index, asked.series)
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(export_rows(series))
-    code = unread(index.problems())
+    code = _warn_of_unread(index.problems())
     if not asked.output:
         sys.stdout.write(text.getvalue())
         return code
@@ -154,10 +148,10 @@ def export(asked: ExportRequest) -> ExitCode:
     return code
 
 
-def chosen(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Series, ...]:
-    """The series of an index that fit a glob, of one device; NothingSelectedError where there is none."""
+def _choose_series(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Series, ...]:
+    """The series of an index that fit a glob, of one device; at least one."""
     every = index.series()
-    found = selected(every, pattern, sku)
+    found = select_series(every, pattern, sku)
     if not found:
         names = sorted({item.key.sku for item in every} if sku else {item.key.case for item in every})
         hint = f"{'SKUs' if sku else 'Cases'} there: {', '.join(names[:_MOST])}{', …' if len(names) > _MOST else ''}."
@@ -165,7 +159,7 @@ def chosen(index: HistoryIndex, pattern: str, sku: str = "") -> tuple[Series, ..
     return found
 
 
-def unread(problems: Iterable[str]) -> ExitCode:
+def _warn_of_unread(problems: Iterable[str]) -> ExitCode:
     """Warns of files that could not be read: an error, whatever the others say."""
     code = ExitCode.OK
     for problem in problems:
@@ -261,7 +255,7 @@ def _measure(
         run=folder.name,
         time=now.isoformat(),
         cases=(),
-        iree=iree_version(ToolchainFacts.from_dict(record.sides[1].toolchain)),
+        iree=make_iree_version(ToolchainFacts.from_dict(record.sides[1].toolchain)),
         machine=HistoryMachine.of(MachineFacts.from_dict(elsewhere.machine) if elsewhere else read_machine_facts()),
         state="confirmation",
         more={"confirms": confirms},
@@ -298,7 +292,7 @@ def show(asked: AskRequest, *, as_json: bool) -> ExitCode:
         sys.stdout.write(json.dumps(format_series_json(outcome), indent=2) + "\n")
     else:
         print_document(make_series_document(outcome), sys.stdout, environ=os.environ)
-    return unread(outcome.problems)
+    return _warn_of_unread(outcome.problems)
 
 
 def page(asked: PageRequest) -> ExitCode:
@@ -311,13 +305,13 @@ def page(asked: PageRequest) -> ExitCode:
     except OSError as error:
         raise GauntletError(f"{file}: {error.strerror}", "Name another file with --output.") from error
     sys.stdout.write(f"{file}: {len(outcome.series)} series of {counted(outcome.runs, 'run')}\n")
-    return unread(outcome.problems)
+    return _warn_of_unread(outcome.problems)
 
 
 def _judge_history(asked: AskRequest) -> HistoryOutcome:
     """What the history that is asked for says of the series that are."""
-    index, settings = _open_index(asked), configuration().history
-    series = chosen(index, asked.series, asked.sku)
+    index, settings = _open_index(asked), read_configuration(find_project_folder(), os.environ).history
+    series = _choose_series(index, asked.series, asked.sku)
     if asked.marks and not Path(asked.marks).is_file():
         raise UsageError(f"--marks {asked.marks}: there is no such file", "Name a file such as history_marks.toml.")
     marks = read_marks(Path(asked.marks) if asked.marks else find_project_folder() / MARKS_FILE)

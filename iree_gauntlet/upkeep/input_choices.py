@@ -60,7 +60,7 @@ _INTEGER_DOMAINS = {("BitShift", 1): (0, 4), ("Div", 1): (1, 4), ("Mod", 1): (1,
 # From where to where; noise first, and where that will not do, probabilities, and what one can divide by.
 _FLOATS = ((0.0, 0.0), (0.0, 1.0), (1.0, 2.0))
 _LONGEST_LITERAL = 64
-_NPY = b"\x93NUMPY"
+NPY = b"\x93NUMPY"
 # Bits a value of types that no source makes: random bits are random values.
 _PACKED = {"i2": 2, "i4": 4, "f8E8M0FNU": 8}
 _SET = "test_data_set_"
@@ -90,7 +90,7 @@ class InputChoice:
     @property
     def suffix(self) -> str:
         """Of its file: `.npy`, or `.bin` for raw values of a type that NumPy does not have."""
-        return ".npy" if self.content is not None and self.content.startswith(_NPY) else ".bin"
+        return ".npy" if self.content is not None and self.content.startswith(NPY) else ".bin"
 
     @property
     def literal(self) -> str:

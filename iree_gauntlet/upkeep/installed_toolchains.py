@@ -25,7 +25,7 @@ from iree_gauntlet.settings import (
     is_cmake_option,
     make_cache_folder,
 )
-from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import (
     ToolchainPlace,
     chosen,
@@ -59,7 +59,7 @@ def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCo
                 f"toolchain.install {text}: that is not installed by this toolkit, but used where it is",
                 f"Use it with --iree {text}. To install, name a release, a range, a nightly, commit:SHA or wheels:DIR.",
             )
-    place = open_place(cache_dir, _read_configuration_here(), offline=offline)
+    place = open_place(cache_dir, offline=offline)
     for choice in choices:
         found = provide_environment(choice, place)
         sys.stdout.write(f"{_make_title(found)}: {found.path} ({byte_size(found.bytes)})\n")
@@ -69,7 +69,14 @@ def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCo
 
 def build(sources: Sequence[str], asked: BuildRequest) -> ExitCode:
     """Builds checkouts of IREE, or commits of them, into the cache; where one does not build, those before it stay."""
-    choices = [_parse_buildable(text, asked.commit) for text in _require_some(sources, "build")]
+    choices = []
+    for text in _require_some(sources, "build"):
+        choice = parse_choice(text if text.startswith("source:") else f"source:{text}", "toolchain.build")
+        if choice.ref and asked.commit:
+            raise UsageError(f"toolchain.build {text} --commit {asked.commit}: two commits", "Name one of them.")
+        if asked.commit:
+            choice = replace(choice, text=f"{choice.text}@{asked.commit}", ref=asked.commit)
+        choices.append(choice)
     options = [text if text.startswith("-D") else f"-D{text}" for text in asked.option]
     if asked.runtime_only and asked.bindings:
         raise UsageError("--runtime-only and --bindings exclude each other", "The bindings are the compiler's.")
@@ -78,7 +85,7 @@ def build(sources: Sequence[str], asked: BuildRequest) -> ExitCode:
             raise UsageError(
                 f"--option {text}: no option of CMake's", "Such as --option -DIREE_TARGET_BACKEND_CUDA=ON."
             )
-    place = open_place(asked.cache_dir, _read_configuration_here(), offline=False)
+    place = open_place(asked.cache_dir, offline=False)
     builds = replace(place.builds, options=(*place.builds.options, *options))
     parts = frozenset((RUNTIME, *(() if asked.runtime_only else (COMPILER,)), *((IMPORTER,) if asked.bindings else ())))
     for choice in choices:
@@ -93,7 +100,7 @@ def build(sources: Sequence[str], asked: BuildRequest) -> ExitCode:
 
 def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints what is installed here, and every environment of the cache with its size and last use."""
-    place = open_place(cache_dir, _read_configuration_here(), offline=True)
+    place = open_place(cache_dir, offline=True)
     here: Toolchain | ToolchainError
     try:
         here = find_installed()
@@ -138,7 +145,7 @@ def _describe_folder(row: tuple[Path, Environment | Build | None, str]) -> dict[
 
 def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what `--iree` would use; installs nothing."""
-    place = open_place(request.cache_dir, _read_configuration_here(), offline=True)
+    place = open_place(request.cache_dir, offline=True)
     found = find_toolchain(*chosen(request, os.environ), place)
     if as_json:
         sys.stdout.write(json.dumps(_flatten(found), indent=2) + "\n")
@@ -165,7 +172,7 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
 
 def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
     """Deletes environments and builds of the cache, but none that a running process uses."""
-    place = open_place(cache_dir, _read_configuration_here(), offline=True)
+    place = open_place(cache_dir, offline=True)
     root = find_cache_folder(cache_dir)
     leases = Leases(root)
     chosen_paths = [_find_removable(name, place) for name in _require_some(versions, "remove")]
@@ -185,28 +192,18 @@ def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
     return ExitCode.OK
 
 
-def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -> ToolchainPlace:
+def open_place(cache_dir: str, configuration: Configuration | None = None, *, offline: bool) -> ToolchainPlace:
     """Where toolchains are looked for; what is found there is in use for as long as this lives."""
+    configuration = configuration or read_configuration(find_project_folder(), os.environ)
     root = (find_cache_folder if offline else make_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
     return make_toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=offline)
-
-
-def _read_configuration_here() -> Configuration:
-    return read_configuration(find_project_folder(), os.environ)
 
 
 def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
     if not any(map(str.strip, names)):
         raise UsageError(f"toolchain.{task} needs to know which", f"Such as toolchain.{task} 3.12.0.")
     return names
-
-
-def _parse_buildable(text: str, commit: str) -> Choice:
-    choice = parse_choice(text if text.startswith("source:") else f"source:{text}", "toolchain.build")
-    if choice.ref and commit:
-        raise UsageError(f"toolchain.build {text} --commit {commit}: two commits", "Name one of them.")
-    return replace(choice, text=f"{choice.text}@{commit}", ref=commit) if commit else choice
 
 
 def _find_removable(name: str, place: ToolchainPlace) -> tuple[Path, str, int]:

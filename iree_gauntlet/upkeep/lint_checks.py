@@ -21,10 +21,9 @@ from iree_gauntlet.toolchains.devices import DRIVERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from iree_gauntlet.artifacts.store import ArtifactStore
-    from iree_gauntlet.cases import Argument, Case
+    from iree_gauntlet.cases import Case
 
 
 # `1x64xf32`, at the beginning of a value, or behind the kind of a `random://` source.
@@ -43,25 +42,15 @@ def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
         what = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
         hint = "Where a plugin brings it, all is well."
         yield problem_of_field(case.origin.file, "run_args" if is_torch else "device", what, hint)
-    yield from _find_unfitting(case)
-
-
-def _find_unfitting(case: Case) -> Iterator[Problem]:
-    """Inputs that are not of the sizes that an ONNX program is imported with, as far as their types are written."""
+    # Inputs that are not of the sizes that an ONNX program is imported with, as far as their types are written: where a
+    # file says one, nothing is known.
     options = case.modules[0].program.onnx if len(case.modules) == 1 else None
-    given = [_parse_shape(item) for item in case.inputs]
-    if options is None or not given or None in given:
-        return
-    for name, shape in options.shapes:
+    types = [_TYPE.match(item.value or item.url) for item in case.inputs]
+    given = [tuple(map(int, found[1].split("x")[:-1])) for found in types if found]
+    for name, shape in options.shapes if options is not None and given and len(given) == len(types) else ():
         if tuple(shape) not in given:
             what = f"none is {format_shape(shape)}, which onnx_import.shapes says of {name}"
             yield problem_of_field(case.origin.file, "inputs", what, "Give the same sizes in both.")
-
-
-def _parse_shape(argument: Argument) -> tuple[int, ...] | None:
-    """None where a file says it."""
-    found = _TYPE.match(argument.value or argument.url)
-    return tuple(map(int, found[1].split("x")[:-1])) if found else None
 
 
 def list_project_problems() -> tuple[list[Problem], list[Problem]]:
@@ -76,7 +65,12 @@ def list_project_problems() -> tuple[list[Problem], list[Problem]]:
             problems += error.problems
     for path in sorted((project / "suites").glob("*.toml")):
         try:
-            doubtful += _check_suite(path)
+            found = select(SelectionRequest(suite=str(path)), Defaults(targets=FAMILIES), for_problems=True).cases
+            own = [problem for problem in found.problems if problem.file == str(path)]
+            problems += own
+            if not own:
+                # Entries that name nothing.
+                doubtful += [item for item in (*found.warnings, *found.unmatched) if item.file == str(path)]
         except SpecError as error:
             problems += error.problems
         except NothingSelectedError as error:
@@ -85,12 +79,3 @@ def list_project_problems() -> tuple[list[Problem], list[Problem]]:
             # Such as folders of specs that are elsewhere.
             doubtful.append(Problem(str(path), 0, "", f"what it selects was not checked: {error.what}", error.hint))
     return problems, doubtful
-
-
-def _check_suite(path: Path) -> list[Problem]:
-    """Entries of a suite that name nothing."""
-    found = select(SelectionRequest(suite=str(path)), Defaults(targets=FAMILIES), for_problems=True).cases
-    own = [problem for problem in found.problems if problem.file == str(path)]
-    if own:
-        raise SpecError(own)
-    return [problem for problem in (*found.warnings, *found.unmatched) if problem.file == str(path)]

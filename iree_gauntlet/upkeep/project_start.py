@@ -28,7 +28,7 @@ from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
 from iree_gauntlet.upkeep.golden_record import record, reference_workers
-from iree_gauntlet.upkeep.input_choices import GivenData, file_content, input_sets, read_data
+from iree_gauntlet.upkeep.input_choices import NPY, GivenData, file_content, input_sets, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
@@ -327,7 +327,13 @@ def _list_model_files(
         for kind in (REGRESSIONS, BENCHMARKS)
     )
     onnx_import = program.onnx_import(choice.type for choice in choices)
-    given = [_describe_given_output(index, array) for index, array in enumerate(outputs)]
+    contents = list(map(file_content, outputs))
+    given: list[dict[str, str]] = []
+    for index, (array, content) in enumerate(zip(outputs, contents, strict=True)):
+        if content.startswith(NPY):
+            given.append({"source": f"{SPEC}/output_{index}.npy"})
+        else:
+            given.append({"source": f"{SPEC}/output_{index}.bin", "value": tensor_type(f"output_{index}", array)})
     # What outputs of another program may differ by.
     by_type: dict[str, list[NDArray[Any]]] = {}
     for array in outputs:
@@ -338,9 +344,8 @@ def _list_model_files(
         "mlir": program.path.name,
         **({"onnx_import": onnx_import} if onnx_import else {}),
         "inputs": [_describe_input(index, choice) for index, choice in enumerate(choices)],
-        "outputs": [named for named, _ in given]
         # Until they are recorded, that they are missing is an error.
-        or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(program.outputs)],
+        "outputs": given or [{"source": f"{SPEC}/output_{index}.npy"} for index in range(program.outputs)],
         "device": regression["device"],
         "compiler_flags": [*regression["compiler_flags"], *((_KEEP_F64,) if program.has_f64 else ())],
         **({"threshold_args": list(tolerance_flags(floats))} if given else {}),
@@ -356,16 +361,8 @@ def _list_model_files(
             for index, choice in enumerate(choices)
             if choice.content is not None
         },
-        **{regressions / named["source"]: content for named, content in given},
+        **{regressions / named["source"]: content for named, content in zip(given, contents, strict=True)},
     }
-
-
-def _describe_given_output(index: int, array: NDArray[Any]) -> tuple[dict[str, str], bytes]:
-    """How a spec names an output that somebody had, and the content of its file."""
-    content = file_content(array)
-    if content.startswith(b"\x93NUMPY"):
-        return {"source": f"{SPEC}/output_{index}.npy"}, content
-    return {"source": f"{SPEC}/output_{index}.bin", "value": tensor_type(f"output_{index}", array)}, content
 
 
 def _describe_input(index: int, choice: InputChoice) -> dict[str, str]:

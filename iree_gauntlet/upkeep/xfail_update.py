@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from tomlkit.items import AoT
 
     from iree_gauntlet.dialects.load import ExpectedFailure
-    from iree_gauntlet.dialects.op_suites import SuiteConfig
     from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
     from iree_gauntlet.results import Result
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
@@ -263,7 +262,16 @@ def _change_configs(run: _ReadRun, listed: Mapping[str, Listed], count: int, req
     for candidate in candidates.values():
         sys.stderr.write(f"{candidate.words}  [{shown(candidate.listed.config).name}]\n")
         by_config.setdefault(candidate.listed.config, []).extend(candidate.changes)
-    return [_change_file(path, changes) for path, changes in by_config.items()]
+    changed = []
+    for path, changes in by_config.items():
+        try:
+            text = path.read_bytes().decode()
+            changed.append(FileChange(path, text, with_changes(text, changes)))
+        except (OSError, UnicodeDecodeError) as error:
+            raise GauntletError(f"{path}: cannot be read: {error}", "`lint` shows what is wrong with it.") from error
+        except GauntletError as error:
+            raise GauntletError(f"{path}: {error.what}", error.hint) from error
+    return changed
 
 
 def _choose_candidates(
@@ -338,17 +346,6 @@ def _run_again(run: _ReadRun, chains: Collection[str], request: RunRequest, *, f
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
         )
     return _collect_found(again)
-
-
-def _change_file(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:
-    try:
-        text = path.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise GauntletError(f"{path}: cannot be read: {error}", "`lint` shows what is wrong with it.") from error
-    try:
-        return FileChange(path, text, with_changes(text, changes))
-    except GauntletError as error:
-        raise GauntletError(f"{path}: {error.what}", error.hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,21 +445,14 @@ def _read_listed_cases(asked: SelectionRequest, suite: Path | None) -> dict[str,
     cases: dict[str, Listed] = {}
     for spec in specs:
         for config in spec.suite.configs:
-            listed = _listed(spec, config, long=prefixed[config.path])
-            cases[f"{spec.model}/{spec.stem}@{config.target.name}"] = listed
+            entry, lists = spec.keys[0 if prefixed[config.path] else -1], {}
+            for key, name in itertools.product(spec.keys, _LISTS.values()):
+                if key in getattr(config.document, name):
+                    entry = key
+                    own = (item for item in config.expected.get(key, ()) if item.origin.field.startswith(name))
+                    lists[name] = next((item.reason for item in own if item.reason != f"in {name}"), "")
+            cases[f"{spec.model}/{spec.stem}@{config.target.name}"] = Listed(config.path, entry, lists)
     return cases
-
-
-def _listed(spec: OpSpec, config: SuiteConfig, *, long: bool) -> Listed:
-    lists = {}
-    entry = spec.keys[0 if long else -1]
-    for key in spec.keys:
-        for name in _LISTS.values():
-            if key in getattr(config.document, name):
-                entry = key
-                reasons = [item.reason for item in config.expected.get(key, ()) if item.origin.field.startswith(name)]
-                lists[name] = next((reason for reason in reasons if reason != f"in {name}"), "")
-    return Listed(config.path, entry, lists)
 
 
 def _decide_changes(listed: Listed, found: CaseResult, release: str) -> tuple[list[Removal | Addition], str]:

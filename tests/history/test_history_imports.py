@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.history.imports import ImportFacts, imported
+from iree_gauntlet.history.imports import ImportFacts, import_figures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +70,7 @@ def read(folder: Path, content: Any, name: str = "results.json", **given: str) -
     file = folder / name
     text = json.dumps(content)
     file.write_text(f"window.BENCHMARK_DATA = {text};\n" if name.endswith(".js") else text)
-    return imported(file, ImportFacts(**given))
+    return import_figures(file, ImportFacts(**given))
 
 
 def figures(run: HistoryRun) -> dict[str, float]:
@@ -153,4 +153,4 @@ def test_what_is_none_of_these_is_refused(content: Any, tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(GauntletError, match="No such file"):
-        imported(tmp_path / "none.json", ImportFacts())
+        import_figures(tmp_path / "none.json", ImportFacts())
