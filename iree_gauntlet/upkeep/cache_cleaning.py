@@ -114,20 +114,23 @@ def verify(asked: VerifyRequest) -> ExitCode:
 def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Iterator[CacheFinding]:
     verified = VerifiedHashes(place.root / "verified")
 
-    def checked(item: Item) -> CacheFinding:
+    def check(item: Item) -> CacheFinding:
         path = place.root / item.path
         try:
+            if item.kind is ItemKind.ARTIFACT:
+                return _check_artifact(path, item, place.pins, verified, progress.advance)
             if item.kind is ItemKind.MODULE:
-                return _check_module(path, item, verified, progress.advance)
-            if item.kind is ItemKind.WHEEL:
-                return _check_wheel(path, item, progress.advance)
-            return _check_artifact(path, item, place.pins, verified, progress.advance)
+                damage = _find_module_damage(path, item.key, verified, progress.advance)
+            else:
+                damage = _find_wheel_damage(path)
+                progress.advance(item.bytes)
         except FileNotFoundError:
             return CacheFinding(item, Condition.GONE)
+        return CacheFinding(item, Condition.DAMAGED if damage else Condition.GOOD, damage)
 
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
         try:
-            yield from threads.map(checked, items)
+            yield from threads.map(check, items)
         except BaseException:
             # Ctrl-C: what is being read ends at its next block.
             progress.cancel()
@@ -162,24 +165,24 @@ def _repair(place: CachePlace, finding: CacheFinding, progress: Painter, *, offl
     return True
 
 
-def _check_module(folder: Path, item: Item, verified: VerifiedHashes, read: Callable[[int], None]) -> CacheFinding:
+def _find_module_damage(folder: Path, key: str, verified: VerifiedHashes, read: Callable[[int], None]) -> str:
     """By its `entry.json`, which has a checksum of its own."""
     try:
-        document = open_sealed((folder / ENTRY_FILE).read_bytes(), item.key)
+        document = open_sealed((folder / ENTRY_FILE).read_bytes(), key)
         for role, recorded in document["files"].items():
             if hash_watched(folder / role, read)["sha256"] != recorded["sha256"]:
                 # Of a large file it may stand on the disk that it was checked before.
                 verified.doubt(folder / role)
-                return CacheFinding(item, Condition.DAMAGED, f"the checksum of {role} does not match")
+                return f"the checksum of {role} does not match"
     except FileNotFoundError as error:
         if not folder.exists():
             raise
-        return CacheFinding(item, Condition.DAMAGED, f"{Path(str(error.filename)).name} is missing")
+        return f"{Path(str(error.filename)).name} is missing"
     except OSError as error:
-        return CacheFinding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}")
+        return f"cannot be read: {error.strerror}"
     except DamageError as error:
-        return CacheFinding(item, Condition.DAMAGED, str(error))
-    return CacheFinding(item, Condition.GOOD)
+        return str(error)
+    return ""
 
 
 def _check_artifact(
@@ -218,16 +221,13 @@ def _check_artifact(
     return CacheFinding(item, Condition.GOOD)
 
 
-def _check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> CacheFinding:
-    try:
-        before = path.stat()
-        what = damage_of(path)
-        with contextlib.suppress(PermissionError):  # another owner's
-            # To be checked is not to be used.
-            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    finally:
-        read(item.bytes)
-    return CacheFinding(item, Condition.DAMAGED if what else Condition.GOOD, what)
+def _find_wheel_damage(path: Path) -> str:
+    before = path.stat()
+    damage = damage_of(path)
+    with contextlib.suppress(PermissionError):  # another owner's
+        # To be checked is not to be used.
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return damage
 
 
 def _is_seeded(item: Item) -> bool:

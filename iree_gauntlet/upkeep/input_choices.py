@@ -137,19 +137,14 @@ def _choose_sizes(inputs: Sequence[OnnxInput], size: int, batch: int, growing: S
     # By their names: what is called alike is alike.
     sizes = {name: batch if name in batches else size for item in growing for name in item.open_sizes.values()}
     alone = len(growing) < sum(bool(item.open_sizes) for item in inputs)
-    return {
-        item.name: tuple(
-            (
-                1
-                if alone and item not in growing and item.open_sizes[index].startswith("?")
-                else sizes.get(item.open_sizes[index], 1)
-            )
-            if index in item.open_sizes
-            else one
-            for index, one in enumerate(item.shape)
-        )
-        for item in inputs
-    }
+    shapes = {}
+    for item in inputs:
+        shape = list(item.shape)
+        for index, name in item.open_sizes.items():
+            is_another = alone and item not in growing and name.startswith("?")
+            shape[index] = 1 if is_another else sizes.get(name, 1)
+        shapes[item.name] = tuple(shape)
+    return shapes
 
 
 class _Chooser:
