@@ -25,7 +25,7 @@ from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.outcome import StepOutcome, read_step_outcome
 from iree_gauntlet.reports.details import list_findings
-from iree_gauntlet.reports.live.plain_progress import PlainProgress
+from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Step, make_step_id

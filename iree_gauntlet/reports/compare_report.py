@@ -32,8 +32,7 @@ from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import changes, format_ratio, format_span, list_rows
 from iree_gauntlet.reports.junit import format_junit, make_suite
-from iree_gauntlet.reports.provenance import RecordOrigin, count_seconds_between, provenance
-from iree_gauntlet.reports.report_files import Reports, make_pages
+from iree_gauntlet.reports.report_files import RecordOrigin, Reports, count_seconds_between, make_pages, provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -50,8 +50,7 @@ from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.junit import format_junit, list_suites
-from iree_gauntlet.reports.provenance import RecordOrigin, provenance
-from iree_gauntlet.reports.report_files import Reports, make_pages
+from iree_gauntlet.reports.report_files import RecordOrigin, Reports, make_pages, provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,13 +1,21 @@
-"""Writing reports where they belong: next to the record that they are made from, and into a CI job's summary."""
+"""What every report has: where it is from, and where it is written.
+
+That is next to the record that it is made from, and into a CI job's summary.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
+from iree_gauntlet.document import Provenance
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import byte_size
+from iree_gauntlet.journal_events import MachineFacts
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown, shortened
@@ -15,7 +23,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.collector import pause_collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.document import Document
 
@@ -26,6 +34,32 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 STEP_SUMMARY_LIMIT = 1 << 20
 _SMALLEST_USEFUL = 4096
 _CUT = "*Cut here: this page may not be longer. The whole report is in the folder of the run.*"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOrigin(Recorded):
+    """What the event that opens a record says of where it is from; its time is ISO 8601."""
+
+    time: str = ""
+    machine: MachineFacts = field(default_factory=MachineFacts)
+    command: str = ""
+    cwd: str = ""
+    version: str = ""
+
+
+def provenance(iree: str, origin: RecordOrigin, files: Iterable[str], seconds: float | None = None) -> Provenance:
+    """Where a report is from, for its page's head and foot; `files` lie beside it, one that goes on took None."""
+    started = f"{datetime.fromisoformat(origin.time).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if origin.time else ""
+    facts = origin.machine
+    cores = f"{facts.cores} cores" if facts.cores else ""
+    memory = byte_size(facts.memory_bytes) if facts.memory_bytes else ""
+    machine = ", ".join(filter(None, (facts.host, facts.cpu, cores, memory)))
+    return Provenance(started, iree, machine, origin.command, origin.cwd, origin.version, tuple(files), seconds)
+
+
+def count_seconds_between(begin: str, end: str) -> float | None:
+    """From the time of one event of a record to that of another, its last; None where there is none."""
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() if begin and end else None
 
 
 @dataclass(frozen=True)
@@ -57,13 +91,9 @@ class Reports:
                 write_report(folder / name, make(), folder)
 
     def print(self, folder: Path, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None) -> None:
-        """Print what people read, as much of it as is wanted; commands are never broken over lines.
+        """Print what people read, as much of it as is wanted, as `print_document` does.
 
-        Args:
-            folder: of the record, as the user knows it.
-            stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
-            environ: the environment.
-            width: columns; None for the terminal's own, or 160 where there is none.
+        The folder is that of the record, as the user knows it.
         """
         where = f"{folder}: {', '.join(self.files)}"
         document = self.document(folder)
@@ -105,12 +135,7 @@ def make_pages(name: str, document: Callable[[], Document]) -> dict[str, Callabl
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:
-    """Write one report.
-
-    Args:
-        path: of the report.
-        content: the same bytes for the same record.
-        folder: what `report` makes it from again.
+    """Write one report, which `report FOLDER` makes again.
 
     Raises:
         GauntletError: it cannot be written.

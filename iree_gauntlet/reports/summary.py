@@ -40,7 +40,7 @@ from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts
 from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings
-from iree_gauntlet.reports.provenance import RecordOrigin, provenance
+from iree_gauntlet.reports.report_files import RecordOrigin, provenance
 from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
