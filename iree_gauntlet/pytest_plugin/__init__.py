@@ -120,8 +120,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the plugin proper where its options are used."""
     if config.getoption("test_file_directory"):
         # Here, so that every other use of pytest is spared the imports.
-        from iree_gauntlet.pytest_plugin.collecting import PLUGIN_NAME  # noqa: PLC0415
-        from iree_gauntlet.pytest_plugin.plugin import ModelTestPlugin  # noqa: PLC0415
+        from iree_gauntlet.pytest_plugin.plugin import PLUGIN_NAME, ModelTestPlugin  # noqa: PLC0415
 
         config.pluginmanager.register(ModelTestPlugin(config), PLUGIN_NAME)
 

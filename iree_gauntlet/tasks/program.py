@@ -19,7 +19,7 @@ from invoke.program import Program
 from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.requests import SEVERAL, dashed
-from iree_gauntlet.tasks import cluster_commands, experiment_commands, history_commands, upkeep_commands
+from iree_gauntlet.tasks import cluster_commands, experiment_commands, upkeep_commands
 from iree_gauntlet.tasks.task_options import GauntletTask, option_values
 from iree_gauntlet.torch_models.bench_options import find_nearest_option, spell_out
 
@@ -49,7 +49,7 @@ _IREES = frozenset({"iree", "iree-compiler", "iree-runtime"})
 
 def _make_namespace() -> Collection:
     made = Collection()
-    for module in (experiment_commands, upkeep_commands, history_commands, cluster_commands):
+    for module in (experiment_commands, upkeep_commands, cluster_commands):
         for task in vars(module).values():
             if isinstance(task, GauntletTask):
                 if task.group and task.group not in made.collections:
