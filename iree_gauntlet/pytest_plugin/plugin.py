@@ -24,7 +24,8 @@ from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTestSession, SessionSettings
 from iree_gauntlet.records.run_folder import make_run_folder, require_plain
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.run_reports import write_job_summary
+from iree_gauntlet.reports.report_files import write_report
+from iree_gauntlet.reports.run_reports import JOB_SUMMARY
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.targets import FAMILIES, Target
 
@@ -422,12 +423,14 @@ def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
         write_atomic(run_dir / JOURNAL, "".join(f"{json.dumps(event)}\n" for event in merged))
     if not (run_dir / JOURNAL).is_file():
         return False
-    write_reports(run_dir)
+    reports = write_reports(run_dir)
     try:
         summary_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GauntletError(f"{summary_folder}: cannot make the folder: {error.strerror}") from error
-    write_job_summary(run_dir, summary_folder)
+    for name, make in reports.files.items():
+        if name.startswith(JOB_SUMMARY):
+            write_report(summary_folder / name, make(), run_dir)
     return True
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.document import Document
+    from iree_gauntlet.journal_format import JournalRecord
 
 
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -72,6 +73,7 @@ class Reports:
         files: what makes each of them, by name; one after the other, since of ten thousand cases each is large.
         document: what people read; it is given the folder, as the user knows it, for a terminal, and None elsewhere.
         commands: what a CI system reads in a log, given the environment.
+        sweep: the journal of a run that is one, and has the reports of one too.
     """
 
     files: Mapping[str, Callable[[], str]]
@@ -79,6 +81,7 @@ class Reports:
     exit_code: ExitCode
     headline: str
     commands: Callable[[Mapping[str, str]], Sequence[str]] = lambda _environ: ()
+    sweep: JournalRecord | None = None
 
     def write(self, folder: Path) -> None:
         """Write them next to the record.

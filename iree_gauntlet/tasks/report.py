@@ -29,10 +29,7 @@ LATEST = "latest"
 
 
 def write_page_of_runs(named: str) -> ExitCode:
-    """Makes the page of a folder of runs, with all that is recorded in it.
-
-    Args:
-        named: the folder; empty for that of the project.
+    """Makes the page of a folder of runs, that of the project where none is named, with all that is recorded in it.
 
     Raises:
         UsageError: there is no such folder.
@@ -53,7 +50,7 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
     Args:
         runs: folders or names; none for the working folder.
         merge: folder of the run that is made of several; empty for none.
-        lenient: runs of different IREEs may be merged.
+        lenient: whether runs of different IREEs may be merged.
 
     Raises:
         UsageError: there is no such run, or several that cannot be merged.
@@ -71,10 +68,8 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
     if merge:
         # What each part said is in its own job's.
         reports.append_to_step_summary(os.environ)
-    if (folder / JOURNAL).is_file():
-        record = read_journal(folder / JOURNAL)
-        if record.run.micro is not None:
-            write_micro_reports(record, folder, sys.stdout)
+    if reports.sweep:
+        write_micro_reports(reports.sweep, folder, sys.stdout)
     return reports.exit_code
 
 
