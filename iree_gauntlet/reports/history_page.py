@@ -92,10 +92,7 @@ _COURSE = 60
 def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
     """What changed first, then every series in a table, then a part for each case, with a chart for each series.
 
-    Args:
-        outcome: what the history says.
-        now: `2026-11-25T10:45Z`.
-        memory: of the page that this one replaces: what came since then stands first.
+    `now` is like `2026-11-25T10:45Z`; `memory` of the page that this one replaces: what came since stands first.
     """
     changed = make_changes_document(outcome)
     ordered = sorted(
@@ -212,7 +209,7 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
         lines.append((_change_line(item), *link))
     lines.append((f"newest: {points[-1].run}, IREE {points[-1].iree}, {points[-1].time[:10]}",))
     yield Items(tuple(lines))
-    commands = [line for item in findings if (line := _bisect(item))]
+    commands = [line for item in findings if (line := _format_bisect(item))]
     if commands:
         yield Code("\n".join(commands), "sh")
 
@@ -234,7 +231,7 @@ def _list_statements(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
         yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" {metric} {case}")
 
 
-def _bisect(finding: Finding) -> str:
+def _format_bisect(finding: Finding) -> str:
     """The command that would find the release or commit; empty where nobody has to."""
     metric, key = _BISECTED.get(finding.key.figure), finding.key
     good, bad = finding.before.named, finding.after.named
@@ -261,9 +258,8 @@ def make_changes_document(outcome: HistoryOutcome) -> Document:
     findings = outcome.findings
     rows = tuple(map(_make_row, findings))
     blocks: list[Block] = [Table(_CHANGES, rows, _SHOWN)] if rows else [Paragraph(("Nothing changed.",))]
-    disturbed = [item for item in findings if item.disturbed]
     notes = []
-    if disturbed:
+    if any(item.disturbed for item in findings):
         notes.append("* some of its runs were measured on a busy machine, and count for a quarter")
     if any(item.same_iree for item in findings):
         notes.append("† the IREE is the same before and after: something else changed, such as the machine")

@@ -78,12 +78,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MatrixChange:
-    """Something that is not the same with every IREE.
-
-    Attributes:
-        labels: the IREEs that it is about, in their order.
-        text: the line for people, without the chain.
-    """
+    """Something that is not the same with the IREEs of these labels; `text` is for people, without the chain."""
 
     kind: ChangeKind
     chain: str
@@ -93,12 +88,7 @@ class MatrixChange:
 
 @dataclass(frozen=True, slots=True)
 class MeanRatio:
-    """A geometric mean of ratios to the base.
-
-    Attributes:
-        metric: `time` or `compile`.
-        ratio: above 1 is slower.
-    """
+    """A geometric mean of ratios to the base, of `time` or `compile`; above 1 is slower."""
 
     label: str
     metric: str
@@ -279,24 +269,24 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
     """For each figure models and IREEs, shaded by how far a value is from the base's: from half to double."""
     for title, unit, name, write in _HEATS:
-        rows = []
+        rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
             base = getattr(row.cells.get(matrix.base), name, None)
-            cells = [row.cells.get(label) for label in labels]
-            if any(getattr(cell, name, None) is not None for cell in cells):
-                rows.append((row.chain, *(_make_heat(cell, getattr(cell, name, None), base, write) for cell in cells)))
+            shades: list[Cell] = []
+            for cell in map(row.cells.get, labels):
+                value = getattr(cell, name, None)
+                if value is not None:
+                    share = ratio(value, base)
+                    shades.append(Shaded(write(value), math.log2(share) if share else 0.0))
+                else:
+                    # Without its figure, the verdict says why.
+                    shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
+            if any(isinstance(shade, Shaded) for shade in shades):
+                rows.append((row.chain, *shades))
         if rows:
             columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))
             yield Heading(f"{title}{f', {unit}' if unit else ''}", 3)
             yield Table(columns, tuple(rows))
-
-
-def _make_heat(cell: MatrixCell | None, value: float | None, base: float | None, write: Callable[[float], str]) -> Cell:
-    if value is None:
-        # Without its figure, the verdict says why.
-        return ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None
-    share = ratio(value, base)
-    return Shaded(write(value), math.log2(share) if share else 0.0)
 
 
 def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
@@ -323,11 +313,8 @@ def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
 def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
     """The figures of a chain with one IREE; memory is the compiler's at its peak.
 
-    Times, memory, counts and sizes carry their ratio to the base. An arrow stands where a time or memory is more
-    than 5 % off, where a count or a size is not the same, and where an error is more than twice or less than half.
-    A `~` stands before a time that was taken while the machine did other work.
-
-    `base` is with the first IREE; None for that itself, and where it did not run the chain.
+    A `~` stands before a time that was taken while the machine did other work. `base` is with the first IREE; None
+    for that itself, and where it did not run the chain.
     """
     error = NOTHING
     if cell.max_abs_error is not None:
@@ -473,7 +460,7 @@ def format_matrix_csv(matrix: MatrixOutcome) -> str:
             if not header:
                 header = list(flat)
                 writer.writerow(header)
-            writer.writerow([_read_field(strict_json(value)) for value in flat.values()])
+            writer.writerow([_format_field(strict_json(value)) for value in flat.values()])
     return stream.getvalue()
 
 
@@ -484,7 +471,7 @@ def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
     return {**asdict(cell), "verdict": str(cell.verdict), "ratios": ratios}
 
 
-def _read_field(value: Any) -> Any:
+def _format_field(value: Any) -> Any:
     """A field of the CSV: a spreadsheet runs a text that begins like a formula, so it is quoted."""
     if value is None:
         return ""
@@ -501,10 +488,7 @@ def ratio(value: float | None, base: float | None) -> float | None:
 
 
 def changes(matrix: MatrixOutcome) -> list[MatrixChange]:
-    """Everything that differs from an IREE to the one before it, by kind and then in plan order.
-
-    One that did not run a chain, or came to no figure, is passed over: the one before it counts then.
-    """
+    """Everything that differs from an IREE to the one before it that has run the chain, by kind, then in plan order."""
     labels = [iree.label for iree in matrix.ran]
     found = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
     return sorted(found, key=lambda change: list(ChangeKind).index(change.kind))
@@ -536,13 +520,17 @@ def mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
 
 def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixChange]:
     cells = [(label, row.cells[label]) for label in labels if label in row.cells]
-    yield from _list_working(row.chain, cells)
+    found_out = [(label, cell) for label, cell in cells if cell.works is not None]
+    for (before, old), (label, cell) in itertools.pairwise(found_out):
+        if old.works != cell.works:
+            bad, was, kind = (old, "was ", ChangeKind.PASSING) if cell.works else (cell, "", ChangeKind.FAILING)
+            what = f"{bad.verdict_text}{f': {one_line(bad.reason, 80)}' if bad.reason else ''}"
+            yield MatrixChange(kind, row.chain, (before, label), f"{before} → {label}: {was}{what}")
     for label, cell in cells:
         if cell.wrong_numbers:
             yield MatrixChange(ChangeKind.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
-    yield from _list_jumps(
-        row.chain, ChangeKind.DISPATCHES, [(label, cell.dispatch_count) for label, cell in cells], 0.0
-    )
+    dispatches = [(label, cell.dispatch_count) for label, cell in cells]
+    yield from _list_jumps(row.chain, ChangeKind.DISPATCHES, dispatches, 0.0)
     counters = {cell.counted_by for _, cell in cells if cell.instructions is not None}
     if len(counters) == 1:
         counts = [(label, cell.instructions) for label, cell in cells]
@@ -555,20 +543,6 @@ def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixCh
 
 def _find_comparable_time(cell: MatrixCell) -> float | None:
     return None if cell.wrong_numbers or cell.disturbed else cell.time_ms
-
-
-def _list_working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[MatrixChange]:
-    before: tuple[str, MatrixCell] | None = None
-    for label, cell in cells:
-        if cell.works is None:
-            continue
-        if before is not None and before[1].works != cell.works:
-            where = f"{before[0]} → {label}"
-            bad = before[1] if cell.works else cell
-            what = f"{bad.verdict_text}{f': {one_line(bad.reason, 80)}' if bad.reason else ''}"
-            kind = ChangeKind.PASSING if cell.works else ChangeKind.FAILING
-            yield MatrixChange(kind, chain, (before[0], label), f"{where}: {'was ' if cell.works else ''}{what}")
-        before = (label, cell)
 
 
 def _list_jumps(

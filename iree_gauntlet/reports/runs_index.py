@@ -74,7 +74,7 @@ def write_index(
     Args:
         folder: that has the runs.
         records: what makes the reports of a folder, by the name of its record.
-        all_of_them: also those that are new to the page, however many there are.
+        all_of_them: whether however many are new to the page are read.
         made: reports that are made already, by the name of their folder.
 
     Returns:
@@ -85,8 +85,7 @@ def write_index(
         GauntletError: it cannot be written.
     """
     path = folder / INDEX
-    there = _format_page_there(path)
-    known = _read_remembered(there)
+    known = _read_remembered(path)
     found = sorted(_list_recorded(folder, records), key=lambda item: item[2], reverse=True)
     entries: dict[str, _IndexEntry] = {}
     read = 0
@@ -96,7 +95,7 @@ def write_index(
             entries[name] = known[name]
         elif all_of_them or read < _MOST_NEW:
             read += 1
-            entries[name] = _read(folder / name, records[record], (made or {}).get(name), stamp)
+            entries[name] = _read_entry(folder / name, records[record], (made or {}).get(name), stamp)
     kinds = {name: _KINDS.get(record, "run") for name, record, *_ in found}
     left = len(found) - len(entries)
     write_report(path, render_html(_make_document(folder, entries, kinds, left)), folder)
@@ -116,18 +115,14 @@ def _list_recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, 
             break
 
 
-def _format_page_there(path: Path) -> str:
-    """The page that is there; empty for none."""
+def _read_remembered(path: Path) -> dict[str, _IndexEntry]:
+    """What the page that is there remembers."""
     try:
-        text = path.read_bytes().decode(errors="replace")
+        page = path.read_bytes().decode(errors="replace")
     except OSError:
-        return ""
-    if text and _OURS not in text:
+        return {}
+    if page and _OURS not in page:
         raise UsageError(f"{shown(path)} is there, and no page of runs: it stays as it is", "Move it away.")
-    return text
-
-
-def _read_remembered(page: str) -> dict[str, _IndexEntry]:
     try:
         memory: dict[str, Any] = json.loads(read_memory(page) or "{}")
         entries = {name: _IndexEntry(**entry) for name, entry in memory.items()}
@@ -137,7 +132,7 @@ def _read_remembered(page: str) -> dict[str, _IndexEntry]:
         return {}
 
 
-def _read(folder: Path, make: Callable[[Path], Reports], made: Reports | None, stamp: str) -> _IndexEntry:
+def _read_entry(folder: Path, make: Callable[[Path], Reports], made: Reports | None, stamp: str) -> _IndexEntry:
     try:
         document = (made or make(folder)).document(None)
     except GauntletError as error:
