@@ -95,11 +95,10 @@ def _locate_folder(named: str) -> Path:
 
 def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     """Makes a run's folder of the journals of some runs, with the logs that they name."""
-    twice = [
-        folder for index, folder in enumerate(folders) if folder.resolve() in [f.resolve() for f in folders[:index]]
-    ]
-    if twice:
-        raise UsageError(f"{twice[0]} is named twice", "Name each run once.")
+    places = [folder.resolve() for folder in folders]
+    for index, folder in enumerate(folders):
+        if places[index] in places[:index]:
+            raise UsageError(f"{folder} is named twice", "Name each run once.")
     if (into / JOURNAL).exists():
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
