@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.errors import Problem
-    from iree_gauntlet.records.outcome import StepOutcome
 
 
 PLUGIN_NAME = "iree_gauntlet_models"
@@ -154,11 +153,7 @@ class _TestOfFile(pytest.Item):
 
 
 class UnreadableTest(_TestOfFile):
-    """A file that cannot be used: an error where it is selected, and only there.
-
-    Attributes:
-        what: everything that is wrong with it.
-    """
+    """A file that cannot be used, with all that is wrong with it: an error where it is selected, and only there."""
 
     def __init__(self, *, what: str, markers: tuple[str, ...], **others: Any) -> None:
         super().__init__(**others)
@@ -168,11 +163,7 @@ class UnreadableTest(_TestOfFile):
                 self.add_own_marker(marker)
 
     def setup(self) -> None:
-        """Say what is wrong.
-
-        Raises:
-            Failed: always.
-        """
+        """Fail, and say what is wrong."""
         pytest.fail(self.what, pytrace=False)
 
     def runtest(self) -> None:
@@ -186,21 +177,18 @@ class ModelTest(_TestOfFile):
         super().__init__(**others)
         self.test = test
         for marker in markers:
-            self._mark(marker)
+            if marker == "skip":
+                self.add_marker(pytest.mark.skip(reason=self.case.skip_reason))
+            elif marker == "xfail":
+                reason = self.case.expectations[0].reason
+                self.add_marker(pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True))
+            else:
+                self.add_own_marker(marker)
 
     @property
     def case(self) -> Case:
         """What it checks."""
         return self.test.case
-
-    def _mark(self, marker: str) -> None:
-        if marker == "skip":
-            self.add_marker(pytest.mark.skip(reason=self.case.skip_reason))
-        elif marker == "xfail":
-            reason = self.case.expectations[0].reason
-            self.add_marker(pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True))
-        else:
-            self.add_own_marker(marker)
 
     def setup(self) -> None:
         """Fetch, import, compile and make synthetic weights, as far as this was not done yet.
@@ -208,7 +196,7 @@ class ModelTest(_TestOfFile):
         Raises:
             StepError: something else than the compiler kept the test from running.
         """
-        self._make_session().prepare(self.case)
+        self._find_session().prepare(self.case)
 
     def runtest(self) -> None:
         """Run the check.
@@ -217,24 +205,19 @@ class ModelTest(_TestOfFile):
             TestFailure: it failed, or a module of it did not compile.
             StepError: an error kept it from being judged.
         """
-        outcome = self._make_session().check(self.case)
-        self._record(outcome)
+        session = self._find_session()
+        outcome = session.check(self.case)
+        # For pytest's own JUnit.
+        figures = {"verdict": str(outcome.verdict), "time_ms_min": outcome.samples and outcome.samples.min_ms}
+        figures |= {name: outcome.statistics.get(name) for name in ("dispatch_count", "binary_size_bytes")}
+        self.user_properties += [(name, value) for name, value in figures.items() if value is not None]
+        self.user_properties += [(f"golden_{golden.metric}", golden.value) for golden in outcome.goldens]
         if outcome.verdict is Verdict.SKIPPED and not outcome.behind:
             pytest.skip(outcome.reason)
         if outcome.verdict.counts_as_failure:
-            raise CheckFailure(outcome, self._make_session().run_dir)
+            raise CheckFailure(outcome, session.run_dir)
 
-    def _record(self, outcome: StepOutcome) -> None:
-        """Figures for pytest's own JUnit."""
-        self.user_properties.append(("verdict", str(outcome.verdict)))
-        if outcome.samples is not None and outcome.samples.min_ms is not None:
-            self.user_properties.append(("time_ms_min", outcome.samples.min_ms))
-        for metric in ("dispatch_count", "binary_size_bytes"):
-            if metric in outcome.statistics:
-                self.user_properties.append((metric, outcome.statistics[metric]))
-        self.user_properties += [(f"golden_{golden.metric}", golden.value) for golden in outcome.goldens]
-
-    def _make_session(self) -> ModelTestSession:
+    def _find_session(self) -> ModelTestSession:
         plugin = self.config.pluginmanager.get_plugin(PLUGIN_NAME)
         session = plugin.session if plugin else None
         assert isinstance(session, ModelTestSession), "made when the collection was finished"

@@ -1,7 +1,6 @@
 """The reports of whatever was recorded in a folder, by the name of its record, and how they are shown.
 
-Those of a bisect and of an explanation are made here: each one document, for the terminal, as Markdown and as a page,
-and JSON.
+Those of a bisect and of an explanation are made here.
 """
 
 from __future__ import annotations
@@ -322,8 +321,7 @@ RECORDS: dict[str, Callable[[Path], Reports]] = {
 def write_reports(folder: Path) -> Reports:
     """Write the reports of an experiment next to its record; those of a run that it explains name what it found.
 
-    Args:
-        folder: of the experiment; it may have been killed, or be under way.
+    The experiment may have been killed, or be under way.
 
     Raises:
         GauntletError: it has no record, or one that cannot be read, or the reports cannot be written.

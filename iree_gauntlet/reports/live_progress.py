@@ -45,7 +45,6 @@ from iree_gauntlet.reports.progress_text import (
     format_started,
     format_step_title,
     format_together,
-    is_worth_a_line,
     list_details,
     shorten_name,
 )
@@ -168,7 +167,7 @@ class Painter(Progress):
             self._counts[verdict] = self._counts.get(verdict, 0) + 1
             self._steps.advance(self._run_id)
             self._left.finished(step.id)
-            if not self._many or is_worth_a_line(verdict) or messages.is_verbose():
+            if not self._many or result.verdict.is_bad or messages.is_verbose():
                 self._write_line(format_finished(step, result, self._place), verdict)
             for line in list_details(result) if messages.is_verbose() else ():
                 self._write_line(line)
@@ -326,16 +325,10 @@ class Painter(Progress):
 
 
 class PlainProgress(Painter):
-    """One line for each finished step, flushed at once.
+    """One line for each finished step, flushed at once; of a run with many, every 10 s one says how far it is.
 
-    Of a run that begins with more than 200 steps, only those that did not come out as expected get a line, and every
-    10 s one says how far the run is.
-
-    Where nothing was written for a while (30 s), a line says what is running, so that a CI system does not take the
-    run for dead and a reader of its log sees what hangs. As often, lines say how far downloads are.
-
-    Args:
-        heartbeat: seconds of silence before a line says what is running, and between two lines on the same download.
+    Where nothing was written for a heartbeat (30 s), a line says what is running, so that a CI system does not take
+    the run for dead and a reader of its log sees what hangs. As often, lines say how far downloads are.
     """
 
     def __init__(

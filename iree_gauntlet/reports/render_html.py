@@ -204,6 +204,10 @@ class PageScripts:
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._charts = tuple(_list_charts(blocks))
         self._numbers = {id(chart): number for number, chart in enumerate(self._charts)}
+        self._scripts = [_read_shipped("page.js")]
+        if self._charts:
+            licence, library = _read_shipped("uplot/LICENSE").strip(), _read_shipped("uplot/uPlot.iife.min.js").strip()
+            self._scripts.append(f"/*\n{licence}\n*/\n{library}\n{_read_shipped('charts.js')}")
 
     def number(self, chart: Chart) -> int:
         """Which one it is."""
@@ -214,10 +218,6 @@ class PageScripts:
         """What the page's content policy says of scripts: these alone run, whatever a name in the page holds."""
         digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in self._scripts)
         return Markup("; script-src {}").format(Markup(" ").join(map(Markup("'sha256-{}'").format, digests)))
-
-    @property
-    def _scripts(self) -> tuple[str, ...]:
-        return (_read_shipped("page.js"), *([_format_chart_script()] if self._charts else []))
 
     @property
     def style(self) -> Markup:
@@ -261,12 +261,6 @@ def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
             }
         )
     return {"origins": list(origins), "tracks": list(tracks), "charts": shown}
-
-
-@cache
-def _format_chart_script() -> str:
-    licence = _read_shipped("uplot/LICENSE").strip()
-    return f"/*\n{licence}\n*/\n{_read_shipped('uplot/uPlot.iife.min.js').strip()}\n{_read_shipped('charts.js')}"
 
 
 @cache

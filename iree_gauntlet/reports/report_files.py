@@ -1,7 +1,4 @@
-"""What every report has: where it is from, and where it is written.
-
-That is next to the record that it is made from, and into a CI job's summary.
-"""
+"""What every report has: where it is from, and where it is written: beside its record, and into a CI job's summary."""
 
 from __future__ import annotations
 
@@ -84,11 +81,7 @@ class Reports:
     sweep: JournalRecord | None = None
 
     def write(self, folder: Path) -> None:
-        """Write them next to the record.
-
-        Raises:
-            GauntletError: they cannot be written.
-        """
+        """Write them next to the record; see `write_report`."""
         with pause_collector():
             for name, make in self.files.items():
                 write_report(folder / name, make(), folder)
@@ -107,27 +100,32 @@ class Reports:
         print_document(document, stream, where, environ=environ, width=width)
 
     def append_to_step_summary(self, environ: Mapping[str, str]) -> None:
-        """Append what people read to the file that `GITHUB_STEP_SUMMARY` names, where there is one.
-
-        Raises:
-            GauntletError: it cannot be written.
-        """
+        """Append what people read to the summary of a CI step; see `append_document`."""
         append_document(self.document(None), environ)
 
 
 def append_document(document: Document, environ: Mapping[str, str]) -> None:
-    """Append a document to the file that `GITHUB_STEP_SUMMARY` names, where there is one.
+    """Append a document to the file that `GITHUB_STEP_SUMMARY` names, where there is one, as much as GitHub takes.
+
+    The limit is one of the whole file, which earlier commands of the same CI step may have written to. Nothing is
+    written where no room is left for a useful part.
 
     Raises:
         GauntletError: it cannot be written.
     """
-    if not (path := environ.get(_STEP_SUMMARY)):
+    if not (named := environ.get(_STEP_SUMMARY)):
         return
+    path = Path(named)
     try:
-        append_step_summary(Path(path), render_markdown(document))
+        used = path.stat().st_size if path.exists() else 0
+        room = STEP_SUMMARY_LIMIT - used - 1
+        if room >= _SMALLEST_USEFUL:
+            # The file is the runner's: it is appended to, not replaced.
+            with path.open("ab") as stream:
+                stream.write(b"\n" * bool(used) + shortened(render_markdown(document), room, _CUT).encode())
     except OSError as error:
         raise GauntletError(
-            f"{path}: cannot append the summary: {error.strerror}",
+            f"{named}: cannot append the summary: {error.strerror}",
             f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
         ) from error
 
@@ -150,21 +148,3 @@ def write_report(path: Path, content: str | bytes, folder: Path) -> None:
             f"{path}: cannot write the report: {error.strerror}",
             f"make room or give the right to write, then `report {folder}` makes it again",
         ) from error
-
-
-def append_step_summary(path: Path, text: str) -> None:
-    """Append a summary to `$GITHUB_STEP_SUMMARY`, shortened to what GitHub takes.
-
-    The limit is one of the whole file, which earlier commands of the same CI step may have written to.
-    The file is the runner's, so it is appended to, not replaced; nothing is written where no room is left
-    for a useful part.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    used = path.stat().st_size if path.exists() else 0
-    room = STEP_SUMMARY_LIMIT - used - 1
-    if room < _SMALLEST_USEFUL:
-        return
-    with path.open("ab") as stream:
-        stream.write(b"\n" * bool(used) + shortened(text, room, _CUT).encode())

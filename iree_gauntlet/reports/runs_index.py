@@ -144,22 +144,23 @@ def _read_entry(folder: Path, make: Callable[[Path], Reports], made: Reports | N
 
 
 def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapping[str, str], left: int) -> Document:
-    newest = sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True)
-    rows = tuple(_make_row(folder / name, kinds[name], entry) for name, entry in newest)
+    rows: list[tuple[Cell, ...]] = []
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True):
+        page = next((page for page in _PAGES if (folder / name / page).is_file()), "")
+        code = None if entry.code is None else ExitCode(entry.code)
+        rows.append(
+            (
+                ColouredCell(_WORDS[code], ENDINGS.get(code, "inconclusive")) if code is not None else "unfinished",
+                TextLink(name, f"{quote(name)}/{page}") if page else name,
+                *(kinds[name], entry.result, entry.started, entry.seconds, entry.iree, entry.command),
+            )
+        )
     more = f"{counted(left, 'older folder')} not looked at yet: gauntlet report --index reads all."
     bad = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(
         "Runs",
         f"{counted(len(entries), 'run')}, {bad} not as expected",
         (str(folder),),
-        (Table(_COLUMNS, rows), *((Paragraph((more,)),) if left else ())),
+        (Table(_COLUMNS, tuple(rows)), *((Paragraph((more,)),) if left else ())),
         memory=json.dumps({name: asdict(entry) for name, entry in entries.items()}, separators=(",", ":")),
     )
-
-
-def _make_row(folder: Path, kind: str, entry: _IndexEntry) -> tuple[Cell, ...]:
-    page = next((name for name in _PAGES if (folder / name).is_file()), "")
-    name = TextLink(folder.name, f"{quote(folder.name)}/{page}") if page else folder.name
-    code = None if entry.code is None else ExitCode(entry.code)
-    verdict = ColouredCell(_WORDS[code], ENDINGS.get(code, "inconclusive")) if code is not None else "unfinished"
-    return verdict, name, kind, entry.result, entry.started, entry.seconds, entry.iree, entry.command

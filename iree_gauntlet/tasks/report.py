@@ -47,10 +47,8 @@ def write_page_of_runs(named: str) -> ExitCode:
 def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> ExitCode:
     """Makes the reports of a run, a comparison, a matrix or a bisection again; exits as that did.
 
-    Args:
-        runs: folders or names; none for the working folder.
-        merge: folder of the run that is made of several; empty for none.
-        lenient: whether runs of different IREEs may be merged.
+    Runs are folders or names, none the working folder; several are merged into the folder `merge`, where they are
+    `lenient` of different IREEs too.
 
     Raises:
         UsageError: there is no such run, or several that cannot be merged.
