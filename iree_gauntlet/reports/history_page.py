@@ -39,27 +39,25 @@ if TYPE_CHECKING:
 
 
 _RUNS = (
-    *(Column("day"), Column("run", ColumnKind.NAME), Column("IREE", ColumnKind.NAME), Column("machine", rank=2)),
-    *(
-        Column("suite", rank=3),
-        Column("state"),
-        Column("cases", ColumnKind.NUMBER),
-        Column("figures", ColumnKind.NUMBER, rank=1),
-    ),
+    Column("day"),
+    Column("run", ColumnKind.NAME),
+    Column("IREE", ColumnKind.NAME),
+    Column("machine", rank=2),
+    Column("suite", rank=3),
+    Column("state"),
+    Column("cases", ColumnKind.NUMBER),
+    Column("figures", ColumnKind.NUMBER, rank=1),
 )
 _CHANGES = (
-    *(
-        Column("what", ColumnKind.VERDICT),
-        Column("series", ColumnKind.NAME),
-        Column("change", ColumnKind.NAME),
-        Column("old → new", ColumnKind.NAME),
-    ),
-    *(
-        Column("since IREE", ColumnKind.NAME),
-        Column("last before", ColumnKind.NAME, rank=2),
-        Column("runs", ColumnKind.NUMBER, rank=1),
-    ),
-    *(Column("p", ColumnKind.NAME, rank=3), Column("machine", ColumnKind.NAME, rank=4)),
+    Column("what", ColumnKind.VERDICT),
+    Column("series", ColumnKind.NAME),
+    Column("change", ColumnKind.NAME),
+    Column("old → new", ColumnKind.NAME),
+    Column("since IREE", ColumnKind.NAME),
+    Column("last before", ColumnKind.NAME, rank=2),
+    Column("runs", ColumnKind.NUMBER, rank=1),
+    Column("p", ColumnKind.NAME, rank=3),
+    Column("machine", ColumnKind.NAME, rank=4),
 )
 _SHOWN = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -244,10 +242,7 @@ def _format_bisect(finding: Finding) -> str:
 def make_runs_document(runs: Sequence[IndexedRun]) -> Document:
     """A list of runs."""
     rows = tuple(
-        (
-            *(run.time[:10], run.run, run.iree, run.machine, run.suite, run.state),
-            *(float(run.cases), float(run.figures)),
-        )
+        (run.time[:10], run.run, run.iree, run.machine, run.suite, run.state, float(run.cases), float(run.figures))
         for run in runs
     )
     return Document("", counted(len(runs), "run"), (), (Table(_RUNS, rows),) if rows else ())
@@ -290,11 +285,9 @@ def _make_row(item: Finding) -> tuple[Cell, ...]:
     levels = f"{old} → {new}{' *' if item.disturbed else ''}"
     since = f"{item.after.iree} {item.after.time[:10]}{' †' if item.same_iree else ''}"
     likely = "exact" if item.p_value is None else "" if item.kind is Found.DRIFT else f"{item.p_value:.1g}"
-    before = item.before
-    return (
-        *(ColouredCell(item.word, colour), item.key.title, change, levels, since),
-        *(f"{before.iree} {before.time[:10]}", float(item.runs), likely, item.key.sku or item.key.machine),
-    )
+    before, machine = f"{item.before.iree} {item.before.time[:10]}", item.key.sku or item.key.machine
+    word = ColouredCell(item.word, colour)
+    return word, item.key.title, change, levels, since, before, float(item.runs), likely, machine
 
 
 def _change_line(item: Finding) -> str:
@@ -337,15 +330,14 @@ def format_series_json(outcome: HistoryOutcome) -> dict[str, Any]:
 
 def export_rows(series: Iterable[Series]) -> Iterator[tuple[str | float | None, ...]]:
     """All figures, a row each, with a heading."""
-    columns = ("model", "submodel", "target", "figure", "sku", "machine", "flags")
-    yield (*columns, "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
+    of_series = ("model", "submodel", "target", "figure", "sku", "machine", "flags")
+    of_point = ("run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
+    yield (*of_series, *of_point)
     for item in series:
-        names = [getattr(item.key, column) for column in columns]
+        names = [getattr(item.key, column) for column in of_series]
         for point in item.points:
-            yield (
-                *(*names, point.run, point.time, point.iree, point.commit),
-                *(point.value, int(point.disturbed), point.golden, point.limit),
-            )
+            figures = (getattr(point, column) for column in of_point)
+            yield (*names, *(int(value) if isinstance(value, bool) else value for value in figures))
 
 
 def _format_sparkline(values: Sequence[float], width: int = _WIDTH) -> str:

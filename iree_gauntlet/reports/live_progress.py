@@ -175,7 +175,7 @@ class Painter(Progress):
     def download(self, url: str, done: int, total: int | None) -> None:
         """Show how far it is; one that was checked in vain begins again."""
         with self._lock:
-            self._go_on(url)
+            self._stop_if_cancelled(url)
             task = self._find_file(_DOWNLOADING, url)
             if task is None or self._find_file(_CHECKING, url) is not None:
                 self._forget(url)
@@ -191,7 +191,7 @@ class Painter(Progress):
     def checking(self, url: str, done: int, total: int) -> None:
         """Show how far it is; what is hashed has arrived."""
         with self._lock:
-            self._go_on(url)
+            self._stop_if_cancelled(url)
             task = self._find_file(_CHECKING, url)
             if task is not None:
                 self._files.update(task.id, total=total, completed=done, last=self._clock())
@@ -228,7 +228,7 @@ class Painter(Progress):
             GauntletError: it was cancelled.
         """
         with self._lock:
-            self._go_on("the work")
+            self._stop_if_cancelled("the work")
             (task,) = (task for task in self._files.tasks if not task.fields["url"])
             self._files.update(task.id, advance=count, last=self._clock())
         self._show()
@@ -286,7 +286,7 @@ class Painter(Progress):
         total = str(int(self._run.total or 0))
         return f"[{int(self._run.completed):>{len(total)}}/{total}]"
 
-    def _go_on(self, what: str) -> None:
+    def _stop_if_cancelled(self, what: str) -> None:
         if self._cancelled:
             raise GauntletError(f"{what}: interrupted")
 

@@ -176,15 +176,12 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
     good = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
     suite = f": suite {matrix.opening.suite}" if matrix.opening.suite else ""
     hints = (f"{iree.label}: {iree.hint}" for iree in matrix.irees if iree.hint)
-    irees = tuple(
-        (
-            *(iree.label, iree.result_text, None if iree.exit_code is None else float(iree.exit_code)),
-            *(iree.toolchain.compiler_text or None, iree.toolchain.runtime_text or None),
-            iree.folder if iree.outcome else None,
-        )
-        for iree in matrix.irees
-    )
-    blocks: list[Block] = [Table(_IREE_COLUMNS, irees)] if irees else []
+    irees: list[tuple[Cell, ...]] = []
+    for iree in matrix.irees:
+        code = None if iree.exit_code is None else float(iree.exit_code)
+        tools = (iree.toolchain.compiler_text or None, iree.toolchain.runtime_text or None)
+        irees.append((iree.label, iree.result_text, code, *tools, iree.folder if iree.outcome else None))
+    blocks: list[Block] = [Table(_IREE_COLUMNS, tuple(irees))] if irees else []
     began = matrix.opening
     blocks += [*_show_failures(matrix), *_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
     return Document(
@@ -256,14 +253,11 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     if len(labels) < 2:
         yield table
         return
-    said: list[Text] = [
-        *((line.format(base=matrix.base),) for line in _LEGEND),
-        *((line,) for line in _list_mean_lines(matrix)),
-    ]
+    said = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
     yield OnPage((Paragraph((f"{legend}; full from double and from half on.",)), *_show_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
-    yield from map(Paragraph, (*said, *_NOTES))
+    yield from map(Paragraph, (*((line,) for line in said), *_NOTES))
 
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:

@@ -28,8 +28,14 @@ _OURS = "<footer>IREE Gauntlet"
 # Of folders that are new to it, a page that is made by the way reads so many, the newest.
 _MOST_NEW = 20
 _COLUMNS = (
-    *(Column("verdict", ColumnKind.VERDICT), Column("run", ColumnKind.NAME), Column("what"), Column("result")),
-    *(Column("started", unit="UTC"), Column("took", ColumnKind.DURATION), Column("IREE"), Column("command")),
+    Column("verdict", ColumnKind.VERDICT),
+    Column("run", ColumnKind.NAME),
+    Column("what"),
+    Column("result"),
+    Column("started", unit="UTC"),
+    Column("took", ColumnKind.DURATION),
+    Column("IREE"),
+    Column("command"),
 )
 _PAGES = ("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html")
 _WORDS = {
@@ -147,14 +153,13 @@ def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapp
     rows: list[tuple[Cell, ...]] = []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True):
         page = next((page for page in _PAGES if (folder / name / page).is_file()), "")
-        code = None if entry.code is None else ExitCode(entry.code)
-        rows.append(
-            (
-                ColouredCell(_WORDS[code], ENDINGS.get(code, "inconclusive")) if code is not None else "unfinished",
-                TextLink(name, f"{quote(name)}/{page}") if page else name,
-                *(kinds[name], entry.result, entry.started, entry.seconds, entry.iree, entry.command),
-            )
-        )
+        run = TextLink(name, f"{quote(name)}/{page}") if page else name
+        verdict: Cell = "unfinished"
+        if entry.code is not None:
+            code = ExitCode(entry.code)
+            verdict = ColouredCell(_WORDS[code], ENDINGS.get(code, "inconclusive"))
+        known = (entry.result, entry.started, entry.seconds, entry.iree, entry.command)
+        rows.append((verdict, run, kinds[name], *known))
     more = f"{counted(left, 'older folder')} not looked at yet: gauntlet report --index reads all."
     bad = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(

@@ -91,17 +91,17 @@ _GROUP_COLUMNS = (
 # Stages whose failures `explain` is about.
 _EXPLAINED = (Stage.COMPILE, Stage.THRESHOLD)
 _CHANGED_COLUMNS = (
-    *(Column("model", ColumnKind.NAME), Column("figure")),
+    Column("model", ColumnKind.NAME),
+    Column("figure"),
     *(Column(title, ColumnKind.NUMBER) for title in ("before", "now", "change")),
 )
 _STAGE_COLUMNS = (
-    *(
-        Column("stage"),
-        Column("steps", ColumnKind.NUMBER),
-        Column("took", ColumnKind.DURATION),
-        Column("", ColumnKind.DRAWN),
-    ),
-    *(Column("longest", ColumnKind.DURATION), Column("waited", ColumnKind.DURATION)),
+    Column("stage"),
+    Column("steps", ColumnKind.NUMBER),
+    Column("took", ColumnKind.DURATION),
+    Column("", ColumnKind.DRAWN),
+    Column("longest", ColumnKind.DURATION),
+    Column("waited", ColumnKind.DURATION),
 )
 _STEP_COLUMNS = (
     Column("verdict", ColumnKind.VERDICT),
@@ -193,23 +193,16 @@ def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
     for begin, end in sorted((span.start, span.start + span.waited + span.seconds) for span in spans):
         busy += max(end - max(begin, until), 0.0)
         until = max(until, end)
-    rows = tuple(
-        (
-            *(stage, float(len(own)), total := sum(span.seconds for span in own), Bars((total,), "")),
-            *(max(span.seconds for span in own), sum(span.waited for span in own) or None),
-        )
-        for stage, own in stages.items()
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for stage, own in stages.items():
+        took, waited = [span.seconds for span in own], sum(span.waited for span in own)
+        rows.append((stage, float(len(own)), sum(took), Bars((sum(took),), ""), max(took), waited or None))
     idle = f"; for {duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
     text = f"{duration(outcome.seconds)} in all{idle}. Steps that ran side by side count in full below."
     longest = sorted(spans, key=lambda span: -span.seconds)[:_LONGEST_STEPS]
-    steps = tuple((span.word, span.name, span.seconds) for span in longest)
-    yield OnPage(
-        (
-            *(Heading("How the time was spent"), Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, rows)),
-            *(Paragraph(("The steps that took longest:",)), Table(_STEP_COLUMNS, steps)),
-        )
-    )
+    steps = Table(_STEP_COLUMNS, tuple((span.word, span.name, span.seconds) for span in longest))
+    pictures = (Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, tuple(rows)))
+    yield OnPage((Heading("How the time was spent"), *pictures, Paragraph(("The steps that took longest:",)), steps))
 
 
 def _list_spans(started: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
