@@ -238,7 +238,7 @@ def draw_lanes(lanes: Lanes) -> Markup:
         x = second * scale
         anchor = "start" if second == 0 else "end" if x > _WIDTH - 60 else "middle"
         parts.insert(0, f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
-        parts.append(_format_text(x, height + 14, _shorten(second), "", anchor))
+        parts.append(_format_text(x, height + 14, _format_clock(second), "", anchor))
     text = f"what ran when, {duration(end)} in all"
     kinds = {f"stage-{span.kind}": span.kind for span in spans}
     kinds |= {"wait stage-compile": "waiting"} if any(_describe_wait(span) for span in spans) else {}
@@ -264,7 +264,7 @@ def _list_seconds(end: float) -> list[float]:
     return [step * index for index in range(int(end / step) + 1)]
 
 
-def _shorten(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:g} s"
     minutes = f"{int(seconds // 60)}:{int(seconds % 60):02}"

@@ -42,7 +42,7 @@ def format_error_commands(bad_steps: Iterable[StepOutcome], environ: Mapping[str
     return [line for lines in found.values() for line in lines[:_MOST]]
 
 
-def error_command(text: str, environ: Mapping[str, str]) -> str:
+def format_error_command(text: str, environ: Mapping[str, str]) -> str:
     """The workflow command for what kept a command from doing anything; empty outside of GitHub Actions."""
     return f"::error::{text.translate(_ESCAPES)}\n" if environ.get("GITHUB_ACTIONS") == "true" else ""
 

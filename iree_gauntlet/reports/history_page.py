@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Block, Cell, Text
-    from iree_gauntlet.records.history_outcome import IndexedRun, Point, SeriesKey
+    from iree_gauntlet.records.history_outcome import IndexedRun, SeriesKey
 
 
 _RUNS = (
@@ -188,12 +188,17 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
     newest = _format_figure_text(values[-1], key.figure)
     said = f"{key.title}: {low} to {high} in {counted(len(values), 'run')}, newest {newest}"
     yield Heading(f"{key.figure}: {newest}", 3)
+    origins = []
+    for point in points:
+        commit = point.commit if len(point.commit) == _COMMIT_CHARACTERS else ""
+        quoted = shlex.quote(point.named) if point.named else ""
+        origins.append((point.run, point.iree, point.time[:10], commit, quoted, point.file))
     yield Chart(
         said,
         f"{low} to {high}; {where}",
         tuple(values),
         UNITS.get(key.figure, ""),
-        tuple(map(_list_origin, points)),
+        tuple(origins),
         tuple(_list_statements(key)),
         next((point.golden for point in reversed(points) if point.golden is not None), None),
         tuple((item.at, item.kind is not Found.REGRESSION) for item in findings),
@@ -210,11 +215,6 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
     commands = [line for item in findings if (line := _format_bisect(item))]
     if commands:
         yield Code("\n".join(commands), "sh")
-
-
-def _list_origin(point: Point) -> tuple[str, ...]:
-    commit = point.commit if len(point.commit) == _COMMIT_CHARACTERS else ""
-    return (point.run, point.iree, point.time[:10], commit, shlex.quote(point.named) if point.named else "", point.file)
 
 
 def _list_statements(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:

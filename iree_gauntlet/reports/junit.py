@@ -42,7 +42,7 @@ _ALLOWED = {
 }
 
 
-def junit_document(outcome: RunOutcome) -> str:
+def format_run_junit(outcome: RunOutcome) -> str:
     """The whole document, with its XML declaration; encode it as UTF-8."""
     title = f"iree-gauntlet {outcome.suite or outcome.run}"
     return format_junit(title, list_suites(outcome), sum(step.seconds for step in outcome.steps))

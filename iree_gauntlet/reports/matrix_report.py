@@ -204,7 +204,7 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
 def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
     if len(matrix.ran) < 2:
         return
-    found = changes(matrix)
+    found = list_matrix_changes(matrix)
     yield Heading("What changed between releases")
     if not found:
         yield Paragraph(("Nothing: verdicts, dispatch counts, sizes and times are the same within the margins.",))
@@ -270,7 +270,7 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
             for cell in map(row.cells.get, labels):
                 value = getattr(cell, name, None)
                 if value is not None:
-                    share = ratio(value, base)
+                    share = _compute_ratio(value, base)
                     shades.append(Shaded(write(value), math.log2(share) if share else 0.0))
                 else:
                     # Without its figure, the verdict says why.
@@ -284,12 +284,12 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
 
 
 def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
-    means = mean_ratios(matrix)
+    means = compute_mean_ratios(matrix)
     for metric, title in {"time": "run time", "compile": "compile time"}.items():
         own = [mean for mean in means if mean.metric == metric]
         if own:
             noun = "1 model" if own[0].chains == 1 else f"{own[0].chains} models"
-            texts = ", ".join(f"{mean.label} {ratio_text(mean.ratio)}" for mean in own)
+            texts = ", ".join(f"{mean.label} {format_factor(mean.ratio)}" for mean in own)
             yield f"geometric mean of {title} over {noun} that all have: {texts}"
 
 
@@ -328,11 +328,11 @@ def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, .
         _describe_worked(cell, held),
         _describe_counts(whole, cell.dispatch_count, held.dispatch_count),
         _describe_counts(byte_size, cell.binary_size_bytes, held.binary_size_bytes),
-        error + _format_arrow(ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
+        error + _format_arrow(_compute_ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
     )
 
 
-def ratio_text(value: float) -> str:
+def format_factor(value: float) -> str:
     """`×1.40`, `×0.980`: three digits, at least two decimals."""
     if not math.isfinite(value):
         return f"×{value}"
@@ -340,8 +340,8 @@ def ratio_text(value: float) -> str:
 
 
 def _append_ratio(text: str, value: float | None, base: float | None) -> str:
-    share = ratio(value, base)
-    return text if share is None else f"{text} {ratio_text(share)}{_format_arrow(share, _SAME_TIME)}"
+    share = _compute_ratio(value, base)
+    return text if share is None else f"{text} {format_factor(share)}{_format_arrow(share, _SAME_TIME)}"
 
 
 def _describe_worked(cell: MatrixCell, held: MatrixCell) -> str:
@@ -358,11 +358,11 @@ def _describe_counts(write: Callable[[float], str], value: float | None, base: f
     """A count with its ratio and an arrow where it is not the base's; a ratio that says nothing is left out."""
     if value is None:
         return NOTHING
-    share = ratio(value, base)
+    share = _compute_ratio(value, base)
     if share is None or value == base:
         return write(value)
-    text = ratio_text(share)
-    return f"{write(value)} {text if text != ratio_text(1) else ''}{_format_arrow(share, 0.0)}"
+    text = format_factor(share)
+    return f"{write(value)} {text if text != format_factor(1) else ''}{_format_arrow(share, 0.0)}"
 
 
 def _format_arrow(share: float | None, same: float) -> str:
@@ -433,8 +433,8 @@ def format_matrix_json(matrix: MatrixOutcome) -> str:
             }
             for row in matrix.rows
         ],
-        "changes": [asdict(change) for change in changes(matrix)],
-        "geometric_means": [asdict(mean) for mean in mean_ratios(matrix)],
+        "changes": [asdict(change) for change in list_matrix_changes(matrix)],
+        "geometric_means": [asdict(mean) for mean in compute_mean_ratios(matrix)],
     }
     return json.dumps(strict_json(document), indent=1, allow_nan=False) + "\n"
 
@@ -459,7 +459,7 @@ def format_matrix_csv(matrix: MatrixOutcome) -> str:
 
 
 def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
-    ratios = {name: ratio(getattr(cell, name), getattr(base, name) if base else None) for name in _RATIOS}
+    ratios = {name: _compute_ratio(getattr(cell, name), getattr(base, name) if base else None) for name in _RATIOS}
     if base is not None and cell.timed_on != base.timed_on:
         ratios["time_ms"] = None
     return {**asdict(cell), "verdict": str(cell.verdict), "ratios": ratios}
@@ -474,21 +474,21 @@ def _format_field(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and value != "-inf" else value
 
 
-def ratio(value: float | None, base: float | None) -> float | None:
+def _compute_ratio(value: float | None, base: float | None) -> float | None:
     """Value / base; None where one is missing, or the base is 0."""
     if value is None or base is None or not base > 0 or not math.isfinite(value):
         return None
     return value / base
 
 
-def changes(matrix: MatrixOutcome) -> list[MatrixChange]:
+def list_matrix_changes(matrix: MatrixOutcome) -> list[MatrixChange]:
     """Everything that differs from an IREE to the one before it that has run the chain, by kind, then in plan order."""
     labels = [iree.label for iree in matrix.ran]
     found = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
     return sorted(found, key=lambda change: list(ChangeKind).index(change.kind))
 
 
-def mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
+def compute_mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
     """Geometric means of the time ratios to the base, over the chains that all IREEs have a time of.
 
     IREEs without any time are left out. So are chains with wrong numbers, as they did other work, and run times that
@@ -546,7 +546,7 @@ def _list_jumps(
     known = [(label, value) for label, value in figures if value is not None]
 
     def is_jump(before: float, value: float) -> bool:
-        share = ratio(value, before)
+        share = _compute_ratio(value, before)
         return value != before and (share is None or max(share, 1 / share if share else math.inf) > 1 + least)
 
     jumps = known[:1]

@@ -25,7 +25,7 @@ from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outc
 from iree_gauntlet.records.run_before import find_changes_since
 from iree_gauntlet.reports.details import format_explanation
 from iree_gauntlet.reports.github import format_error_commands
-from iree_gauntlet.reports.junit import junit_document
+from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
 from iree_gauntlet.reports.report_files import Reports, make_pages
 from iree_gauntlet.reports.summary import run_document
@@ -92,19 +92,19 @@ def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Report
         return run_document(outcome, folder, before, tuple(name for name in files if not name.endswith(".html")))
 
     files = {
-        "junit.xml": lambda: junit_document(outcome),
+        "junit.xml": lambda: format_run_junit(outcome),
         **make_pages("summary", lambda: document(None)),
         "summary.json": lambda: format_summary_json(outcome),
     }
     # None of it where no torch models were tested.
-    if summary := job_summary(outcome):
+    if summary := make_job_summary(outcome):
         files[f"{JOB_SUMMARY}md"] = lambda: _format_job_summary(summary, outcome)
         files[f"{JOB_SUMMARY}json"] = lambda: json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
     commands = partial(format_error_commands, outcome.bad_steps)
     return Reports(files, document, outcome.exit_code, format_headline(outcome), commands)
 
 
-def job_summary(outcome: RunOutcome) -> Summary:
+def make_job_summary(outcome: RunOutcome) -> Summary:
     """The tests of torch models by type: `{type: {"headers": […], "rows": [[…]]}}`; empty where there are none."""
     verdicts = {step.id: step.verdict for step in outcome.steps}
     found: Summary = {}

@@ -95,14 +95,13 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
         yield DoctorFinding("iree", "ok", f"{noun} {format_version(part, digits=8)}")
     yield DoctorFinding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
     if compiler.release != runtime.release != UNKNOWN_VERSION:
-        yield DoctorFinding(
-            "iree",
-            "warn",
-            f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load",
+        what = f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load"
+        hint = (
             "use one release of both; where both are installed, another package's requirements may have replaced one: "
             f"{compiler.python or sys.executable} -m pip install iree-base-compiler=={compiler.release} "
-            f"iree-base-runtime=={compiler.release}",
+            f"iree-base-runtime=={compiler.release}"
         )
+        yield DoctorFinding("iree", "warn", what, hint)
     if compiler.onnx_version:
         yield DoctorFinding("iree", "ok", f"ONNX importer, with onnx {compiler.onnx_version}")
     elif not compiler.python:
@@ -113,8 +112,14 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
         hint = f"{compiler.python} -m pip install 'iree-base-compiler[onnx]=={compiler.release}'"
         yield DoctorFinding("iree", "missing", what, hint)
     looks: dict[str, Callable[[], DoctorFinding]] = {
-        "host": partial(_check_host, toolchain),
-        "drivers": partial(_check_drivers, toolchain),
+        "host": lambda: DoctorFinding(
+            "host", "info", f"`host` is {ask_host_cpu(toolchain)} to the compiler: {read_host_cpu().identity}"
+        ),
+        "drivers": lambda: DoctorFinding(
+            "drivers",
+            "info",
+            f"drivers: {', '.join(list_drivers(toolchain))}; devices: {', '.join(devices(toolchain)) or 'none'}",
+        ),
         **{f"target {target[0]}": partial(_check_target, toolchain, *target) for target in _TARGETS},
     }
     for area, look in looks.items():
@@ -123,11 +128,6 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
         except ToolchainError as problem:
             # A tool that is asked, and fails, is a finding too.
             yield DoctorFinding(area, "missing", problem.what, problem.hint)
-
-
-def _check_host(toolchain: Toolchain) -> DoctorFinding:
-    cpu = ask_host_cpu(toolchain)
-    return DoctorFinding("host", "info", f"`host` is {cpu} to the compiler: {read_host_cpu().identity}")
 
 
 def _check_counter() -> DoctorFinding:
@@ -152,11 +152,6 @@ def _check_source_builds() -> DoctorFinding:
     with_it = with_it or "neither lld (with clang) nor ccache"
     text = f"{tools.cmake}, {tools.ninja}, {tools.cxx} ({tools.compiler}); {with_it}"
     return DoctorFinding("source builds", "ok", text)
-
-
-def _check_drivers(toolchain: Toolchain) -> DoctorFinding:
-    names, there = ", ".join(list_drivers(toolchain)), ", ".join(devices(toolchain)) or "none"
-    return DoctorFinding("drivers", "info", f"drivers: {names}; devices: {there}")
 
 
 def _check_target(toolchain: Toolchain, target: str, backend: str, driver: str) -> DoctorFinding:

@@ -186,9 +186,9 @@ def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
     except GauntletError as error:
         sys.stderr.write(f"error: {error}\n")
         if "GITHUB_ACTIONS" in os.environ:
-            from iree_gauntlet.reports.github import error_command  # noqa: PLC0415 - for a mistake in CI alone
+            from iree_gauntlet.reports.github import format_error_command  # noqa: PLC0415 - for a mistake in CI alone
 
-            sys.stdout.write(error_command(str(error), os.environ))
+            sys.stdout.write(format_error_command(str(error), os.environ))
         code = error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
