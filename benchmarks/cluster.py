@@ -38,7 +38,7 @@ from iree_gauntlet.cluster.link import Answered, Began, Joined, OrderAnswer, Run
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
 from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
-from iree_gauntlet.reports.live.plain_progress import PlainProgress
+from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import RunRequest
 
 if TYPE_CHECKING:

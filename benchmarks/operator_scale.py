@@ -34,7 +34,7 @@ from iree_gauntlet.journal_events import RunEvent
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.live.plain_progress import PlainProgress
+from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.toolchains.flags import NO_FLAGS

@@ -265,12 +265,7 @@ def test_modules_have_one_job_and_are_not_large() -> None:
 def test_nothing_sees_options_by_their_names() -> None:
     # Tasks are given requests, whose fields a type checker knows.
     tasks = [module.path for module in modules() if "iree_gauntlet.tasks.task_options.gauntlet_task" in module.imports]
-    assert {path.name for path in tasks} == {
-        "cluster_commands.py",
-        "experiment_commands.py",
-        "history_commands.py",
-        "upkeep_commands.py",
-    }
+    assert {path.name for path in tasks} == {"cluster_commands.py", "experiment_commands.py", "upkeep_commands.py"}
     assert [f"{module.path}: {name}" for module in modules() for name in module.untyped] == []
     (untyped,) = ast.parse("def show(*, options: Mapping[str, Any]) -> None: ...").body
     assert isinstance(untyped, ast.FunctionDef)

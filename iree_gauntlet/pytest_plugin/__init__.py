@@ -1,9 +1,8 @@
 """The pytest plugin for suites of torch models; it does nothing unless `--test-file-directory` is given.
 
-Where model tests run, the conftest.py files that are loaded are only those of the tests. A
-checkout of iree-test-suites has one next to its tests that defines our options. Two definitions of one option would
-end pytest with an error, so that file is left out. Where pytest is given nothing but a folder of model tests, those of
-the project's own Python tests are, too: they may import what is not there.
+A checkout of iree-test-suites has a conftest.py next to its tests that defines our options. Two definitions of one
+option would end pytest with an error, so that file is left out. Where pytest is given nothing but a folder of model
+tests, those of the project's own Python tests are, too: they may import what is not there.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 __all__ = ["pytest_addoption", "pytest_configure", "pytest_load_initial_conftests"]
 
@@ -120,8 +119,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the plugin proper where its options are used."""
     if config.getoption("test_file_directory"):
         # Here, so that every other use of pytest is spared the imports.
-        from iree_gauntlet.pytest_plugin.collecting import PLUGIN_NAME  # noqa: PLC0415
-        from iree_gauntlet.pytest_plugin.plugin import ModelTestPlugin  # noqa: PLC0415
+        from iree_gauntlet.pytest_plugin.plugin import PLUGIN_NAME, ModelTestPlugin  # noqa: PLC0415
 
         config.pluginmanager.register(ModelTestPlugin(config), PLUGIN_NAME)
 
@@ -140,24 +138,19 @@ def _replace_other_definitions(config: pytest.Config) -> None:
     """Keeps pytest from loading every conftest.py that defines our options."""
     options = config.known_args_namespace
     here = Path(config.invocation_params.dir)
-    named = _list_named_paths([*options.file_or_dir, options.test_file_directory], here)
-    found = _list_conftests(here, [here, *named])
-    others = [path for path in found if _OPTION in path.read_bytes()]
+    # Those above and below these places that pytest may come to load.
+    found: set[Path] = set()
+    for place in (here, *_list_named_paths([*options.file_or_dir, options.test_file_directory], here)):
+        folder = place if place.is_dir() else place.parent
+        found.update(parent / "conftest.py" for parent in (folder, *folder.parents))
+        if folder != here:
+            found.update(folder.rglob("conftest.py"))
+    others = (path for path in sorted({path.absolute() for path in found}) if path.is_file())
     # Pytest looks a conftest.py up by its path, as it came upon it, before it imports it.
-    for name in {str(path) for other in others for path in (other, other.resolve())}:
+    own = {str(path) for other in others if _OPTION in other.read_bytes() for path in (other, other.resolve())}
+    for name in own:
         config.pluginmanager.register(ModuleType("conftest"), name=name)
 
 
 def _list_named_paths(arguments: Iterable[str], here: Path) -> list[Path]:
     return [Path(here, argument.split("::")[0]) for argument in arguments]
-
-
-def _list_conftests(here: Path, places: Iterable[Path]) -> Iterator[Path]:
-    """Those above and below some places that pytest may come to load."""
-    found: set[Path] = set()
-    for place in places:
-        folder = place if place.is_dir() else place.parent
-        found.update(parent / "conftest.py" for parent in (folder, *folder.parents))
-        if folder != here:
-            found.update(folder.rglob("conftest.py"))
-    yield from (path for path in sorted({path.absolute() for path in found}) if path.is_file())

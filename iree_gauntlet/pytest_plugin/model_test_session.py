@@ -25,7 +25,7 @@ from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.outcome import StepOutcome, read_step_outcome
 from iree_gauntlet.reports.details import list_findings
-from iree_gauntlet.reports.live.plain_progress import PlainProgress
+from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Step, make_step_id
@@ -50,7 +50,14 @@ class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] #
     __module__ = "builtins"  # as pytest's own: summaries then name the class alone
 
     def __init__(self, step: StepOutcome, run_dir: Path) -> None:
-        super().__init__(_format_failure_text(step, run_dir), pytrace=False)
+        lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in list_findings(step))]
+        lines += [f"    | {line}" for line in step.tail]
+        lines += [f"note: {note}" for note in step.notes if note]
+        if step.ran:
+            lines.append(f"reproduce: {step.command}")
+        if step.log:
+            lines.append(f"full log:  {run_dir / step.log}")
+        super().__init__("\n".join(lines), pytrace=False)
 
 
 class TestFailure(_PlainFailure):
@@ -107,7 +114,6 @@ class SessionSettings:
         journal: name of this process's journal in the session's folder.
         force_recompile: whether modules are made again, once for all processes.
         confirm: how a broken golden time is confirmed; None to fail at once.
-        markers: the expression that the tests were selected by.
         command: of the pytest that the user started.
     """
 
@@ -122,11 +128,7 @@ class SessionSettings:
 class ModelTestSession:
     """The selected tests of one process: one plan and one journal, of which each test does its part.
 
-    Args:
-        tests: what was selected.
-        run_dir: the session's folder, shared with other processes.
-        artifacts: folder of downloads and modules.
-        settings: how they are run.
+    Other processes share its folder; `artifacts` is that of downloads and modules.
 
     Raises:
         GauntletError: there is no IREE, its tools do not know a flag, or a folder cannot be written.
@@ -213,8 +215,15 @@ class ModelTestSession:
         finished = {step.id: self._verdicts[step.id] for step in steps if step.id in self._verdicts}
         if len(finished) == len(steps):
             return
+        # After an exception in another test (its time was up), all is made again.
+        if self._session is None or self._session.cancelled.is_set():
+            self._opened.close()
+            self._session = self._opened.enter_context(open_session(self.run_dir, self._journal, self._log))
+        options = RunOptions(
+            jobs=self._jobs, fail_fast=False, made_again=self._made_again, lenient=False, confirm=self._confirm
+        )
         try:
-            self._verdicts |= self._make_engine().perform(steps, finished)
+            self._verdicts |= Engine(self._session, self._machine, options).perform(steps, finished)
         except BaseException as error:
             # The test's time was up, or the user's patience.
             how = f"ended by pytest: {type(error).__name__} {error}".strip()
@@ -223,28 +232,6 @@ class ModelTestSession:
             self._log.running.clear()
             raise
 
-    def _make_engine(self) -> Engine:
-        """An engine for some steps; after an exception in another test (its time was up), all is made again."""
-        if self._session is None or self._session.cancelled.is_set():
-            self._opened.close()
-            self._session = self._opened.enter_context(open_session(self.run_dir, self._journal, self._log))
-        options = RunOptions(
-            jobs=self._jobs, fail_fast=False, made_again=self._made_again, lenient=False, confirm=self._confirm
-        )
-        return Engine(self._session, self._machine, options)
-
     def _make_outcome(self, step: Step) -> StepOutcome:
         record = JournalRecord(self.run_dir, results=self._log.results, end=EndEvent())
         return read_step_outcome(step, record)
-
-
-def _format_failure_text(step: StepOutcome, run_dir: Path) -> str:
-    """What went wrong with a step, how to see more, and how to do it again."""
-    lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in list_findings(step))]
-    lines += [f"    | {line}" for line in step.tail]
-    lines += [f"note: {note}" for note in step.notes if note]
-    if step.ran:
-        lines.append(f"reproduce: {step.command}")
-    if step.log:
-        lines.append(f"full log:  {run_dir / step.log}")
-    return "\n".join(lines)

@@ -1,28 +1,227 @@
-"""The hooks: which files pytest collects, in which order tests run, and what is written at the end."""
+"""What pytest collects of the model tests below one folder, in which order it runs, and what is written at the end."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import exit_code_of
+from iree_gauntlet.cases import Case, Verdict, exit_code_of
+from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.selection import MarkerExpression
+from iree_gauntlet.dialects.spec_file import load_json
+from iree_gauntlet.dialects.torch_models import TorchModules, TorchTest, build_test
+from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, sound_markers
+from iree_gauntlet.dialects.trees import read_torch_specs
 from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
-from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.errors import GauntletError, SpecError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.pytest_plugin.collecting import ModelTest, ModelTestSuite, SpecFile, SpecFolder, UnreadableTest
-from iree_gauntlet.pytest_plugin.model_test_session import ModelTestSession, SessionSettings
+from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTestSession, SessionSettings
 from iree_gauntlet.records.run_folder import make_run_folder, require_plain
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.run_reports import write_job_summary
+from iree_gauntlet.reports.report_files import write_report
+from iree_gauntlet.reports.run_reports import JOB_SUMMARY
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.targets import FAMILIES, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from iree_gauntlet.errors import Problem
+
+
+PLUGIN_NAME = "iree_gauntlet_models"
+
+
+# Markers by which pytest judges.
+_VERDICTS = ("skip", "xfail")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTest:
+    """A test file, read.
+
+    Attributes:
+        test: what it means; None where its problems leave nothing to run.
+        problems: what is wrong with it, or with the module definitions that it names.
+        markers: as it lists them, then its type; where it has problems, as far as they can be read.
+    """
+
+    test: TorchTest | None
+    problems: tuple[Problem, ...]
+    markers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelTestSuite:
+    """The tests below a folder.
+
+    Attributes:
+        modules: where module definitions are; None for that folder, or the one above it.
+        external: where files without a URL are; None for `test_suite_files` there.
+        artifacts: a folder below the tests', perhaps, that holds none.
+    """
+
+    folder: Path
+    modules: Path | None
+    external: Path | None
+    artifacts: Path
+
+    @cached_property
+    def tests(self) -> dict[Path, FoundTest]:
+        """The tests by file, in order."""
+        specs = read_torch_specs(self.folder, self.external, self.modules, without=self.artifacts)
+        modules = TorchModules(specs)
+        targets = [Target(family) for family in FAMILIES]
+        found: dict[Path, FoundTest] = {}
+        for spec in specs:
+            if spec.defines_module:
+                continue
+            if spec.document is None:
+                content = load_json(spec.path, spec.name, without_comments)[0] or {}
+                # A benchmark of sharktank's dialect is none; its regression tests look like module definitions.
+                if "function_run" not in content or "type" in content:
+                    found[spec.path] = FoundTest(None, spec.problems, sound_markers(content))
+                continue
+            test, problems = build_test(spec, modules, targets)
+            assert isinstance(spec.document, QualityTest | BenchmarkTest | CompstatTest), "the other documents"
+            markers = (*spec.document.markers, spec.document.type)
+            found[spec.path] = FoundTest(test, tuple(dict.fromkeys(problems)), markers)
+        return found
+
+    @cached_property
+    def folders(self) -> frozenset[Path]:
+        """The folders that hold tests, themselves or further down."""
+        return frozenset(parent for path in self.tests for parent in path.parents if self._is_inside(parent))
+
+    def holds(self, path: Path) -> bool:
+        """Whether a path is a test, or a folder that holds some."""
+        return self._is_inside(path) and (path in self.tests or path in self.folders)
+
+    def _is_inside(self, path: Path) -> bool:
+        return path == self.folder or path.is_relative_to(self.folder)
+
+
+class SpecFolder(pytest.Directory):
+    """A folder of tests; Python files in it are left alone."""
+
+    def __init__(self, *, suite: ModelTestSuite, **others: Any) -> None:
+        super().__init__(**others)
+        self._suite = suite
+
+    def collect(self) -> Iterator[pytest.Collector]:
+        """The folders and tests directly below it."""
+        inside = {path for path in (*self._suite.folders, *self._suite.tests) if path.parent == self.path}
+        for path in sorted(inside - {self.path}):
+            kind = SpecFile if path in self._suite.tests else SpecFolder
+            yield kind.from_parent(self, path=path, suite=self._suite)
+
+
+class SpecFile(pytest.File):
+    """A test's file."""
+
+    def __init__(self, *, suite: ModelTestSuite, **others: Any) -> None:
+        super().__init__(**others)
+        self._suite = suite
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Its one test."""
+        found = self._suite.tests[self.path]
+        name = self.path.relative_to(self._suite.folder).as_posix()
+        if found.test is None or found.problems:
+            what = str(SpecError(list(found.problems)))
+            yield UnreadableTest.from_parent(self, name=name, what=what, markers=found.markers)
+        else:
+            yield ModelTest.from_parent(self, name=name, test=found.test, markers=found.markers)
+
+
+class _TestOfFile(pytest.Item):
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the test is written, and its name."""
+        # Pytest would write a dot as '::'.
+        return self.path, 0, self.name.removesuffix(".json")
+
+    def add_own_marker(self, marker: str) -> None:
+        """Add a marker that is registered first: with --strict-markers, a suite's markers are no spelling mistakes."""
+        self.config.addinivalue_line("markers", f"{marker}: of model tests")
+        self.add_marker(marker)
+
+
+class UnreadableTest(_TestOfFile):
+    """A file that cannot be used, with all that is wrong with it: an error where it is selected, and only there."""
+
+    def __init__(self, *, what: str, markers: tuple[str, ...], **others: Any) -> None:
+        super().__init__(**others)
+        self.what = what
+        for marker in markers:
+            if marker not in _VERDICTS:
+                self.add_own_marker(marker)
+
+    def setup(self) -> None:
+        """Fail, and say what is wrong."""
+        pytest.fail(self.what, pytrace=False)
+
+    def runtest(self) -> None:
+        """Nothing: setting up has failed."""
+
+
+class ModelTest(_TestOfFile):
+    """A test: setting up makes what it needs, running is its check."""
+
+    def __init__(self, *, test: TorchTest, markers: tuple[str, ...], **others: Any) -> None:
+        super().__init__(**others)
+        self.test = test
+        for marker in markers:
+            if marker == "skip":
+                self.add_marker(pytest.mark.skip(reason=self.case.skip_reason))
+            elif marker == "xfail":
+                reason = self.case.expectations[0].reason
+                self.add_marker(pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True))
+            else:
+                self.add_own_marker(marker)
+
+    @property
+    def case(self) -> Case:
+        """What it checks."""
+        return self.test.case
+
+    def setup(self) -> None:
+        """Fetch, import, compile and make synthetic weights, as far as this was not done yet.
+
+        Raises:
+            StepError: something else than the compiler kept the test from running.
+        """
+        self._find_session().prepare(self.case)
+
+    def runtest(self) -> None:
+        """Run the check.
+
+        Raises:
+            TestFailure: it failed, or a module of it did not compile.
+            StepError: an error kept it from being judged.
+        """
+        session = self._find_session()
+        outcome = session.check(self.case)
+        # For pytest's own JUnit.
+        figures = {"verdict": str(outcome.verdict), "time_ms_min": outcome.samples and outcome.samples.min_ms}
+        figures |= {name: outcome.statistics.get(name) for name in ("dispatch_count", "binary_size_bytes")}
+        self.user_properties += [(name, value) for name, value in figures.items() if value is not None]
+        self.user_properties += [(f"golden_{golden.metric}", golden.value) for golden in outcome.goldens]
+        if outcome.verdict is Verdict.SKIPPED and not outcome.behind:
+            pytest.skip(outcome.reason)
+        if outcome.verdict.counts_as_failure:
+            raise CheckFailure(outcome, session.run_dir)
+
+    def _find_session(self) -> ModelTestSession:
+        plugin = self.config.pluginmanager.get_plugin(PLUGIN_NAME)
+        session = plugin.session if plugin else None
+        assert isinstance(session, ModelTestSession), "made when the collection was finished"
+        return session
 
 
 class ModelTestPlugin:
@@ -207,12 +406,14 @@ def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
         write_atomic(run_dir / JOURNAL, "".join(f"{json.dumps(event)}\n" for event in merged))
     if not (run_dir / JOURNAL).is_file():
         return False
-    write_reports(run_dir)
+    reports = write_reports(run_dir)
     try:
         summary_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GauntletError(f"{summary_folder}: cannot make the folder: {error.strerror}") from error
-    write_job_summary(run_dir, summary_folder)
+    for name, make in reports.files.items():
+        if name.startswith(JOB_SUMMARY):
+            write_report(summary_folder / name, make(), run_dir)
     return True
 
 

@@ -26,23 +26,21 @@ from iree_gauntlet.document import (
     Table,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, duration, format_cpus, format_dispatch_cost, milliseconds, one_line, whole
+from iree_gauntlet.figures import byte_size, duration, format_cpus, format_dispatch_cost, one_line, whole
 from iree_gauntlet.journal_events import MachineFacts, RunEvent
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.outcome import lock_remark
-from iree_gauntlet.reports.compare_rows import changes, format_ratio, format_span, list_rows
+from iree_gauntlet.reports.compare_rows import format_ratio, format_span, list_figure_changes, list_rows
 from iree_gauntlet.reports.junit import format_junit, make_suite
-from iree_gauntlet.reports.provenance import RecordOrigin, count_seconds_between, provenance
-from iree_gauntlet.reports.report_files import Reports, make_pages
+from iree_gauntlet.reports.report_files import RecordOrigin, Reports, count_seconds_between, make_pages, provenance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from iree_gauntlet.recorded import Recorded
     from iree_gauntlet.records.compare_record import (
         ComparedDispatches,
-        ComparisonOpening,
         ComparisonRecord,
         CompileChange,
         DispatchDifference,
@@ -96,7 +94,8 @@ _LEGEND = (
 _ERRORS = ("error", "inconclusive", "not measured")
 _FAILURES = ("slower", "more work")
 _COMPILE_COLUMNS = (Column("figure"), *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "B / A")))
-_NS_PER_MS = 1e6
+# What the JUnit report says of a side.
+_OF_TOOLCHAIN = ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity")
 _LIKE = 1.2
 # Times that a difference under the profiler may be larger or smaller than the measured one.
 _UNLIKE = 2.0
@@ -109,7 +108,7 @@ def make_comparison_reports(folder: Path) -> Reports:
         GauntletError: its log, or a journal of a side, cannot be read.
     """
     record = read_comparison(folder)
-    rows, figures = list_rows(record), changes(record)
+    rows, figures = list_rows(record), list_figure_changes(record)
     document = _make_comparison_document(record, rows, figures)
     files = {
         **make_pages("comparison", lambda: document),
@@ -154,14 +153,49 @@ def _describe(event: Recorded) -> dict[str, Any]:
 def _make_comparison_document(
     record: ComparisonRecord, rows: Sequence[TimeRow], figures: Sequence[FigureChange]
 ) -> Document:
-    """What people read of it."""
+    opening = record.opening
+    code = ExitCode(record.end.exit_code) if record.end else None
+    what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(opening.metric, "")
+    names = [f"{side.name} = {side.title}" for side in reversed(record.sides)]
+    worse = "B does more work" if opening.metric == "instructions" else "B is slower"
+    # How it was started: the runs of its sides have the command.
+    run = next((side.run.runs[0] for side in record.sides if side.run and side.run.runs), RunEvent())
+    machine = MachineFacts.from_dict(opening.machine) if opening.machine else run.machine
+    return Document(
+        f"Comparison: {what}{', '.join(names)}",
+        _format_headline(record, rows),
+        (),
+        tuple(_show_comparison(record, rows, figures)),
+        exit_code=code,
+        meaning=worse if code is ExitCode.FAILED else "",
+        provenance=provenance(
+            ", ".join(side.title for side in record.sides),
+            RecordOrigin(opening.time or run.time, machine, run.command, run.cwd, run.version),
+            ("comparison.md", "comparison.json", "junit.xml"),
+            count_seconds_between(opening.time, record.end.time if record.end else ""),
+        ),
+    )
+
+
+def _show_comparison(
+    record: ComparisonRecord, rows: Sequence[TimeRow], figures: Sequence[FigureChange]
+) -> Iterator[Block]:
     rules = tuple((line,) for line in (*_list_rule_lines(record), *dict.fromkeys(record.remarks)))
-    blocks: list[Block] = [Folded("How it was judged", (Items(rules),), brief=True)] if rules else []
-    margins = _list_margins(record.opening)
-    by_work = record.opening.metric == "instructions"
-    blocks.append(_make_table(rows, _WORK_COLUMNS if by_work else _TIME_COLUMNS, margins))
+    if rules:
+        yield Folded("How it was judged", (Items(rules),), brief=True)
+    by_work, judged = record.opening.metric == "instructions", record.opening.rules
+    # What a picture of intervals marks: the band of `same`, and from when on B is slower or faster.
+    margins: tuple[float, ...] = (judged.least, judged.band)
+    if by_work:
+        margins = () if judged.least_work is None else (judged.least_work,)
+    shown = {
+        name: replace(column, margins=margins) if name == "interval" else column
+        for name, column in (_WORK_COLUMNS if by_work else _TIME_COLUMNS).items()
+        if name not in _WHERE_KNOWN or any(getattr(row, name) for row in rows)
+    }
+    yield Table(tuple(shown.values()), tuple(tuple(getattr(row, name) for name in shown) for row in rows))
     if len(margins) > 1 and any(row.interval for row in rows):
-        blocks.append(OnPage((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),)))
+        yield OnPage((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),))
     reasons = []
     for row in rows:
         # What happened on the way to its rounds, where a cluster took them.
@@ -169,57 +203,17 @@ def _make_comparison_document(
         if row.verdict not in ("same", "same work") or row.own_way or notes:
             said = "; ".join(filter(None, (row.reason, row.own_way, *notes)))
             reasons.append((Name(row.model), f" {row.verdict}: {said}"))
-    blocks += [Heading("Why"), Items(tuple(reasons))] if reasons else []
+    if reasons:
+        yield from (Heading("Why"), Items(tuple(reasons)))
     for model, where in record.where.items():
         verdict = (record.verdicts | record.works)[model].verdict
-        blocks.append(Heading(f"Where {model} {'does' if by_work else 'is'} {verdict}"))
-        counted = make_dispatch_blocks(where.work) if where.work else ()
-        blocks += [*make_dispatch_blocks(where.dispatches), *counted, *make_compile_blocks(where.compile)]
+        yield Heading(f"Where {model} {'does' if by_work else 'is'} {verdict}")
+        yield from make_dispatch_blocks(where.dispatches)
+        yield from make_dispatch_blocks(where.work) if where.work else ()
+        yield from make_compile_blocks(where.compile)
     notable = tuple((item.model, item.figure, item.a, item.b, item.change) for item in figures if item.notable)
     if notable:
-        blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
-    code = ExitCode(record.end.exit_code) if record.end else None
-    what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(record.opening.metric, "")
-    names = [f"{side.name} = {side.title}" for side in reversed(record.sides)]
-    worse = "B does more work" if by_work else "B is slower"
-    return Document(
-        f"Comparison: {what}{', '.join(names)}",
-        _format_headline(record, rows),
-        (),
-        tuple(blocks),
-        exit_code=code,
-        meaning=worse if code is ExitCode.FAILED else "",
-        provenance=provenance(
-            ", ".join(side.title for side in record.sides),
-            _read_began(record),
-            ("comparison.md", "comparison.json", "junit.xml"),
-            count_seconds_between(record.opening.time, record.end.time if record.end else ""),
-        ),
-    )
-
-
-def _read_began(record: ComparisonRecord) -> RecordOrigin:
-    """How it was started: the runs of its sides have the command."""
-    run = next((side.run.runs[0] for side in record.sides if side.run and side.run.runs), RunEvent())
-    machine = MachineFacts.from_dict(record.opening.machine) if record.opening.machine else run.machine
-    return RecordOrigin(record.opening.time or run.time, machine, run.command, run.cwd, run.version)
-
-
-def _list_margins(opening: ComparisonOpening) -> tuple[float, ...]:
-    """What a picture of intervals marks: the band of `same`, and from when on B is slower or faster."""
-    rules = opening.rules
-    if opening.metric == "instructions":
-        return () if rules.least_work is None else (rules.least_work,)
-    return rules.least, rules.band
-
-
-def _make_table(rows: Sequence[TimeRow], columns: Mapping[str, Column], margins: tuple[float, ...]) -> Table:
-    shown = {
-        name: replace(column, margins=margins) if name == "interval" else column
-        for name, column in columns.items()
-        if name not in _WHERE_KNOWN or any(getattr(row, name) for row in rows)
-    }
-    return Table(tuple(shown.values()), tuple(tuple(getattr(row, name) for name in shown) for row in rows))
+        yield from (Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable))
 
 
 def _format_headline(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:
@@ -279,10 +273,12 @@ def _list_counted_lines(works: Iterable[WorkVerdict]) -> list[str]:
 def _format_comparison_junit(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:
     """The whole document, with its XML declaration; encode it as UTF-8."""
     name = "compare " + " ".join(side.asked for side in record.sides)
+    properties = {f"{side.name}.{key}": side.toolchain.get(key) for side in record.sides for key in _OF_TOOLCHAIN}
+    rules = {f"rules.{key}": json.dumps(value) for key, value in sorted(record.opening.rules.as_dict().items())}
     suite = make_suite(
         name,
         [_make_case(row, record) for row in rows],
-        dict(_list_properties(record)),
+        {key: value for key, value in properties.items() if value} | rules,
         timestamp=one_line(record.opening.time),
         hostname=one_line(str(record.opening.machine.get("host") or "")),
     )
@@ -306,15 +302,6 @@ def _make_case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
     return case
 
 
-def _list_properties(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
-    for side in record.sides:
-        for key in ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity"):
-            if side.toolchain.get(key):
-                yield f"{side.name}.{key}", side.toolchain[key]
-    for key, value in sorted(record.opening.rules.as_dict().items()):
-        yield f"rules.{key}", json.dumps(value)
-
-
 def make_dispatch_blocks(compared: ComparedDispatches) -> tuple[Block, ...]:
     """The rows that explain the difference, under a line that sums them up; why there are none is a line."""
     found, unit = compared.difference, compared.unit
@@ -336,7 +323,7 @@ def make_dispatch_blocks(compared: ComparedDispatches) -> tuple[Block, ...]:
     ]
     if any((others.a_ns, others.b_ns, others.a_count, others.b_count, others.outside)):
         named.append((_name_others(others, noun), others, ""))
-    scale, whole_ns = _NS_PER_MS if unit == "ms" else 1, found.b_ns - found.a_ns
+    scale, whole_ns = 1e6 if unit == "ms" else 1, found.b_ns - found.a_ns
     rows: list[tuple[Cell, ...]] = []
     for name, row, place in named:
         times, difference = (row.a_ns / scale, row.b_ns / scale), row.b_ns - row.a_ns
@@ -356,7 +343,14 @@ def make_compile_blocks(changes: Sequence[CompileChange]) -> tuple[Block, ...]:
     """The figures of the compile that differ."""
     if not changes:
         return (Paragraph(("The compiler's statistics and the module's size are the same.",)),)
-    return Paragraph(("The compiles differ in:",)), Table(_COMPILE_COLUMNS, tuple(map(_make_compile_row, changes)))
+    rows = []
+    for change in changes:
+        ratio = change.ratio
+        # To the byte where larger units would show two figures that differ as one.
+        exact = ratio is not None and 1 / _LIKE < ratio < _LIKE
+        figures = (_format_figure(value, change.unit, exact=exact) for value in (change.a, change.b))
+        rows.append((change.name, *figures, None if ratio is None else f"{ratio:.3f}"))
+    return Paragraph(("The compiles differ in:",)), Table(_COMPILE_COLUMNS, tuple(rows))
 
 
 def _format_profile_line(found: DispatchDifference, unit: str) -> str:
@@ -377,8 +371,8 @@ def _list_notes(found: DispatchDifference) -> list[str]:
     notes = list(found.notes)
     if found.measured is not None:
         a, b = found.measured.a_ns, found.measured.b_ns
-        note = f"measured without the profiler: {_format_ms(a)} ms in A, {_format_ms(b)} ms in B"
-        note += f" ({_sign_number(b - a)} ms)"
+        a_text, b_text = format_dispatch_cost(a, "ms"), format_dispatch_cost(b, "ms")
+        note = f"measured without the profiler: {a_text} ms in A, {b_text} ms in B ({_sign_number(b - a)} ms)"
         if b != a and not 1 / _UNLIKE <= (found.b_ns - found.a_ns) / (b - a) <= _UNLIKE:
             note += "; the profile shows another difference, and does not explain this one"
         notes.insert(0, note)
@@ -402,20 +396,8 @@ def _name_row(row: DispatchChange, noun: str) -> str:
     return f"{name} ({row.b_count} {noun})" if row.b_count > 1 else name
 
 
-def _format_ms(ns: int) -> str:
-    return milliseconds(ns / _NS_PER_MS)
-
-
 def _sign_number(value: int, unit: str = "ms") -> str:
     return f"{'+' if value > 0 else ''}{format_dispatch_cost(value, unit)}"
-
-
-def _make_compile_row(change: CompileChange) -> tuple[Cell, ...]:
-    ratio = change.ratio
-    # To the byte where larger units would show two figures that differ as one.
-    exact = ratio is not None and 1 / _LIKE < ratio < _LIKE
-    figures = (_format_figure(value, change.unit, exact=exact) for value in (change.a, change.b))
-    return (change.name, *figures, None if ratio is None else f"{ratio:.3f}")
 
 
 def _format_figure(value: float | None, unit: str, *, exact: bool) -> str:

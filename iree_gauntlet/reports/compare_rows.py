@@ -15,7 +15,7 @@ from iree_gauntlet.records.outcome import read_outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iree_gauntlet.records.compare_record import ComparisonRecord, OwnWay, RecordedVerdict, WorkVerdict
+    from iree_gauntlet.records.compare_record import ComparisonRecord, RecordedVerdict, WorkVerdict
 
 
 _ORDER = (
@@ -33,7 +33,7 @@ _ORDER = (
 # Beyond this a figure that one measurement gave is pointed out.
 _NOTABLE = 0.25
 # Name of a figure, how to read it, how it is written, whether any change of it is pointed out.
-FIGURES: tuple[tuple[str, Callable[[MatrixCell], float | None], Callable[[float], str], bool], ...] = (
+_FIGURES: tuple[tuple[str, Callable[[MatrixCell], float | None], Callable[[float], str], bool], ...] = (
     ("compile memory", lambda cell: cell.compile_peak_bytes, byte_size, False),
     ("module size", lambda cell: cell.binary_size_bytes, whole, True),
     ("dispatches", lambda cell: cell.dispatch_count, whole, True),
@@ -46,15 +46,12 @@ class TimeRow:
     """A model in the table of times.
 
     Attributes:
-        verdict: `slower`, `faster`, `same`, `inconclusive`, `error` or `not measured`.
         a, b: median of each side with its spread.
         floor: what A against itself showed, by how much at most.
         rounds: process starts of the comparison, and how many of its blocks were replaced.
         own_way: what the spec's own way says against the verdict; empty where it does not.
         worker: of a cluster, that measured it; empty where none did.
         work: what the instructions say beside the time; None where they were not counted.
-        interval: of the ratio, as it is drawn; None where there is none.
-        reason: why it is that verdict and not more.
     """
 
     model: str
@@ -75,12 +72,7 @@ class TimeRow:
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """One figure of a model on both sides.
-
-    Attributes:
-        a, b: its values as text; empty for unknown.
-        change: in per cent, or `new`; empty where there is none.
-    """
+    """One figure of a model on both sides as text, empty where it is not known; `change` in per cent, or `new`."""
 
     model: str
     figure: str
@@ -113,7 +105,7 @@ def list_rows(record: ComparisonRecord) -> list[TimeRow]:
         if model in record.works:
             rows.append(_make_work_row(model, record.works[model]))
         elif model in record.verdicts:
-            rows.append(_make_row(model, record.verdicts[model], record.worker_of(model)))
+            rows.append(_make_time_row(model, record.verdicts[model], record.worker_of(model)))
         else:
             rows.append(TimeRow(model, "not measured", reason=_explain_why_not(record, model)))
     rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.prepared.left_out.items()]
@@ -129,7 +121,7 @@ def _explain_why_not(record: ComparisonRecord, model: str) -> str:
     return (record.end.problem if record.end else "") or "its turn did not come"
 
 
-def _make_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
+def _make_time_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
     reason, work, figures = verdict.reason, verdict.work.change if verdict.work else None, verdict.figures
     if figures is None:
         return TimeRow(model, verdict.verdict, reason=reason, worker=worker, work=work)
@@ -149,6 +141,11 @@ def _make_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
         rounds += f" (+{verdict.replaced_blocks} blocks replaced)"
     if verdict.marked_blocks:
         rounds += f" ({verdict.marked_blocks} blocks disturbed)"
+    own_way = ""
+    if verdict.own_way is not None and verdict.own_way.contradicts:
+        own = verdict.own_way.figures
+        change = f"{format_span(own.low, own.high)} ({100 * own.confidence:g} %, {own.looked_at} blocks)"
+        own_way = f"as its spec runs it, B is {change}, which contradicts that"
     a, b = (figures.time_ms[side] for side in SIDES)
     return TimeRow(
         model=model,
@@ -161,7 +158,7 @@ def _make_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow:
         rounds=rounds,
         reason=reason,
         cpus="" if verdict.cpus is None else format_cpus(verdict.cpus),
-        own_way=_describe_own_way(verdict.own_way),
+        own_way=own_way,
         worker=worker,
         work=work,
         interval=DrawnInterval(figures.low, figures.ratio, figures.high, behind, verdict.verdict),
@@ -179,15 +176,7 @@ def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
     return TimeRow(model, verdict.verdict, whole(a), whole(b), verdict.change, more, reason=reason, interval=drawn)
 
 
-def _describe_own_way(own: OwnWay | None) -> str:
-    if own is None or not own.contradicts:
-        return ""
-    found = own.figures
-    change = f"{format_span(found.low, found.high)} ({100 * found.confidence:g} %, {found.looked_at} blocks)"
-    return f"as its spec runs it, B is {change}, which contradicts that"
-
-
-def changes(record: ComparisonRecord) -> list[FigureChange]:
+def list_figure_changes(record: ComparisonRecord) -> list[FigureChange]:
     """The figures of the sides' runs, by model; verdicts of stages first where they differ."""
     a, b = (
         {chain.id: make_matrix_cell(chain) for chain in read_outcome(side.run).chains} if side.run else {}
@@ -202,14 +191,14 @@ def changes(record: ComparisonRecord) -> list[FigureChange]:
             continue
         if one.verdict_text != other.verdict_text:
             found.append(FigureChange(model, "checks", one.verdict_text, other.verdict_text, "", notable=True))
-        for name, read, write, counted in FIGURES:
+        for name, read, write, counted in _FIGURES:
             before, after = read(one), read(other)
             if name not in measured and (before, after) != (None, None):
-                found.append(_change(model, name, before, after, write, counted=counted))
+                found.append(_compare_figure(model, name, before, after, write, counted=counted))
     return found
 
 
-def _change(
+def _compare_figure(
     model: str, name: str, a: float | None, b: float | None, write: Callable[[float], str], *, counted: bool
 ) -> FigureChange:
     before, after = "" if a is None else write(a), "" if b is None else write(b)

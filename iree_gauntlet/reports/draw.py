@@ -14,7 +14,7 @@ from iree_gauntlet.document import Bars, Chart, Course, DrawnInterval, Lanes
 from iree_gauntlet.figures import LOOKS, duration, one_line, signed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from iree_gauntlet.document import Cell, Column, Line, Stop, WorkSpan
 
@@ -76,7 +76,10 @@ def draw_held_bar(value: float, limit: float, word: str) -> Markup:
 def _make_interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tuple[Callable[[float], float], Markup]:
     """Where a ratio stands, and the axis: nearly linear within the margins, logarithmic outside of them."""
     unit = min((abs(margin) for margin in column.margins), default=0.01) or 0.01
-    edges = [abs(math.log(value)) for cell in cells for value in _list_ends(cell) if value > 0]
+    known = (
+        end for cell in cells for end in (cell.low, cell.middle, cell.high, *(cell.behind or ())) if end is not None
+    )
+    edges = [abs(math.log(end)) for end in known if 0 < end < math.inf]
     widest = max([math.log1p(unit), *edges, *(math.log1p(abs(margin)) for margin in column.margins)]) * 1.05
 
     def place(ratio: float) -> float:
@@ -98,11 +101,6 @@ def _make_interval_scale(column: Column, cells: Sequence[DrawnInterval]) -> tupl
             if abs(math.log(ratio)) <= widest:
                 texts.append(_format_text(place(ratio), 10, text))
     return place, _make_svg("axis", _CELL, 12, "".join(texts))
-
-
-def _list_ends(cell: DrawnInterval) -> Iterable[float]:
-    ends = (cell.low, cell.middle, cell.high, *(cell.behind or ()))
-    yield from (end for end in ends if end is not None and math.isfinite(end))
 
 
 def _make_interval(cell: DrawnInterval, column: Column, place: Callable[[float], float]) -> Markup:
@@ -240,7 +238,7 @@ def draw_lanes(lanes: Lanes) -> Markup:
         x = second * scale
         anchor = "start" if second == 0 else "end" if x > _WIDTH - 60 else "middle"
         parts.insert(0, f'<line class="tick" x1="{x:.0f}" x2="{x:.0f}" y1="0" y2="{height}"/>')
-        parts.append(_format_text(x, height + 14, _shorten(second), "", anchor))
+        parts.append(_format_text(x, height + 14, _format_clock(second), "", anchor))
     text = f"what ran when, {duration(end)} in all"
     kinds = {f"stage-{span.kind}": span.kind for span in spans}
     kinds |= {"wait stage-compile": "waiting"} if any(_describe_wait(span) for span in spans) else {}
@@ -266,7 +264,7 @@ def _list_seconds(end: float) -> list[float]:
     return [step * index for index in range(int(end / step) + 1)]
 
 
-def _shorten(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:g} s"
     minutes = f"{int(seconds // 60)}:{int(seconds % 60):02}"

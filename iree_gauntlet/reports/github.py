@@ -29,30 +29,25 @@ _ESCAPES_OF_PROPERTIES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def format_error_commands(bad_steps: Iterable[StepOutcome], environ: Mapping[str, str]) -> Sequence[str]:
-    """The workflow commands for steps that are not as expected; none outside of GitHub Actions.
-
-    Args:
-        bad_steps: what went wrong; not those that did not run for it.
-        environ: the environment.
-    """
+    """The workflow commands for steps that are not as expected; none outside of GitHub Actions."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return ()
     workspace = environ.get("GITHUB_WORKSPACE", "")
     found: dict[str, list[str]] = {"error": [], "warning": []}
     for step in bad_steps:
         level = "warning" if step.verdict.is_doubtful else "error"
-        properties = {**_place(_make_origin(step), workspace), "title": f"{one_line(step.title)} {step.verdict}"}
+        properties = {**_locate(_find_origin(step), workspace), "title": f"{one_line(step.title)} {step.verdict}"}
         words = ",".join(f"{name}={value.translate(_ESCAPES_OF_PROPERTIES)}" for name, value in properties.items())
         found[level].append(f"::{level} {words}::{one_line(step.reason).translate(_ESCAPES) or step.verdict}")
     return [line for lines in found.values() for line in lines[:_MOST]]
 
 
-def error_command(text: str, environ: Mapping[str, str]) -> str:
+def format_error_command(text: str, environ: Mapping[str, str]) -> str:
     """The workflow command for what kept a command from doing anything; empty outside of GitHub Actions."""
     return f"::error::{text.translate(_ESCAPES)}\n" if environ.get("GITHUB_ACTIONS") == "true" else ""
 
 
-def _make_origin(step: StepOutcome) -> Origin:
+def _find_origin(step: StepOutcome) -> Origin:
     """Where what failed is written: of a figure, its golden."""
     broken = {check.metric for check in step.checks if check.passed is False}
     goldens = (golden.origin for golden in step.goldens if golden.metric in broken and golden.origin.field)
@@ -61,7 +56,7 @@ def _make_origin(step: StepOutcome) -> Origin:
     return replace(found, field=_EXPECTED) if step.stage == Stage.THRESHOLD and not found.field else found
 
 
-def _place(origin: Origin, workspace: str) -> dict[str, str]:
+def _locate(origin: Origin, workspace: str) -> dict[str, str]:
     """File and line of where a case is written, as GitHub names them: from the checkout."""
     from iree_gauntlet.dialects.spec_file import load_json  # noqa: PLC0415 - it brings pydantic
 

@@ -35,31 +35,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.document import Block, Cell, Text
-    from iree_gauntlet.records.history_record import IndexedRun, Point, SeriesKey
+    from iree_gauntlet.records.history_record import IndexedRun, SeriesKey
 
 
 _RUNS = (
-    *(Column("day"), Column("run", ColumnKind.NAME), Column("IREE", ColumnKind.NAME), Column("machine", rank=2)),
-    *(
-        Column("suite", rank=3),
-        Column("state"),
-        Column("cases", ColumnKind.NUMBER),
-        Column("figures", ColumnKind.NUMBER, rank=1),
-    ),
+    Column("day"),
+    Column("run", ColumnKind.NAME),
+    Column("IREE", ColumnKind.NAME),
+    Column("machine", rank=2),
+    Column("suite", rank=3),
+    Column("state"),
+    Column("cases", ColumnKind.NUMBER),
+    Column("figures", ColumnKind.NUMBER, rank=1),
 )
 _CHANGES = (
-    *(
-        Column("what", ColumnKind.VERDICT),
-        Column("series", ColumnKind.NAME),
-        Column("change", ColumnKind.NAME),
-        Column("old → new", ColumnKind.NAME),
-    ),
-    *(
-        Column("since IREE", ColumnKind.NAME),
-        Column("last before", ColumnKind.NAME, rank=2),
-        Column("runs", ColumnKind.NUMBER, rank=1),
-    ),
-    *(Column("p", ColumnKind.NAME, rank=3), Column("machine", ColumnKind.NAME, rank=4)),
+    Column("what", ColumnKind.VERDICT),
+    Column("series", ColumnKind.NAME),
+    Column("change", ColumnKind.NAME),
+    Column("old → new", ColumnKind.NAME),
+    Column("since IREE", ColumnKind.NAME),
+    Column("last before", ColumnKind.NAME, rank=2),
+    Column("runs", ColumnKind.NUMBER, rank=1),
+    Column("p", ColumnKind.NAME, rank=3),
+    Column("machine", ColumnKind.NAME, rank=4),
 )
 _SHOWN = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -92,10 +90,7 @@ _COURSE = 60
 def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
     """What changed first, then every series in a table, then a part for each case, with a chart for each series.
 
-    Args:
-        outcome: what the history says.
-        now: `2026-11-25T10:45Z`.
-        memory: of the page that this one replaces: what came since then stands first.
+    `now` is like `2026-11-25T10:45Z`; `memory` of the page that this one replaces: what came since stands first.
     """
     changed = make_changes_document(outcome)
     ordered = sorted(
@@ -193,12 +188,17 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
     newest = _format_figure_text(values[-1], key.figure)
     said = f"{key.title}: {low} to {high} in {counted(len(values), 'run')}, newest {newest}"
     yield Heading(f"{key.figure}: {newest}", 3)
+    origins = []
+    for point in points:
+        commit = point.commit if len(point.commit) == _COMMIT_CHARACTERS else ""
+        quoted = shlex.quote(point.named) if point.named else ""
+        origins.append((point.run, point.iree, point.time[:10], commit, quoted, point.file))
     yield Chart(
         said,
         f"{low} to {high}; {where}",
         tuple(values),
         UNITS.get(key.figure, ""),
-        tuple(map(_list_origin, points)),
+        tuple(origins),
         tuple(_list_statements(key)),
         next((point.golden for point in reversed(points) if point.golden is not None), None),
         tuple((item.at, item.kind is not Found.REGRESSION) for item in findings),
@@ -212,14 +212,9 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
         lines.append((_change_line(item), *link))
     lines.append((f"newest: {points[-1].run}, IREE {points[-1].iree}, {points[-1].time[:10]}",))
     yield Items(tuple(lines))
-    commands = [line for item in findings if (line := _bisect(item))]
+    commands = [line for item in findings if (line := _format_bisect(item))]
     if commands:
         yield Code("\n".join(commands), "sh")
-
-
-def _list_origin(point: Point) -> tuple[str, ...]:
-    commit = point.commit if len(point.commit) == _COMMIT_CHARACTERS else ""
-    return (point.run, point.iree, point.time[:10], commit, shlex.quote(point.named) if point.named else "", point.file)
 
 
 def _list_statements(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
@@ -234,7 +229,7 @@ def _list_statements(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
         yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" {metric} {case}")
 
 
-def _bisect(finding: Finding) -> str:
+def _format_bisect(finding: Finding) -> str:
     """The command that would find the release or commit; empty where nobody has to."""
     metric, key = _BISECTED.get(finding.key.figure), finding.key
     good, bad = finding.before.named, finding.after.named
@@ -247,10 +242,7 @@ def _bisect(finding: Finding) -> str:
 def make_runs_document(runs: Sequence[IndexedRun]) -> Document:
     """A list of runs."""
     rows = tuple(
-        (
-            *(run.time[:10], run.run, run.iree, run.machine, run.suite, run.state),
-            *(float(run.cases), float(run.figures)),
-        )
+        (run.time[:10], run.run, run.iree, run.machine, run.suite, run.state, float(run.cases), float(run.figures))
         for run in runs
     )
     return Document("", counted(len(runs), "run"), (), (Table(_RUNS, rows),) if rows else ())
@@ -261,9 +253,8 @@ def make_changes_document(outcome: HistoryOutcome) -> Document:
     findings = outcome.findings
     rows = tuple(map(_make_row, findings))
     blocks: list[Block] = [Table(_CHANGES, rows, _SHOWN)] if rows else [Paragraph(("Nothing changed.",))]
-    disturbed = [item for item in findings if item.disturbed]
     notes = []
-    if disturbed:
+    if any(item.disturbed for item in findings):
         notes.append("* some of its runs were measured on a busy machine, and count for a quarter")
     if any(item.same_iree for item in findings):
         notes.append("† the IREE is the same before and after: something else changed, such as the machine")
@@ -294,11 +285,9 @@ def _make_row(item: Finding) -> tuple[Cell, ...]:
     levels = f"{old} → {new}{' *' if item.disturbed else ''}"
     since = f"{item.after.iree} {item.after.time[:10]}{' †' if item.same_iree else ''}"
     likely = "exact" if item.p_value is None else "" if item.kind is Found.DRIFT else f"{item.p_value:.1g}"
-    before = item.before
-    return (
-        *(ColouredCell(item.word, colour), item.key.title, change, levels, since),
-        *(f"{before.iree} {before.time[:10]}", float(item.runs), likely, item.key.sku or item.key.machine),
-    )
+    before, machine = f"{item.before.iree} {item.before.time[:10]}", item.key.sku or item.key.machine
+    word = ColouredCell(item.word, colour)
+    return word, item.key.title, change, levels, since, before, float(item.runs), likely, machine
 
 
 def _change_line(item: Finding) -> str:
@@ -341,15 +330,14 @@ def format_series_json(outcome: HistoryOutcome) -> dict[str, Any]:
 
 def export_rows(series: Iterable[Series]) -> Iterator[tuple[str | float | None, ...]]:
     """All figures, a row each, with a heading."""
-    columns = ("model", "submodel", "target", "figure", "sku", "machine", "flags")
-    yield (*columns, "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
+    of_series = ("model", "submodel", "target", "figure", "sku", "machine", "flags")
+    of_point = ("run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
+    yield (*of_series, *of_point)
     for item in series:
-        names = [getattr(item.key, column) for column in columns]
+        names = [getattr(item.key, column) for column in of_series]
         for point in item.points:
-            yield (
-                *(*names, point.run, point.time, point.iree, point.commit),
-                *(point.value, int(point.disturbed), point.golden, point.limit),
-            )
+            figures = (getattr(point, column) for column in of_point)
+            yield (*names, *(int(value) if isinstance(value, bool) else value for value in figures))
 
 
 def _format_sparkline(values: Sequence[float], width: int = _WIDTH) -> str:

@@ -1,8 +1,7 @@
 """JUnit XML: a testsuite for each chain, a testcase for each step.
 
-Of a run with more than 200 chains (a suite of operators) it holds what CI systems show and people act on: no figures
-and commands of what came out as expected (`summary.json` has them), and what is the same in the whole run once, in the
-properties of the first testsuite.
+Of a run with more than 200 chains (a suite of operators) it holds no figures and commands of what came out as expected
+(`summary.json` has them), and what is the same in the whole run once, in the properties of the first testsuite.
 
 The junit-xml package writes times in exponent form, which the schema refuses: they are put right.
 """
@@ -43,7 +42,7 @@ _ALLOWED = {
 }
 
 
-def junit_document(outcome: RunOutcome) -> str:
+def format_run_junit(outcome: RunOutcome) -> str:
     """The whole document, with its XML declaration; encode it as UTF-8."""
     title = f"iree-gauntlet {outcome.suite or outcome.run}"
     return format_junit(title, list_suites(outcome), sum(step.seconds for step in outcome.steps))

@@ -50,8 +50,7 @@ from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.junit import format_junit, list_suites
-from iree_gauntlet.reports.provenance import RecordOrigin, provenance
-from iree_gauntlet.reports.report_files import Reports, make_pages
+from iree_gauntlet.reports.report_files import RecordOrigin, Reports, make_pages, provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -79,12 +78,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MatrixChange:
-    """Something that is not the same with every IREE.
-
-    Attributes:
-        labels: the IREEs that it is about, in their order.
-        text: the line for people, without the chain.
-    """
+    """Something that is not the same with the IREEs of these labels; `text` is for people, without the chain."""
 
     kind: ChangeKind
     chain: str
@@ -94,12 +88,7 @@ class MatrixChange:
 
 @dataclass(frozen=True, slots=True)
 class MeanRatio:
-    """A geometric mean of ratios to the base.
-
-    Attributes:
-        metric: `time` or `compile`.
-        ratio: above 1 is slower.
-    """
+    """A geometric mean of ratios to the base, of `time` or `compile`; above 1 is slower."""
 
     label: str
     metric: str
@@ -187,15 +176,12 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
     good = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
     suite = f": suite {matrix.opening.suite}" if matrix.opening.suite else ""
     hints = (f"{iree.label}: {iree.hint}" for iree in matrix.irees if iree.hint)
-    irees = tuple(
-        (
-            *(iree.label, iree.result_text, None if iree.exit_code is None else float(iree.exit_code)),
-            *(iree.toolchain.compiler_text or None, iree.toolchain.runtime_text or None),
-            iree.folder if iree.outcome else None,
-        )
-        for iree in matrix.irees
-    )
-    blocks: list[Block] = [Table(_IREE_COLUMNS, irees)] if irees else []
+    irees: list[tuple[Cell, ...]] = []
+    for iree in matrix.irees:
+        code = None if iree.exit_code is None else float(iree.exit_code)
+        tools = (iree.toolchain.compiler_text or None, iree.toolchain.runtime_text or None)
+        irees.append((iree.label, iree.result_text, code, *tools, iree.folder if iree.outcome else None))
+    blocks: list[Block] = [Table(_IREE_COLUMNS, tuple(irees))] if irees else []
     began = matrix.opening
     blocks += [*_show_failures(matrix), *_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
     return Document(
@@ -218,7 +204,7 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
 def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
     if len(matrix.ran) < 2:
         return
-    found = changes(matrix)
+    found = list_matrix_changes(matrix)
     yield Heading("What changed between releases")
     if not found:
         yield Paragraph(("Nothing: verdicts, dispatch counts, sizes and times are the same within the margins.",))
@@ -267,46 +253,43 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
     if len(labels) < 2:
         yield table
         return
-    said: list[Text] = [
-        *((line.format(base=matrix.base),) for line in _LEGEND),
-        *((line,) for line in _list_mean_lines(matrix)),
-    ]
+    said = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
     yield OnPage((Paragraph((f"{legend}; full from double and from half on.",)), *_show_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
-    yield from map(Paragraph, (*said, *_NOTES))
+    yield from map(Paragraph, (*((line,) for line in said), *_NOTES))
 
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
     """For each figure models and IREEs, shaded by how far a value is from the base's: from half to double."""
     for title, unit, name, write in _HEATS:
-        rows = []
+        rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
             base = getattr(row.cells.get(matrix.base), name, None)
-            cells = [row.cells.get(label) for label in labels]
-            if any(getattr(cell, name, None) is not None for cell in cells):
-                rows.append((row.chain, *(_make_heat(cell, getattr(cell, name, None), base, write) for cell in cells)))
+            shades: list[Cell] = []
+            for cell in map(row.cells.get, labels):
+                value = getattr(cell, name, None)
+                if value is not None:
+                    share = _compute_ratio(value, base)
+                    shades.append(Shaded(write(value), math.log2(share) if share else 0.0))
+                else:
+                    # Without its figure, the verdict says why.
+                    shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
+            if any(isinstance(shade, Shaded) for shade in shades):
+                rows.append((row.chain, *shades))
         if rows:
             columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))
             yield Heading(f"{title}{f', {unit}' if unit else ''}", 3)
             yield Table(columns, tuple(rows))
 
 
-def _make_heat(cell: MatrixCell | None, value: float | None, base: float | None, write: Callable[[float], str]) -> Cell:
-    if value is None:
-        # Without its figure, the verdict says why.
-        return ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None
-    share = ratio(value, base)
-    return Shaded(write(value), math.log2(share) if share else 0.0)
-
-
 def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
-    means = mean_ratios(matrix)
+    means = compute_mean_ratios(matrix)
     for metric, title in {"time": "run time", "compile": "compile time"}.items():
         own = [mean for mean in means if mean.metric == metric]
         if own:
             noun = "1 model" if own[0].chains == 1 else f"{own[0].chains} models"
-            texts = ", ".join(f"{mean.label} {ratio_text(mean.ratio)}" for mean in own)
+            texts = ", ".join(f"{mean.label} {format_factor(mean.ratio)}" for mean in own)
             yield f"geometric mean of {title} over {noun} that all have: {texts}"
 
 
@@ -324,11 +307,8 @@ def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
 def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
     """The figures of a chain with one IREE; memory is the compiler's at its peak.
 
-    Times, memory, counts and sizes carry their ratio to the base. An arrow stands where a time or memory is more
-    than 5 % off, where a count or a size is not the same, and where an error is more than twice or less than half.
-    A `~` stands before a time that was taken while the machine did other work.
-
-    `base` is with the first IREE; None for that itself, and where it did not run the chain.
+    A `~` stands before a time that was taken while the machine did other work. `base` is with the first IREE; None
+    for that itself, and where it did not run the chain.
     """
     error = NOTHING
     if cell.max_abs_error is not None:
@@ -348,11 +328,11 @@ def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, .
         _describe_worked(cell, held),
         _describe_counts(whole, cell.dispatch_count, held.dispatch_count),
         _describe_counts(byte_size, cell.binary_size_bytes, held.binary_size_bytes),
-        error + _format_arrow(ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
+        error + _format_arrow(_compute_ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
     )
 
 
-def ratio_text(value: float) -> str:
+def format_factor(value: float) -> str:
     """`×1.40`, `×0.980`: three digits, at least two decimals."""
     if not math.isfinite(value):
         return f"×{value}"
@@ -360,8 +340,8 @@ def ratio_text(value: float) -> str:
 
 
 def _append_ratio(text: str, value: float | None, base: float | None) -> str:
-    share = ratio(value, base)
-    return text if share is None else f"{text} {ratio_text(share)}{_format_arrow(share, _SAME_TIME)}"
+    share = _compute_ratio(value, base)
+    return text if share is None else f"{text} {format_factor(share)}{_format_arrow(share, _SAME_TIME)}"
 
 
 def _describe_worked(cell: MatrixCell, held: MatrixCell) -> str:
@@ -378,11 +358,11 @@ def _describe_counts(write: Callable[[float], str], value: float | None, base: f
     """A count with its ratio and an arrow where it is not the base's; a ratio that says nothing is left out."""
     if value is None:
         return NOTHING
-    share = ratio(value, base)
+    share = _compute_ratio(value, base)
     if share is None or value == base:
         return write(value)
-    text = ratio_text(share)
-    return f"{write(value)} {text if text != ratio_text(1) else ''}{_format_arrow(share, 0.0)}"
+    text = format_factor(share)
+    return f"{write(value)} {text if text != format_factor(1) else ''}{_format_arrow(share, 0.0)}"
 
 
 def _format_arrow(share: float | None, same: float) -> str:
@@ -453,8 +433,8 @@ def format_matrix_json(matrix: MatrixOutcome) -> str:
             }
             for row in matrix.rows
         ],
-        "changes": [asdict(change) for change in changes(matrix)],
-        "geometric_means": [asdict(mean) for mean in mean_ratios(matrix)],
+        "changes": [asdict(change) for change in list_matrix_changes(matrix)],
+        "geometric_means": [asdict(mean) for mean in compute_mean_ratios(matrix)],
     }
     return json.dumps(strict_json(document), indent=1, allow_nan=False) + "\n"
 
@@ -474,18 +454,18 @@ def format_matrix_csv(matrix: MatrixOutcome) -> str:
             if not header:
                 header = list(flat)
                 writer.writerow(header)
-            writer.writerow([_read_field(strict_json(value)) for value in flat.values()])
+            writer.writerow([_format_field(strict_json(value)) for value in flat.values()])
     return stream.getvalue()
 
 
 def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
-    ratios = {name: ratio(getattr(cell, name), getattr(base, name) if base else None) for name in _RATIOS}
+    ratios = {name: _compute_ratio(getattr(cell, name), getattr(base, name) if base else None) for name in _RATIOS}
     if base is not None and cell.timed_on != base.timed_on:
         ratios["time_ms"] = None
     return {**asdict(cell), "verdict": str(cell.verdict), "ratios": ratios}
 
 
-def _read_field(value: Any) -> Any:
+def _format_field(value: Any) -> Any:
     """A field of the CSV: a spreadsheet runs a text that begins like a formula, so it is quoted."""
     if value is None:
         return ""
@@ -494,24 +474,21 @@ def _read_field(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and value != "-inf" else value
 
 
-def ratio(value: float | None, base: float | None) -> float | None:
+def _compute_ratio(value: float | None, base: float | None) -> float | None:
     """Value / base; None where one is missing, or the base is 0."""
     if value is None or base is None or not base > 0 or not math.isfinite(value):
         return None
     return value / base
 
 
-def changes(matrix: MatrixOutcome) -> list[MatrixChange]:
-    """Everything that differs from an IREE to the one before it, by kind and then in plan order.
-
-    One that did not run a chain, or came to no figure, is passed over: the one before it counts then.
-    """
+def list_matrix_changes(matrix: MatrixOutcome) -> list[MatrixChange]:
+    """Everything that differs from an IREE to the one before it that has run the chain, by kind, then in plan order."""
     labels = [iree.label for iree in matrix.ran]
     found = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
     return sorted(found, key=lambda change: list(ChangeKind).index(change.kind))
 
 
-def mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
+def compute_mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
     """Geometric means of the time ratios to the base, over the chains that all IREEs have a time of.
 
     IREEs without any time are left out. So are chains with wrong numbers, as they did other work, and run times that
@@ -537,13 +514,17 @@ def mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
 
 def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixChange]:
     cells = [(label, row.cells[label]) for label in labels if label in row.cells]
-    yield from _list_working(row.chain, cells)
+    found_out = [(label, cell) for label, cell in cells if cell.works is not None]
+    for (before, old), (label, cell) in itertools.pairwise(found_out):
+        if old.works != cell.works:
+            bad, was, kind = (old, "was ", ChangeKind.PASSING) if cell.works else (cell, "", ChangeKind.FAILING)
+            what = f"{bad.verdict_text}{f': {one_line(bad.reason, 80)}' if bad.reason else ''}"
+            yield MatrixChange(kind, row.chain, (before, label), f"{before} → {label}: {was}{what}")
     for label, cell in cells:
         if cell.wrong_numbers:
             yield MatrixChange(ChangeKind.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
-    yield from _list_jumps(
-        row.chain, ChangeKind.DISPATCHES, [(label, cell.dispatch_count) for label, cell in cells], 0.0
-    )
+    dispatches = [(label, cell.dispatch_count) for label, cell in cells]
+    yield from _list_jumps(row.chain, ChangeKind.DISPATCHES, dispatches, 0.0)
     counters = {cell.counted_by for _, cell in cells if cell.instructions is not None}
     if len(counters) == 1:
         counts = [(label, cell.instructions) for label, cell in cells]
@@ -558,20 +539,6 @@ def _find_comparable_time(cell: MatrixCell) -> float | None:
     return None if cell.wrong_numbers or cell.disturbed else cell.time_ms
 
 
-def _list_working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[MatrixChange]:
-    before: tuple[str, MatrixCell] | None = None
-    for label, cell in cells:
-        if cell.works is None:
-            continue
-        if before is not None and before[1].works != cell.works:
-            where = f"{before[0]} → {label}"
-            bad = before[1] if cell.works else cell
-            what = f"{bad.verdict_text}{f': {one_line(bad.reason, 80)}' if bad.reason else ''}"
-            kind = ChangeKind.PASSING if cell.works else ChangeKind.FAILING
-            yield MatrixChange(kind, chain, (before[0], label), f"{where}: {'was ' if cell.works else ''}{what}")
-        before = (label, cell)
-
-
 def _list_jumps(
     chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float
 ) -> Iterator[MatrixChange]:
@@ -579,7 +546,7 @@ def _list_jumps(
     known = [(label, value) for label, value in figures if value is not None]
 
     def is_jump(before: float, value: float) -> bool:
-        share = ratio(value, before)
+        share = _compute_ratio(value, before)
         return value != before and (share is None or max(share, 1 / share if share else math.inf) > 1 + least)
 
     jumps = known[:1]

@@ -13,7 +13,7 @@ from iree_gauntlet import messages
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.reports.live.painter import Painter
+    from iree_gauntlet.reports.live_progress import Painter
 
 
 def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -25,9 +25,7 @@ def open_progress(stream: TextIO) -> Painter:
     """Live progress where `stream` is a terminal that can show it, lines elsewhere and where all is wanted."""
     # rich takes long to import.
     from iree_gauntlet.records.run_before import read_earlier_seconds  # noqa: PLC0415
-    from iree_gauntlet.reports.live.live_progress import LiveProgress  # noqa: PLC0415
-    from iree_gauntlet.reports.live.painter import Painter  # noqa: PLC0415
-    from iree_gauntlet.reports.live.plain_progress import PlainProgress  # noqa: PLC0415
+    from iree_gauntlet.reports.live_progress import LiveProgress, Painter, PlainProgress  # noqa: PLC0415
     from iree_gauntlet.settings import find_runs_folder  # noqa: PLC0415
 
     if messages.is_quiet():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, TextIO
 
 import rich.console
@@ -48,14 +49,10 @@ _GAP = 2
 def print_document(
     document: Document, stream: TextIO, reports: str = "", *, environ: Mapping[str, str], width: int | None = None
 ) -> None:
-    """Print a document.
+    """Print a document without its details, coloured where the stream is a terminal and `NO_COLOR` is not set.
 
-    Args:
-        document: what to print; its details are left out.
-        stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
-        reports: where it is in files, such as `runs/x: a.md, a.json`; empty for nowhere.
-        environ: the environment.
-        width: columns; None for the terminal's own, or where there is none 160, and as many as it takes for a list.
+    `reports` says where it is in files, such as `runs/x: a.md, a.json`. The width in columns is by itself the
+    terminal's, or where there is none 160, and as many as it takes for a list.
     """
     if not document.title and not stream.isatty():
         width = width or _PLENTY
@@ -64,8 +61,7 @@ def print_document(
         if document.title:
             _write_line(console, f"\n{document.title}", "bold")
         before: Block | None = None if document.title else Heading("")
-        opened = (inside for block in document.blocks for inside in _open_folded(block))
-        for block in opened:
+        for block in chain.from_iterable(map(_open_folded, document.blocks)):
             # Tables and what has a heading stand apart, a heading not from what it is of.
             if isinstance(before, Table) or (isinstance(block, Heading | Table) and not isinstance(before, Heading)):
                 _write_line(console, "")
@@ -155,7 +151,13 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
         _GAP + max(len(column.heading), *(min(len(row[index]), most[index]) for row in cells), 0)
         for index, column in enumerate(columns)
     ]
-    shown = _choose_fitting(columns, needed, width)
+    # Those for which there is room, by their ranks.
+    shown = list(range(len(columns)))
+    while sum(needed[index] for index in shown) > width:
+        least = max(shown, key=lambda index: columns[index].rank)
+        if columns[least].rank == 0:
+            break
+        shown.remove(least)
     fits = sum(needed[index] for index in shown) <= width
     foldable = any(columns[index].kind is ColumnKind.TEXT for index in shown)
     for part in [shown] if foldable else _split_parts(shown, needed, width):
@@ -192,17 +194,6 @@ def _split_parts(shown: Sequence[int], needed: Sequence[int], width: int) -> Ite
             part = [*shown[:1]]
         part.append(index)
     yield part
-
-
-def _choose_fitting(columns: tuple[Column, ...], needed: list[int], width: int) -> list[int]:
-    """The columns for which there is room, by their ranks."""
-    shown = list(range(len(columns)))
-    while sum(needed[index] for index in shown) > width:
-        least = max(shown, key=lambda index: columns[index].rank)
-        if columns[least].rank == 0:
-            break
-        shown.remove(least)
-    return shown
 
 
 def _write_line(console: rich.console.Console, text: str, style: str = "") -> None:

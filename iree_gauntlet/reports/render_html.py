@@ -78,10 +78,12 @@ def _make_environment() -> jinja2.Environment:
         autoescape=True, finalize=_clean, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.loader = jinja2.DictLoader({"document.html": _read_shipped("document.html")})
-    environment.filters["kind"] = lambda block: type(block).__name__
-    environment.filters["heading"] = _make_heading
-    environment.filters["table"] = _make_table
-    environment.filters["drawn"] = draw_block
+    environment.filters |= {
+        "kind": lambda block: type(block).__name__,
+        "heading": _make_heading,
+        "table": _make_table,
+        "drawn": draw_block,
+    }
     return environment
 
 
@@ -114,7 +116,12 @@ def _make_table(table: Table) -> Markup:
     heads, bodies = [], []
     for place, column in enumerate(table.columns):
         cells = [row[place] for row in table.rows]
-        axis, contents = _fill_column(column, cells)
+        axis: str = ""
+        contents: Sequence[str]
+        if column.kind is ColumnKind.DRAWN:
+            axis, contents = draw_column(column, cells)
+        else:
+            contents = _fill_column(column, cells)
         kind = "right" if column.right else column.kind.value
         classes = f' class="{kind}{" stay" if place == stays else ""}"'
         unit = f" <small>{html.escape(column.unit)}</small>" if column.unit else ""
@@ -122,23 +129,19 @@ def _make_table(table: Table) -> Markup:
         opening = f'<td{classes} data-of="{_escape(column.heading)}"'
         filled = zip(cells, contents, strict=True)
         bodies.append([f"{opening}{_shade(cell)}>{content}</td>" for cell, content in filled])
-    titled = any(column.title for column in table.columns)
-    head = f"<thead><tr>{''.join(heads)}</tr></thead>\n" if titled else ""
+    head = f"<thead><tr>{''.join(heads)}</tr></thead>\n" if any(column.title for column in table.columns) else ""
     rows = "".join(f"<tr>{''.join(row)}</tr>\n" for row in zip(*bodies, strict=True))
     # All that is others' was escaped.
     return Markup(f'<div class="wide" tabindex="0"><table class="cards">\n{head}<tbody>\n{rows}</tbody></table></div>')  # noqa: S704
 
 
-def _fill_column(column: Column, cells: Sequence[Cell]) -> tuple[str, Sequence[str]]:
-    """What stands at the head of a column besides its title, and the content of its cells."""
-    if column.kind is ColumnKind.DRAWN:
-        return draw_column(column, cells)
+def _fill_column(column: Column, cells: Sequence[Cell]) -> list[str]:
     tail = ""
     if column.right:
         # The longest of what cells have from their points on; none where all are equally long.
         tails = [_split(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
         tail = max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
-    return "", [_format_cell(column, cell, tail) for cell in cells]
+    return [_format_cell(column, cell, tail) for cell in cells]
 
 
 def _shade(cell: Cell) -> str:
@@ -201,6 +204,10 @@ class PageScripts:
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._charts = tuple(_list_charts(blocks))
         self._numbers = {id(chart): number for number, chart in enumerate(self._charts)}
+        self._scripts = [_read_shipped("page.js")]
+        if self._charts:
+            licence, library = _read_shipped("uplot/LICENSE").strip(), _read_shipped("uplot/uPlot.iife.min.js").strip()
+            self._scripts.append(f"/*\n{licence}\n*/\n{library}\n{_read_shipped('charts.js')}")
 
     def number(self, chart: Chart) -> int:
         """Which one it is."""
@@ -211,10 +218,6 @@ class PageScripts:
         """What the page's content policy says of scripts: these alone run, whatever a name in the page holds."""
         digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in self._scripts)
         return Markup("; script-src {}").format(Markup(" ").join(map(Markup("'sha256-{}'").format, digests)))
-
-    @property
-    def _scripts(self) -> tuple[str, ...]:
-        return (_read_shipped("page.js"), *([_format_chart_script()] if self._charts else []))
 
     @property
     def style(self) -> Markup:
@@ -258,12 +261,6 @@ def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
             }
         )
     return {"origins": list(origins), "tracks": list(tracks), "charts": shown}
-
-
-@cache
-def _format_chart_script() -> str:
-    licence = _read_shipped("uplot/LICENSE").strip()
-    return f"/*\n{licence}\n*/\n{_read_shipped('uplot/uPlot.iife.min.js').strip()}\n{_read_shipped('charts.js')}"
 
 
 @cache

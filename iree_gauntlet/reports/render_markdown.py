@@ -132,12 +132,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset
 
 
 def shortened(text: str, limit: int, note: str) -> str:
-    """A document of at most `limit` bytes of UTF-8: cut between lines, no code block and nothing folded left open.
+    """A document of at most `limit` bytes of UTF-8 (a few hundred at least), cut between lines.
 
-    Args:
-        text: the document.
-        limit: bytes; at least a few hundred.
-        note: Markdown that says that and where the rest is; put at the end where something was cut off.
+    No code block and nothing folded is left open. `note` is put at the end where something was cut off: Markdown that
+    says so, and where the rest is.
     """
     if len(text.encode()) <= limit:
         return text

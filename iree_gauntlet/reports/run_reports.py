@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,14 @@ from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outc
 from iree_gauntlet.records.run_before import find_changes_since
 from iree_gauntlet.reports.details import format_explanation
 from iree_gauntlet.reports.github import format_error_commands
-from iree_gauntlet.reports.junit import junit_document
+from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
-from iree_gauntlet.reports.report_files import Reports, make_pages, write_report
+from iree_gauntlet.reports.report_files import Reports, make_pages
 from iree_gauntlet.reports.summary import run_document
 from iree_gauntlet.system.collector import pause_collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from iree_gauntlet.cases import Origin
@@ -49,6 +49,8 @@ _OF_A_STEP = (
     *("exit_code", "signal", "timed_out", "command", "device"),
 )
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+# Beginning of the names of its files.
+JOB_SUMMARY = "job_summary."
 _NOT_KNOWN = "N/A"
 _TYPES = {"threshold": "quality", "benchmark": "benchmark", "compstat": "compstat"}
 _HEADERS = {
@@ -73,20 +75,15 @@ def run_reports(run_dir: Path) -> Reports:
         GauntletError: there is no journal, or it cannot be read.
     """
     with pause_collector():
-        return make_run_reports(_read_outcome_in(run_dir), run_dir)
-
-
-def _read_outcome_in(run_dir: Path) -> RunOutcome:
-    """The outcome of the run in a folder, with what was explained of it."""
-    return with_explanations(read_outcome(read_journal(run_dir / JOURNAL)), run_dir)
+        record = read_journal(run_dir / JOURNAL)
+        reports = make_run_reports(with_explanations(read_outcome(record), run_dir), run_dir)
+        return reports if record.run.micro is None else replace(reports, sweep=record)
 
 
 def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Reports:
     """`junit.xml`, `summary.md`, `summary.html`, `summary.json`, and the job summary where torch models were tested.
 
-    Args:
-        outcome: of the run.
-        run_dir: beside which the run before lies; None where that is not looked for.
+    Beside the run's folder lies the run before; without one it is not looked for.
     """
     before = find_changes_since(outcome, run_dir) if run_dir else None
 
@@ -95,41 +92,19 @@ def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Report
         return run_document(outcome, folder, before, tuple(name for name in files if not name.endswith(".html")))
 
     files = {
-        "junit.xml": lambda: junit_document(outcome),
+        "junit.xml": lambda: format_run_junit(outcome),
         **make_pages("summary", lambda: document(None)),
         "summary.json": lambda: format_summary_json(outcome),
-        **_make_job_summary_files(outcome),
     }
+    # None of it where no torch models were tested.
+    if summary := make_job_summary(outcome):
+        files[f"{JOB_SUMMARY}md"] = lambda: _format_job_summary(summary, outcome)
+        files[f"{JOB_SUMMARY}json"] = lambda: json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
     commands = partial(format_error_commands, outcome.bad_steps)
     return Reports(files, document, outcome.exit_code, format_headline(outcome), commands)
 
 
-def write_job_summary(run_dir: Path, folder: Path) -> None:
-    """Write `job_summary.md` and `job_summary.json` of the tests of torch models, where a run has any.
-
-    Args:
-        run_dir: the run's folder.
-        folder: where to.
-
-    Raises:
-        GauntletError: the journal cannot be read, or they cannot be written.
-    """
-    for name, make in _make_job_summary_files(_read_outcome_in(run_dir)).items():
-        write_report(folder / name, make(), run_dir)
-
-
-def _make_job_summary_files(outcome: RunOutcome) -> dict[str, Callable[[], str]]:
-    """What makes its files, by name; none where there are no torch models."""
-    summary = job_summary(outcome)
-    if not summary:
-        return {}
-    return {
-        "job_summary.md": lambda: _format_job_summary(summary, outcome),
-        "job_summary.json": lambda: json.dumps(summary, indent=2, ensure_ascii=False) + "\n",
-    }
-
-
-def job_summary(outcome: RunOutcome) -> Summary:
+def make_job_summary(outcome: RunOutcome) -> Summary:
     """The tests of torch models by type: `{type: {"headers": […], "rows": [[…]]}}`; empty where there are none."""
     verdicts = {step.id: step.verdict for step in outcome.steps}
     found: Summary = {}

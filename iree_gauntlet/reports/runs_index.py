@@ -28,8 +28,14 @@ _OURS = "<footer>IREE Gauntlet"
 # Of folders that are new to it, a page that is made by the way reads so many, the newest.
 _MOST_NEW = 20
 _COLUMNS = (
-    *(Column("verdict", ColumnKind.VERDICT), Column("run", ColumnKind.NAME), Column("what"), Column("result")),
-    *(Column("started", unit="UTC"), Column("took", ColumnKind.DURATION), Column("IREE"), Column("command")),
+    Column("verdict", ColumnKind.VERDICT),
+    Column("run", ColumnKind.NAME),
+    Column("what"),
+    Column("result"),
+    Column("started", unit="UTC"),
+    Column("took", ColumnKind.DURATION),
+    Column("IREE"),
+    Column("command"),
 )
 _PAGES = ("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html")
 _WORDS = {
@@ -74,7 +80,7 @@ def write_index(
     Args:
         folder: that has the runs.
         records: what makes the reports of a folder, by the name of its record.
-        all_of_them: also those that are new to the page, however many there are.
+        all_of_them: whether however many are new to the page are read.
         made: reports that are made already, by the name of their folder.
 
     Returns:
@@ -85,8 +91,7 @@ def write_index(
         GauntletError: it cannot be written.
     """
     path = folder / INDEX
-    there = _format_page_there(path)
-    known = _read_remembered(there)
+    known = _read_remembered(path)
     found = sorted(_list_recorded(folder, records), key=lambda item: item[2], reverse=True)
     entries: dict[str, _IndexEntry] = {}
     read = 0
@@ -96,7 +101,7 @@ def write_index(
             entries[name] = known[name]
         elif all_of_them or read < _MOST_NEW:
             read += 1
-            entries[name] = _read(folder / name, records[record], (made or {}).get(name), stamp)
+            entries[name] = _read_entry(folder / name, records[record], (made or {}).get(name), stamp)
     kinds = {name: _KINDS.get(record, "run") for name, record, *_ in found}
     left = len(found) - len(entries)
     write_report(path, render_html(_make_document(folder, entries, kinds, left)), folder)
@@ -116,18 +121,14 @@ def _list_recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, 
             break
 
 
-def _format_page_there(path: Path) -> str:
-    """The page that is there; empty for none."""
+def _read_remembered(path: Path) -> dict[str, _IndexEntry]:
+    """What the page that is there remembers."""
     try:
-        text = path.read_bytes().decode(errors="replace")
+        page = path.read_bytes().decode(errors="replace")
     except OSError:
-        return ""
-    if text and _OURS not in text:
+        return {}
+    if page and _OURS not in page:
         raise UsageError(f"{shown(path)} is there, and no page of runs: it stays as it is", "Move it away.")
-    return text
-
-
-def _read_remembered(page: str) -> dict[str, _IndexEntry]:
     try:
         memory: dict[str, Any] = json.loads(read_memory(page) or "{}")
         entries = {name: _IndexEntry(**entry) for name, entry in memory.items()}
@@ -137,7 +138,7 @@ def _read_remembered(page: str) -> dict[str, _IndexEntry]:
         return {}
 
 
-def _read(folder: Path, make: Callable[[Path], Reports], made: Reports | None, stamp: str) -> _IndexEntry:
+def _read_entry(folder: Path, make: Callable[[Path], Reports], made: Reports | None, stamp: str) -> _IndexEntry:
     try:
         document = (made or make(folder)).document(None)
     except GauntletError as error:
@@ -149,22 +150,22 @@ def _read(folder: Path, make: Callable[[Path], Reports], made: Reports | None, s
 
 
 def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapping[str, str], left: int) -> Document:
-    newest = sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True)
-    rows = tuple(_make_row(folder / name, kinds[name], entry) for name, entry in newest)
+    rows: list[tuple[Cell, ...]] = []
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True):
+        page = next((page for page in _PAGES if (folder / name / page).is_file()), "")
+        run = TextLink(name, f"{quote(name)}/{page}") if page else name
+        verdict: Cell = "unfinished"
+        if entry.code is not None:
+            code = ExitCode(entry.code)
+            verdict = ColouredCell(_WORDS[code], ENDINGS.get(code, "inconclusive"))
+        known = (entry.result, entry.started, entry.seconds, entry.iree, entry.command)
+        rows.append((verdict, run, kinds[name], *known))
     more = f"{counted(left, 'older folder')} not looked at yet: gauntlet report --index reads all."
     bad = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(
         "Runs",
         f"{counted(len(entries), 'run')}, {bad} not as expected",
         (str(folder),),
-        (Table(_COLUMNS, rows), *((Paragraph((more,)),) if left else ())),
+        (Table(_COLUMNS, tuple(rows)), *((Paragraph((more,)),) if left else ())),
         memory=json.dumps({name: asdict(entry) for name, entry in entries.items()}, separators=(",", ":")),
     )
-
-
-def _make_row(folder: Path, kind: str, entry: _IndexEntry) -> tuple[Cell, ...]:
-    page = next((name for name in _PAGES if (folder / name).is_file()), "")
-    name = TextLink(folder.name, f"{quote(folder.name)}/{page}") if page else folder.name
-    code = None if entry.code is None else ExitCode(entry.code)
-    verdict = ColouredCell(_WORDS[code], ENDINGS.get(code, "inconclusive")) if code is not None else "unfinished"
-    return verdict, name, kind, entry.result, entry.started, entry.seconds, entry.iree, entry.command

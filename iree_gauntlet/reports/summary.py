@@ -40,11 +40,11 @@ from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts
 from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings
-from iree_gauntlet.reports.provenance import RecordOrigin, provenance
+from iree_gauntlet.reports.report_files import RecordOrigin, provenance
 from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import StepOutcome
@@ -91,17 +91,17 @@ _GROUP_COLUMNS = (
 # Stages whose failures `explain` is about.
 _EXPLAINED = (Stage.COMPILE, Stage.THRESHOLD)
 _CHANGED_COLUMNS = (
-    *(Column("model", ColumnKind.NAME), Column("figure")),
+    Column("model", ColumnKind.NAME),
+    Column("figure"),
     *(Column(title, ColumnKind.NUMBER) for title in ("before", "now", "change")),
 )
 _STAGE_COLUMNS = (
-    *(
-        Column("stage"),
-        Column("steps", ColumnKind.NUMBER),
-        Column("took", ColumnKind.DURATION),
-        Column("", ColumnKind.DRAWN),
-    ),
-    *(Column("longest", ColumnKind.DURATION), Column("waited", ColumnKind.DURATION)),
+    Column("stage"),
+    Column("steps", ColumnKind.NUMBER),
+    Column("took", ColumnKind.DURATION),
+    Column("", ColumnKind.DRAWN),
+    Column("longest", ColumnKind.DURATION),
+    Column("waited", ColumnKind.DURATION),
 )
 _STEP_COLUMNS = (
     Column("verdict", ColumnKind.VERDICT),
@@ -119,13 +119,16 @@ def run_document(
 ) -> Document:
     """What went wrong and what to do about it, what was measured, and with what.
 
-    Args:
-        outcome: of the run.
-        folder: of the run, as the user knows it; None where the document lies in it.
-        before: what changed since the run before.
-        files: that lie beside the document.
+    `folder` is that of the run, as the user knows it; None where the document lies in it, beside `files`.
     """
-    bad = _list_bad_steps(outcome)
+    # Those that began: of those that an interrupted run never began there is nothing to say.
+    bad = [step for step in outcome.bad_steps if not step.never_started]
+    # Chains with a row of their own: of many those that went wrong.
+    shown = [chain for chain in outcome.chains if chain.verdict.is_bad] if outcome.many else list(outcome.chains)
+    if not outcome.many and len(shown) > _SHOWN_ROWS:
+        # These come first where a terminal has no room for all.
+        shown.sort(key=lambda chain: not chain.verdict.is_bad)
+    figures = {chain.id: collect_chain_figures(chain) for chain in shown[: _MOST_ROWS if outcome.many else None]}
     inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
     blocks: list[Block] = []
     if len(bad) >= _GROUPED_FROM:
@@ -137,7 +140,7 @@ def run_document(
     idle = len(outcome.bad_steps) - len(bad)
     if idle:
         blocks.append(Paragraph((f"{idle} step{'s' if idle > 1 else ''} did not start.",)))
-    blocks += [*_show_figures(outcome), *_describe_changed(before), *_show_unchecked(outcome)]
+    blocks += [*_show_figures(outcome, figures, len(shown)), *_describe_changed(before)]
     blocks += [Paragraph((line,)) for line in (*_describe_judged(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
     if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
@@ -147,13 +150,13 @@ def run_document(
         blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
         blocks.append(Paragraph(("to go on with it: ", *_say_going_on(outcome, folder))))
-    blocks += _time_spent(outcome)
+    blocks += _show_time_spent(outcome)
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         format_headline(outcome),
         (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.chains), 'case')}",) if outcome.steps else (),
         tuple(blocks),
-        tuple(_show_details(outcome, folder)),
+        tuple(_show_details(outcome, folder, bad, figures)),
         outcome.exit_code,
         outcome.remarks,
         provenance=provenance(
@@ -177,7 +180,7 @@ def _describe_changed(before: RunBefore | None) -> Iterator[Block]:
         yield Paragraph((said, Name("gauntlet compare"), " says which are real."))
 
 
-def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
+def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
     """On a page: what ran when, and what each stage took."""
     started = [(step, datetime.fromisoformat(step.started).timestamp()) for step in outcome.steps if step.started]
     if not started:
@@ -190,23 +193,16 @@ def _time_spent(outcome: RunOutcome) -> Iterator[Block]:
     for begin, end in sorted((span.start, span.start + span.waited + span.seconds) for span in spans):
         busy += max(end - max(begin, until), 0.0)
         until = max(until, end)
-    rows = tuple(
-        (
-            *(stage, float(len(own)), total := sum(span.seconds for span in own), Bars((total,), "")),
-            *(max(span.seconds for span in own), sum(span.waited for span in own) or None),
-        )
-        for stage, own in stages.items()
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for stage, own in stages.items():
+        took, waited = [span.seconds for span in own], sum(span.waited for span in own)
+        rows.append((stage, float(len(own)), sum(took), Bars((sum(took),), ""), max(took), waited or None))
     idle = f"; for {duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
     text = f"{duration(outcome.seconds)} in all{idle}. Steps that ran side by side count in full below."
     longest = sorted(spans, key=lambda span: -span.seconds)[:_LONGEST_STEPS]
-    steps = tuple((span.word, span.name, span.seconds) for span in longest)
-    yield OnPage(
-        (
-            *(Heading("How the time was spent"), Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, rows)),
-            *(Paragraph(("The steps that took longest:",)), Table(_STEP_COLUMNS, steps)),
-        )
-    )
+    steps = Table(_STEP_COLUMNS, tuple((span.word, span.name, span.seconds) for span in longest))
+    pictures = (Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, tuple(rows)))
+    yield OnPage((Heading("How the time was spent"), *pictures, Paragraph(("The steps that took longest:",)), steps))
 
 
 def _list_spans(started: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
@@ -230,11 +226,6 @@ def _say_going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Na
     return (Name(f"gauntlet run --resume{where}{' --cluster …' if outcome.workers else ''}"),)
 
 
-def _list_bad_steps(outcome: RunOutcome) -> tuple[StepOutcome, ...]:
-    """Steps that began and came out badly: of those that an interrupted run never began there is nothing to say."""
-    return tuple(step for step in outcome.bad_steps if not step.never_started)
-
-
 def _breaks_golden(step: StepOutcome) -> bool:
     """Whether a figure exceeds what a spec allows, not only what an earlier run measured, which is in no field."""
     broken = [check for check in step.checks if check.passed is False]
@@ -247,6 +238,10 @@ def _breaks_golden(step: StepOutcome) -> bool:
 
 def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     """What the verdicts rest on: who reads `passed` is to know what was looked at, and which goldens were not."""
+    passed = [step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes]
+    if passed:
+        named = listed([step.title for step in passed], _NAMED_STEPS)
+        yield f"no expected outputs, only that it runs was checked: {named}"
     counts = Counter(chain.verdict for chain in outcome.chains)
     verdicts = ", ".join(format_verdicts(counts).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
@@ -278,69 +273,56 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
         yield f"{counted(len(idle), 'golden')} not applied: for {releases}, this is {idle[0][0] or 'unknown'}"
 
 
-def _show_unchecked(outcome: RunOutcome) -> Iterator[Block]:
-    """Who reads `passed` is to know where no number was looked at."""
-    steps = [step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes]
-    if steps:
-        named = listed([step.title for step in steps], _NAMED_STEPS)
-        yield Paragraph((f"no expected outputs, only that it runs was checked: {named}",))
-
-
-def _show_details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
+def _show_details(
+    outcome: RunOutcome, folder: Path | None, bad: Sequence[StepOutcome], figures: Mapping[str, ChainFigures]
+) -> Iterator[Block]:
     steps, many = outcome.steps, outcome.many
-    timed = [(chain.id, own) for chain in outcome.chains if not many and (own := collect_chain_figures(chain)).samples]
+    timed = [(chain.id, own) for chain in outcome.chains if not many and (own := figures[chain.id]).samples]
     if timed:
         rows = ((name, own.time_cell, own.least_time_cell, own.golden_time_cell) for name, own in timed)
         yield Heading("Times")
         yield Table(_TIME_COLUMNS, tuple(rows))
     yield from _show_speeds(steps)
-    yield from _show_failures("What else went wrong", _list_bad_steps(outcome)[_SHOWN_FAILURES:_MOST_FAILURES], folder)
+    yield from _show_failures("What else went wrong", bad[_SHOWN_FAILURES:_MOST_FAILURES], folder)
     expected = [step for step in steps if step.verdict is Verdict.XFAILED]
     if many:
         yield from _show_groups("Expected failures, by diagnostic", expected)
     else:
         yield from _show_said("Expected failures", ((step.reason, step) for step in expected))
-    skipped = (step for step in steps if step.verdict is Verdict.SKIPPED)
-    yield from _show_said("Skipped", ((_explain_why_skipped(step, many=many), step) for step in skipped))
+    skipped = []
+    for step in (step for step in steps if step.verdict is Verdict.SKIPPED):
+        cause = "a step that" if many else f"{step.behind}, which"
+        skipped.append((f"behind {cause} did not come out well" if step.behind else step.reason, step))
+    yield from _show_said("Skipped", skipped)
     yield from _show_said("Notes", ((note, step) for step in steps for note in step.notes))
     facts = tuple((name, str(value)) for name, value in _list_facts(outcome) if value)
     yield Folded("Environment", (Table(_FACT_COLUMNS, facts),))
 
 
-def _explain_why_skipped(step: StepOutcome, *, many: bool) -> str:
-    if not step.behind:
-        return step.reason
-    return f"behind {'a step that' if many else f'{step.behind}, which'} did not come out well"
-
-
-def _show_figures(outcome: RunOutcome) -> Iterator[Block]:
-    """A row for each chain; those that went wrong come first where a terminal has no room for all."""
-    chains, count = list(outcome.chains), len(outcome.chains)
-    if not chains:
+def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], wanted: int) -> Iterator[Block]:
+    """A row for each chain of which there are figures; `wanted` are those that would have one if there was room."""
+    count = len(outcome.chains)
+    if not outcome.chains:
         yield Paragraph(("No step was planned.",))
         return
-    if outcome.many:
-        chains = [chain for chain in chains if chain.verdict.is_bad]
-    elif count > _SHOWN_ROWS:
-        chains.sort(key=lambda chain: not chain.verdict.is_bad)
-    if not chains:
+    if not figures:
         yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
         return
-    shown = [(chain, collect_chain_figures(chain)) for chain in chains[: _MOST_ROWS if outcome.many else None]]
-    counted_too = any(own.instructions is not None for _, own in shown)
+    counted_too = any(own.instructions is not None for own in figures.values())
     columns = (*_COLUMNS[:4], _INSTRUCTIONS, *_COLUMNS[4:]) if counted_too else _COLUMNS
     rows: list[tuple[Cell, ...]] = []
-    for chain, own in shown:
+    for chain, own in figures.items():
         sizes = (_make_held_cell(own.dispatches_cell, own.dispatches), _make_held_cell(own.size_cell, own.size))
         work = (_make_held_cell(own.instructions_cell, own.work),) if counted_too else ()
         time = _make_held_cell(own.time_cell, own.time)
-        rows.append((own.verdict, chain.id, own.compile_cell, time, *work, *sizes, _make_quality(own)))
+        rows.append((own.verdict, chain, own.compile_cell, time, *work, *sizes, _make_quality(own)))
     yield Heading("Figures")
     yield Table(columns, tuple(rows), _SHOWN_ROWS)
-    if counters := {cell.counted_by for chain, _ in shown if (cell := make_matrix_cell(chain)).counted_by}:
+    with_count = [chain for chain in outcome.chains if counted_too and chain.id in figures]
+    if counters := {make_matrix_cell(chain).counted_by for chain in with_count} - {""}:
         yield Paragraph((f"instructions of one call on one thread, counted by {'; '.join(sorted(counters))}",))
     if outcome.many and count > len(rows):
-        as_expected = f", {count - len(chains)} of them as expected."
+        as_expected = f", {count - wanted} of them as expected."
         yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), as_expected))
 
 
@@ -365,7 +347,8 @@ def _make_quality(figures: ChainFigures) -> Cell:
 def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
     """Of benchmarks that push inputs again and again from the host."""
     rows = []
-    for step in steps:
+    # Of thousands of others the statistics are not read for this.
+    for step in (step for step in steps if step.stage is Stage.BENCHMARK):
         found = step.known
         if found.samples_per_sec is not None and found.latency_ms is not None:
             latency = found.latency_ms

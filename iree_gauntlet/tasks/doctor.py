@@ -69,11 +69,8 @@ class DoctorFinding:
     """One thing that was looked at.
 
     Attributes:
-        area: `python`, `iree`, `host`, `drivers`, `target <name>`, `instructions`, `source builds`, `packages`
-            or `cache`.
         status: `ok`; `warn` for what works and should be changed; `missing` for what something needs that is
             not there; `info` for what is optional or merely good to know.
-        hint: what to do; empty where nothing is to be done.
     """
 
     area: str
@@ -83,21 +80,13 @@ class DoctorFinding:
 
 
 def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[DoctorFinding]:
-    """Look at everything that a run needs.
-
-    Args:
-        toolchain: what a finder returned, or the error that it raised.
-        cache_dir: folder of the local store; it need not exist.
-    """
+    """Look at everything that a run needs: an IREE, or why there is none; the cache's folder need not exist."""
     findings = [DoctorFinding("python", "ok", f"Python {platform.python_version()}: {sys.executable}")]
     if isinstance(toolchain, ToolchainError):
         findings.append(DoctorFinding("iree", "missing", toolchain.what, toolchain.hint))
     else:
-        findings.extend(_check_iree(toolchain))
-    findings += [_check_counter(), _check_source_builds()]
-    findings.extend(_check_packages())
-    findings.extend(_check_cache(cache_dir))
-    return findings
+        findings += _check_iree(toolchain)
+    return [*findings, _check_counter(), _check_source_builds(), *_check_packages(), *_check_cache(cache_dir)]
 
 
 def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
@@ -106,14 +95,13 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
         yield DoctorFinding("iree", "ok", f"{noun} {format_version(part, digits=8)}")
     yield DoctorFinding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
     if compiler.release != runtime.release != UNKNOWN_VERSION:
-        yield DoctorFinding(
-            "iree",
-            "warn",
-            f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load",
+        what = f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load"
+        hint = (
             "use one release of both; where both are installed, another package's requirements may have replaced one: "
             f"{compiler.python or sys.executable} -m pip install iree-base-compiler=={compiler.release} "
-            f"iree-base-runtime=={compiler.release}",
+            f"iree-base-runtime=={compiler.release}"
         )
+        yield DoctorFinding("iree", "warn", what, hint)
     if compiler.onnx_version:
         yield DoctorFinding("iree", "ok", f"ONNX importer, with onnx {compiler.onnx_version}")
     elif not compiler.python:
@@ -123,23 +111,23 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
         what = "the ONNX importer lacks the onnx package: .onnx programs cannot be compiled"
         hint = f"{compiler.python} -m pip install 'iree-base-compiler[onnx]=={compiler.release}'"
         yield DoctorFinding("iree", "missing", what, hint)
-    yield _ask("host", partial(_check_host, toolchain))
-    yield _ask("drivers", partial(_check_drivers, toolchain))
-    for target, backend, driver in _TARGETS:
-        yield _ask(f"target {target}", partial(_check_target, toolchain, target, backend, driver))
-
-
-def _ask(area: str, look: Callable[[], DoctorFinding]) -> DoctorFinding:
-    """A finding that a tool is asked for; a tool that fails is a finding too."""
-    try:
-        return look()
-    except ToolchainError as problem:
-        return DoctorFinding(area, "missing", problem.what, problem.hint)
-
-
-def _check_host(toolchain: Toolchain) -> DoctorFinding:
-    cpu = ask_host_cpu(toolchain)
-    return DoctorFinding("host", "info", f"`host` is {cpu} to the compiler: {read_host_cpu().identity}")
+    looks: dict[str, Callable[[], DoctorFinding]] = {
+        "host": lambda: DoctorFinding(
+            "host", "info", f"`host` is {ask_host_cpu(toolchain)} to the compiler: {read_host_cpu().identity}"
+        ),
+        "drivers": lambda: DoctorFinding(
+            "drivers",
+            "info",
+            f"drivers: {', '.join(list_drivers(toolchain))}; devices: {', '.join(devices(toolchain)) or 'none'}",
+        ),
+        **{f"target {target[0]}": partial(_check_target, toolchain, *target) for target in _TARGETS},
+    }
+    for area, look in looks.items():
+        try:
+            yield look()
+        except ToolchainError as problem:
+            # A tool that is asked, and fails, is a finding too.
+            yield DoctorFinding(area, "missing", problem.what, problem.hint)
 
 
 def _check_counter() -> DoctorFinding:
@@ -160,15 +148,10 @@ def _check_source_builds() -> DoctorFinding:
         tools = find_build_tools(os.environ)
     except ToolchainError as problem:
         return DoctorFinding("source builds", "info", f"{problem.what} (only --iree source:… needs it)", problem.hint)
-    faster = [name for name in ("lld" if tools.lld else "", tools.launcher) if name]
-    with_it = ", ".join(faster) or "neither lld (with clang) nor ccache"
+    with_it = ", ".join(filter(None, ("lld" if tools.lld else "", tools.launcher)))
+    with_it = with_it or "neither lld (with clang) nor ccache"
     text = f"{tools.cmake}, {tools.ninja}, {tools.cxx} ({tools.compiler}); {with_it}"
     return DoctorFinding("source builds", "ok", text)
-
-
-def _check_drivers(toolchain: Toolchain) -> DoctorFinding:
-    names, there = ", ".join(list_drivers(toolchain)), ", ".join(devices(toolchain)) or "none"
-    return DoctorFinding("drivers", "info", f"drivers: {names}; devices: {there}")
 
 
 def _check_target(toolchain: Toolchain, target: str, backend: str, driver: str) -> DoctorFinding:

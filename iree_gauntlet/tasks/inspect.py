@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,24 +232,17 @@ def _list_tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Itera
 
 def _plan_lines(head: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     """A plan as one JSON object, a line for each step: a long one is never in memory as a whole."""
+    write = partial(json.dumps, ensure_ascii=False)
     yield "{\n"
     for name, value in head.items():
-        yield f"{_format_line(name)}: {_format_line(value)},\n"
-    yield from _list_array("steps", map(_collect_step_record, plan.steps))
-    yield ",\n"
-    yield from _list_array("problems", map(asdict, plan.problems))
-    yield "\n}\n"
-
-
-def _list_array(name: str, records: Iterable[dict[str, Any]]) -> Iterator[str]:
-    yield f"{_format_line(name)}: ["
-    for index, record in enumerate(records):
-        yield f"{',' if index else ''}\n{_format_line(record)}"
-    yield "\n]"
-
-
-def _format_line(document: object) -> str:
-    return json.dumps(document, ensure_ascii=False)
+        yield f"{write(name)}: {write(value)},\n"
+    lists = {"steps": map(_collect_step_record, plan.steps), "problems": map(asdict, plan.problems)}
+    for name, records in lists.items():
+        yield f"{write(name)}: ["
+        for index, record in enumerate(records):
+            yield f"{',' if index else ''}\n{write(record)}"
+        yield "\n]\n" if name == "problems" else "\n],\n"
+    yield "}\n"
 
 
 def _collect_step_record(step: Step) -> dict[str, Any]:

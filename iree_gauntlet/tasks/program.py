@@ -19,7 +19,7 @@ from invoke.program import Program
 from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.requests import SEVERAL, dashed
-from iree_gauntlet.tasks import cluster_commands, experiment_commands, history_commands, upkeep_commands
+from iree_gauntlet.tasks import cluster_commands, experiment_commands, upkeep_commands
 from iree_gauntlet.tasks.task_options import GauntletTask, option_values
 from iree_gauntlet.torch_models.bench_options import find_nearest_option, spell_out
 
@@ -49,7 +49,7 @@ _IREES = frozenset({"iree", "iree-compiler", "iree-runtime"})
 
 def _make_namespace() -> Collection:
     made = Collection()
-    for module in (experiment_commands, upkeep_commands, history_commands, cluster_commands):
+    for module in (experiment_commands, upkeep_commands, cluster_commands):
         for task in vars(module).values():
             if isinstance(task, GauntletTask):
                 if task.group and task.group not in made.collections:
@@ -100,13 +100,13 @@ class _Gauntlet(Program):
 def _refuse_empty_values(context: ParserContext) -> None:
     """A 0 or an empty IREE that was typed is not the one that stands for an option which was left out."""
     units = {item.name: item.unit for item in namespace[context.name].options if item.unit and not item.default}
-    for argument in context.args.values():
+    for argument in (item for item in context.args.values() if item.got_value and not item.value):
         unit = units.get(str(argument.attr_name or argument.name).replace("-", "_"))
-        if unit and argument.got_value and argument.value == 0:
+        if unit and argument.value == 0:
             raise UsageError(f"{dashed(argument.name)} 0: expected {unit} above 0", "Leave it out for the default.")
-        if argument.name in _IREES and argument.got_value and not argument.value:
+        if argument.name in _IREES:
             raise UsageError(f"{dashed(argument.name)} is empty: expected an IREE", "Leave it out for the one here.")
-        if argument.name == "cluster" and argument.got_value and not argument.value:
+        if argument.name == "cluster":
             raise UsageError("--cluster is empty: expected an address", "Leave it out to run on this machine.")
 
 
@@ -221,20 +221,15 @@ def _find_nearest(word: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(word, list(known), n=1)), "")
 
 
-def _print_completions(argv: Sequence[str]) -> bool:
-    """Whether a shell asked for the values of an option, and they are printed; Invoke knows the rest."""
-    if list(argv[1:2]) != ["--complete"]:
-        return False
-    # Shells hand the line over as words, or as one.
-    words = [part for word in argv[3:] for part in word.split()]
+def _complete_value(argv: Sequence[str]) -> list[str]:
+    """What a shell may put behind the words of a line that it hands over, as words or as one; Invoke knows the rest."""
+    words = [part for word in argv for part in word.split()]
     task = next((word for word in words[1:] if word in namespace.task_names), "")
     try:
-        values = option_values(words, namespace[task].options) if task else []
+        return option_values(words, namespace[task].options) if task else []
     except GauntletError:
         # A folder of specs that cannot be read: whoever presses Tab gets no message, and `list` has it.
-        values = []
-    sys.stdout.write("".join(f"{value}\n" for value in values))
-    return bool(values)
+        return []
 
 
 def main() -> None:
@@ -244,7 +239,8 @@ def main() -> None:
     except FileNotFoundError:
         sys.stderr.write("error: the working folder was removed\n  Change to one that exists.\n")
         sys.exit(ExitCode.USAGE)
-    if _print_completions(sys.argv):
+    if sys.argv[1:2] == ["--complete"] and (values := _complete_value(sys.argv[3:])):
+        sys.stdout.write("".join(f"{value}\n" for value in values))
         return
     try:
         _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()

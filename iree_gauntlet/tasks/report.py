@@ -48,10 +48,12 @@ def write_page_of_runs(named: str) -> ExitCode:
 def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> ExitCode:
     """Makes the reports of a run, a comparison, a matrix or a bisection again; exits as that did.
 
-    Args:
-        runs: folders or names; none for the working folder.
-        merge: folder of the run that is made of several; empty for none.
-        lenient: runs of different IREEs may be merged.
+    Runs are folders or names, none the working folder; several are merged into the folder `merge`, where they are
+    `lenient` of different IREEs too.
+
+    Raises:
+        UsageError: there is no such run, or several that cannot be merged.
+        GauntletError: its record cannot be read.
     """
     if merge:
         folder = Path(merge)
@@ -65,10 +67,8 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
     if merge:
         # What each part said is in its own job's.
         reports.append_to_step_summary(os.environ)
-    if (folder / JOURNAL).is_file():
-        record = read_journal(folder / JOURNAL)
-        if record.run.micro is not None:
-            write_micro_reports(record, folder, sys.stdout)
+    if reports.sweep:
+        write_micro_reports(reports.sweep, folder, sys.stdout)
     return reports.exit_code
 
 
@@ -94,11 +94,10 @@ def _locate_folder(named: str) -> Path:
 
 def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     """Makes a run's folder of the journals of some runs, with the logs that they name."""
-    twice = [
-        folder for index, folder in enumerate(folders) if folder.resolve() in [f.resolve() for f in folders[:index]]
-    ]
-    if twice:
-        raise UsageError(f"{twice[0]} is named twice", "Name each run once.")
+    places = [folder.resolve() for folder in folders]
+    for index, folder in enumerate(folders):
+        if places[index] in places[:index]:
+            raise UsageError(f"{folder} is named twice", "Name each run once.")
     if (into / JOURNAL).exists():
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]

@@ -23,7 +23,6 @@ from iree_gauntlet.requests import (
     CacheRequest,
     ConductRequest,
     FolderRequest,
-    FormatRequest,
     NetworkRequest,
     Option,
     OutputRequest,
@@ -49,24 +48,16 @@ if TYPE_CHECKING:
 
 
 SELECTION = options_of(SelectionRequest)
-
 CACHE = options_of(CacheRequest)
-
 TOOLCHAIN = options_of(ToolchainRequest)
-
 BATCH = options_of(ConductRequest, "batch")
-
 COUNTING = options_of(ConductRequest, "counter", "count_cpu")
-
 SHARD = options_of(ShardRequest)
-
 RUNNING = (
     *(option for option in options_of(ConductRequest) if option not in (*BATCH, *COUNTING)),
     *options_of(FolderRequest),
     *options_of(NetworkRequest),
 )
-
-FORMAT = options_of(FormatRequest)
 
 OUTPUT = options_of(OutputRequest)
 
@@ -113,7 +104,6 @@ class GauntletTask(Task[Any]):
 
     Attributes:
         group: what its name begins with, as typed; empty for none.
-        options: as they were declared.
         usage: how it is typed, where an option is given without `--`; empty for none.
         taking: the option that the words behind the task come to be the value of; None where it takes none so.
     """
@@ -178,13 +168,7 @@ def _as_part(part: TaskPart | Option | type) -> TaskPart:
 def gauntlet_task(
     name: str, *parts: TaskPart | Option | type, usage: str = ""
 ) -> Callable[[Callable[..., ExitCode]], GauntletTask]:
-    """Makes a task of a function that is given a request for each part, or the value of an option.
-
-    Args:
-        name: the task's name.
-        parts: its options: those of a request, or a single one.
-        usage: how it is typed, where an option is given without `--`.
-    """
+    """Makes a task of a function that is given a request for each part, or the value of an option."""
     return lambda command: GauntletTask(command, name, parts, usage)
 
 
@@ -202,9 +186,9 @@ def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
     except GauntletError as error:
         sys.stderr.write(f"error: {error}\n")
         if "GITHUB_ACTIONS" in os.environ:
-            from iree_gauntlet.reports.github import error_command  # noqa: PLC0415 - for a mistake in CI alone
+            from iree_gauntlet.reports.github import format_error_command  # noqa: PLC0415 - for a mistake in CI alone
 
-            sys.stdout.write(error_command(str(error), os.environ))
+            sys.stdout.write(format_error_command(str(error), os.environ))
         code = error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -218,12 +202,7 @@ def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
 
 
 def option_values(words: Sequence[str], options: Iterable[Option]) -> list[str]:
-    """What may follow, where the last word is an option or the beginning of its value; nothing elsewhere.
-
-    Args:
-        words: of the command line, as the shell has split them.
-        options: of the task.
-    """
+    """What may follow, where the last word is an option or the beginning of its value; nothing elsewhere."""
     last, before = [*reversed(words), "", ""][:2]
     if "=" in (last, before):
         place = len(words) - 1 - [*reversed(words)].index("=")

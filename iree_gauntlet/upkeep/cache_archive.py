@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore
-    from iree_gauntlet.reports.live.painter import Painter
+    from iree_gauntlet.reports.live_progress import Painter
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.results import Fetched
     from iree_gauntlet.steps import Step

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from iree_gauntlet.artifacts.registry_file import Pins
-    from iree_gauntlet.reports.live.painter import Painter
+    from iree_gauntlet.reports.live_progress import Painter
     from iree_gauntlet.upkeep.upkeep_requests import CollectRequest, VerifyRequest
 
 

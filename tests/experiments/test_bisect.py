@@ -25,10 +25,8 @@ from iree_gauntlet.measuring.statistics.bisection import most_comparisons
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_BAND, DEFAULT_LEAST
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, Judged, bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.reports.bisect_document import bisect_document, bisect_json
-from iree_gauntlet.reports.experiment_reports import write_reports
+from iree_gauntlet.reports.experiment_reports import bisect_document, write_reports
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.requests import BisectRequest, RunRequest
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.installed import find_installed
@@ -137,7 +135,7 @@ def test_third_values_and_changes_back_and_forth_are_told(tmp_path: Path) -> Non
     assert "a is good, b bad; c is bad, d good; e is good, f bad" in back
     assert third.endswith("c (160 bytes), f (115 bytes)")
     assert "trying the other" in "\n".join(bisects.said)
-    assert json.loads(bisect_json(found))["changes"] == [["a", "b"], ["c", "d"], ["e", "f"]]
+    assert found.as_dict()["changes"] == (("a", "b"), ("c", "d"), ("e", "f"))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +285,7 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
         found = bisect_outcome(tmp_path)
         assert any("crash cut short" in remark for remark in found.remarks)
         assert (found.end is None) == (count < len(lines))
-        for report in (printed(found), render_markdown(bisect_document(found)), bisect_json(found)):
+        for report in (printed(found), *(make() for make in write_reports(tmp_path).files.values())):
             assert report.endswith("\n")
         if count < len(lines):
             assert any("--resume continues" in remark for remark in found.remarks)

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.reports.live.live_progress import LiveProgress
-from iree_gauntlet.reports.live.plain_progress import PlainProgress
-from iree_gauntlet.reports.live.progress_text import (
+from iree_gauntlet.reports.live_progress import LiveProgress, PlainProgress
+from iree_gauntlet.reports.progress_text import (
     format_arrived,
     format_beginning,
     format_file,

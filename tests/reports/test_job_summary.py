@@ -10,7 +10,7 @@ import pytest
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.outcome import RunOutcome, read_outcome
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.run_reports import job_summary, make_run_reports
+from iree_gauntlet.reports.run_reports import make_job_summary, make_run_reports
 from tests.support.journal_builder import JournalBuilder
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_statuses(verdict: str, status: str, tmp_path: Path) -> None:
     journal.begin()
     journal.result(step, verdict=verdict, reason="because")
     journal.end()
-    assert job_summary(outcome(journal, tmp_path))["quality"]["rows"] == [["m/q.json", status]]
+    assert make_job_summary(outcome(journal, tmp_path))["quality"]["rows"] == [["m/q.json", status]]
 
 
 @pytest.mark.parametrize(("module", "status"), [("failed", "FAILED"), ("error", "FAILED"), ("xfailed", "XFAILED")])
@@ -122,7 +122,7 @@ def test_a_test_behind_a_module_has_its_fate(module: str, status: str, tmp_path:
     journal.result(made, verdict=module, reason="because")
     journal.result(step, verdict="skipped", reason=f"{made} {module}")
     journal.end()
-    assert job_summary(outcome(journal, tmp_path))["quality"]["rows"] == [["m/q.json", status]]
+    assert make_job_summary(outcome(journal, tmp_path))["quality"]["rows"] == [["m/q.json", status]]
 
 
 def test_what_did_not_run_is_not_available_and_what_was_killed_has_failed(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_did_not_run_is_not_available_and_what_was_killed_has_failed(tmp_pa
     journal.step("m", "waiting", "benchmark", dialect=DIALECT, goldens=[golden("time_ms", 2)])
     journal.begin()
     journal.start(begun)
-    rows = job_summary(outcome(journal, tmp_path))["benchmark"]["rows"]
+    rows = make_job_summary(outcome(journal, tmp_path))["benchmark"]["rows"]
     assert rows == [
         ["m/begun.json", "N/A", "N/A", "N/A", "N/A", "FAILED"],
         ["m/waiting.json", "N/A", "2.000", "1.1", "2.200", "N/A"],
@@ -145,7 +145,7 @@ def test_a_golden_of_the_first_generation_is_shown_with_the_mean(tmp_path: Path)
     journal.begin()
     journal.result(step, samples={"unit": "ms", "real_time": [500.0, 400.0], "cpu_time": [1.0, 1.0], "name": "x"})
     journal.end()
-    rows = job_summary(outcome(journal, tmp_path))["benchmark"]["rows"]
+    rows = make_job_summary(outcome(journal, tmp_path))["benchmark"]["rows"]
     assert rows == [["sdxl/old.json", "450.000", "550.000", "1.0", "550.000", "PASSED"]]
 
 

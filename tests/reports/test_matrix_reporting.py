@@ -19,14 +19,14 @@ from iree_gauntlet.records.matrix_outcome import MatrixOutcome, read_matrix_outc
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.matrix_report import (
     ChangeKind,
-    changes,
+    compute_mean_ratios,
+    format_factor,
     format_matrix_csv,
     format_matrix_json,
     format_matrix_junit,
+    list_matrix_changes,
     make_figure_cells,
     make_matrix_document,
-    mean_ratios,
-    ratio_text,
 )
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import render_markdown
@@ -53,7 +53,7 @@ def printed(matrix: MatrixOutcome, width: int | None = None) -> str:
 
 
 def texts(matrix: MatrixOutcome, kind: ChangeKind) -> list[str]:
-    return [f"{change.chain}: {change.text}" for change in changes(matrix) if change.kind is kind]
+    return [f"{change.chain}: {change.text}" for change in list_matrix_changes(matrix) if change.kind is kind]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_figures_are_held_against_the_first_iree(matrix: MatrixOutcome) -> None:
 
 
 def test_geometric_means_are_over_what_all_have(matrix: MatrixOutcome) -> None:
-    means = {(mean.metric, mean.label): mean for mean in mean_ratios(matrix)}
+    means = {(mean.metric, mean.label): mean for mean in compute_mean_ratios(matrix)}
     # l3 and common have wrong numbers somewhere, rec no time with the base: cls is left.
     assert math.isclose(means["time", "3.9.0"].ratio, 2.6 / 3.0)
     assert means["time", "3.9.0"].chains == 1
@@ -237,7 +237,7 @@ def test_one_that_cannot_be_had_is_an_error_and_the_others_count(tmp_path: Path)
     assert matrix.irees[1].exit_code is ExitCode.OK
     # The base is the first one, also where it has no figures.
     assert matrix.base == "3.99"
-    assert mean_ratios(matrix) == []
+    assert compute_mean_ratios(matrix) == []
     text = printed(matrix)
     assert "note: 3.99: there is no IREE 3.99" in text
     assert "Nearest: 3.13.0." in text
@@ -351,7 +351,7 @@ def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_pa
     assert cells["b"].disturbed.split("; ") == causes
     assert "b: 1 of 2 times were taken while the machine did other work (~): measure them again" in matrix.remarks
     assert texts(matrix, ChangeKind.TIME) == []
-    (mean,) = (mean for mean in mean_ratios(matrix) if mean.metric == "time")
+    (mean,) = (mean for mean in compute_mean_ratios(matrix) if mean.metric == "time")
     assert (mean.chains, mean.ratio) == (1, 1.0)
 
 
@@ -452,7 +452,7 @@ def test_any_figures_can_be_written(cell: MatrixCell, base: MatrixCell) -> None:
 
 @given(st.floats(1e-6, 1e6))
 def test_ratios_have_three_digits(value: float) -> None:
-    text = ratio_text(value)
+    text = format_factor(value)
     assert text.startswith("×")
     assert abs(float(text[1:]) - value) <= max(0.0051, value * 0.0051)
 
@@ -471,7 +471,7 @@ def test_times_of_several_machines_of_a_cluster_have_no_ratio(tmp_path: Path) ->
     matrix = read_matrix_outcome(write_record(tmp_path, runs))
     apart, near = ({row.chain.split("/")[1]: row for row in matrix.rows}[f"{name}@cpu"] for name in ("apart", "near"))
     assert (apart.timed_on_one_machine, near.timed_on_one_machine) == (False, True)
-    (mean,) = [item for item in mean_ratios(matrix) if item.metric == "time"]
+    (mean,) = [item for item in compute_mean_ratios(matrix) if item.metric == "time"]
     assert mean.chains == 1
     assert mean.ratio == pytest.approx(3.0)
     assert [text for text in texts(matrix, ChangeKind.TIME) if "apart" in text] == []

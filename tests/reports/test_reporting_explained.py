@@ -15,8 +15,7 @@ import pytest
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, read_explained_before
-from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.explain_document import _say_again as command_again
+from iree_gauntlet.reports.experiment_reports import say_explain_again, write_reports
 from tests.support.journal_builder import RUN, JournalBuilder
 
 if TYPE_CHECKING:
@@ -179,4 +178,4 @@ def test_any_text_in_the_record_leaves_the_reports_valid(tmp_path: Path) -> None
     ],
 )
 def test_the_command_that_does_it_again_names_the_run_which_may_no_longer_be_the_latest(typed: str, again: str) -> None:
-    assert command_again(typed, "RUN") == again
+    assert say_explain_again(typed, "RUN") == again

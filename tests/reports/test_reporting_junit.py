@@ -9,7 +9,7 @@ from lxml import etree
 
 from iree_gauntlet.figures import clean
 from iree_gauntlet.records.outcome import read_outcome
-from iree_gauntlet.reports.junit import junit_document
+from iree_gauntlet.reports.junit import format_run_junit
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict
 from tests.support.places import DATA
 
@@ -21,7 +21,7 @@ def schema() -> Any:
 
 def document(builder: JournalBuilder, schema: Any) -> Any:
     """The parsed document, found valid."""
-    text = junit_document(read_outcome(builder.record))
+    text = format_run_junit(read_outcome(builder.record))
     root = etree.fromstring(text.encode())
     schema.assertValid(root)
     return root

@@ -12,7 +12,7 @@ import pytest
 from lxml import etree
 
 from iree_gauntlet.records.outcome import read_outcome
-from iree_gauntlet.reports.junit import junit_document
+from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.reports.run_reports import format_summary_json, make_run_reports
 from iree_gauntlet.reports.summary import run_document
@@ -85,7 +85,7 @@ def markdown_of(outcome: RunOutcome) -> str:
 
 
 def parsed(outcome: RunOutcome) -> tuple[Any, int]:
-    text = junit_document(outcome).encode()
+    text = format_run_junit(outcome).encode()
     root = etree.fromstring(text)
     etree.XMLSchema(etree.parse(str(DATA / "junit-10.xsd"))).assertValid(root)
     return root, len(text)
@@ -169,7 +169,7 @@ def calls_of_reports(count: int) -> int:
     before = sys.getprofile()
     sys.setprofile(counted)
     try:
-        for report in (junit_document, format_summary_json, markdown_of):
+        for report in (format_run_junit, format_summary_json, markdown_of):
             report(outcome)
     finally:
         sys.setprofile(before)

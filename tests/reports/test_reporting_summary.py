@@ -19,7 +19,7 @@ from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports import render_markdown
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.report_files import STEP_SUMMARY_LIMIT, append_step_summary
+from iree_gauntlet.reports.report_files import STEP_SUMMARY_LIMIT, append_document
 from iree_gauntlet.steps import NOTHING_COMPARED
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.places import ROOT
@@ -206,14 +206,16 @@ def test_what_is_cut_off_within_a_fold_leaves_the_note_outside_of_it() -> None:
 
 def test_the_step_summary_is_appended_and_kept_under_the_limit(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
+    environ = {"GITHUB_STEP_SUMMARY": str(page)}
     page.write_text("before\n", encoding="utf-8")
-    append_step_summary(page, "# short\n")
-    assert page.read_text(encoding="utf-8") == "before\n\n# short\n"
-    append_step_summary(page, "a line of text\n" * 200_000)
+    append_document(Document("short", "ok", (), ()), environ)
+    assert page.read_text(encoding="utf-8") == "before\n\n# short\n\n**ok**\n"
+    long = Document("long", "ok", (), (Code("a line of text\n" * 200_000),))
+    append_document(long, environ)
     assert page.stat().st_size <= STEP_SUMMARY_LIMIT
     assert "Cut here" in page.read_text(encoding="utf-8")[-200:]
     size = page.stat().st_size
-    append_step_summary(page, "a line of text\n" * 200_000)
+    append_document(long, environ)
     assert page.stat().st_size <= STEP_SUMMARY_LIMIT
     assert page.stat().st_size >= size
 

@@ -21,7 +21,7 @@ from iree_gauntlet.document import (
 from iree_gauntlet.figures import byte_size, duration, format_error, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.sweep_record import MEASURED, SAME
-from iree_gauntlet.reports.provenance import RecordOrigin, provenance
+from iree_gauntlet.reports.report_files import RecordOrigin, provenance
 from iree_gauntlet.reports.sweeps.sweep_rows import Row, SweepEntry, find_mean_ratio, group_entries, times
 
 if TYPE_CHECKING:

@@ -26,12 +26,7 @@ _STALLED_SECONDS = 10.0
 
 
 class StepsLeft:
-    """How long the steps of a run will take yet, by what each took the last time.
-
-    Args:
-        ids: of all its steps.
-        earlier: seconds of steps of an earlier run, by their ids.
-    """
+    """How long the steps of a run will take yet, by the seconds that they took in an earlier one, by their ids."""
 
     def __init__(self, ids: Sequence[str], earlier: Mapping[str, float]) -> None:
         known = [earlier[step] for step in ids if step in earlier]
@@ -50,11 +45,6 @@ class StepsLeft:
         left = sum(self._weights.values())
         done = self._all - left
         return elapsed * left / done if done > self._all / 20 else None
-
-
-def is_worth_a_line(verdict: str) -> bool:
-    """Whether a step has a line of its own among many."""
-    return Verdict(verdict).is_bad
 
 
 def format_step_title(step: Step) -> str:
@@ -93,7 +83,7 @@ def list_details(result: Result) -> list[str]:
 
 def format_pace(counts: Mapping[str, int], seconds: float, left: float | None) -> str:
     """`3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`."""
-    worst_first = sorted(counts.items(), key=lambda item: (not is_worth_a_line(item[0]), item[0]))
+    worst_first = sorted(counts.items(), key=lambda item: (not Verdict(item[0]).is_bad, item[0]))
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in worst_first)
     times = duration(seconds) + (f", about {duration(left)} left" if left else "")
     return f"{verdicts}; {times}" if verdicts else times
