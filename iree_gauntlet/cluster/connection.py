@@ -66,7 +66,11 @@ def find_security(address: str, request: TlsRequest) -> Security | None:
     if scheme == "tcp":
         if given := [name for name, file in files.items() if file]:
             raise UsageError(f"{given[0]}: {address} is not encrypted", "Give the scheduler's address as tls://….")
-        if not _is_loopback(host):
+        try:
+            loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            loopback = False
+        if not loopback:
             raise UsageError(
                 f"{address} is not encrypted: whoever reaches it has anything done on every worker",
                 "Use tls:// with certificates, or a tunnel to this machine (docs/how-to/cluster.md).",
@@ -98,11 +102,7 @@ def _split_address(address: str) -> tuple[str, str, int]:
 
 
 def require_scheduler(address: str, security: Security | None) -> None:
-    """Makes sure that something listens at an address, and that certificates fit.
-
-    Raises:
-        UsageError: they do not, or nothing does.
-    """
+    """Raises a `UsageError` where nothing listens at an address, or certificates do not fit."""
     _, host, port = _split_address(address)
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain:
@@ -122,20 +122,9 @@ def require_scheduler(address: str, security: Security | None) -> None:
         raise UsageError(f"no scheduler answers at {address}: {error.strerror or error}", _HOW) from error
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 @contextmanager
 def connected(address: str, request: TlsRequest) -> Iterator[Client]:
-    """A client of a cluster's scheduler.
-
-    Raises:
-        UsageError: as for `find_security`, or nothing answers there.
-    """
+    """A client of a cluster's scheduler; a `UsageError` as of `find_security`, or where nothing answers."""
     security = find_security(address, request)
     require_scheduler(address, security)
     try:
@@ -163,11 +152,7 @@ class Cluster:
     def taking_part(
         self, chosen: Chosen, machine: Workbench, run_dir: Path, progress: Progress
     ) -> Iterator[ClusterPart]:
-        """Has the workers plan a run, each in a process of its own, which ends with this.
-
-        Raises:
-            UsageError: there is no worker, or none that can take part.
-        """
+        """Has the workers plan a run, each in a process of its own, which ends with this."""
         # With the IREE that the environment names.
         asked = chosen.request.toolchain
         toolchain = replace(asked, iree=asked.iree or os.environ.get(IREE_VARIABLE, ""))
@@ -259,8 +244,9 @@ class ClusterPart:
     def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> ClusterRunner:
         """Runs the steps on the workers."""
         queue = FleetQueue(steps, finished, self._fleet, fail_fast=engine.options.fail_fast)
-        keep = keep_below(self._run_dir)
-        return ClusterRunner(queue, self._link, engine, keep, self._progress, plan=engine, early=self._early)
+        return ClusterRunner(
+            queue, self._link, engine, keep_below(self._run_dir), self._progress, plan=engine, early=self._early
+        )
 
 
 class ComparisonPart:
@@ -291,10 +277,7 @@ class ComparisonPart:
         def keep(step: Step, answer: OrderAnswer) -> None:
             rounds.keep(step, answer.events)
 
-        runner = ClusterRunner(
-            queue, self._link, rounds, keep, self._progress, made=there, seconds=seconds, early=early
-        )
-        runner.run()
+        ClusterRunner(queue, self._link, rounds, keep, self._progress, made=there, seconds=seconds, early=early).run()
 
 
 def _wait_for_the_first(link: DaskLink, fleet: Fleet, progress: Progress) -> list[Event]:

@@ -59,11 +59,7 @@ _CHECK_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """The known-good program, compiled for a device.
-
-    Attributes:
-        module: where it lies.
-    """
+    """The known-good program, compiled for a device."""
 
     device: str
     toolchain: Toolchain
@@ -125,16 +121,16 @@ class HealthCheck:
 def make_health_checks(
     devices: Sequence[DeviceOffer], toolchain: Toolchain, folder: Path, records: Path
 ) -> tuple[dict[str, HealthCheck], dict[str, str]]:
-    """Compiles the program for each device.
-
-    Returns:
-        Checks by the device's own name, and why there is none for a device, by its name to people.
-    """
+    """Compiles the program for each device: checks by URI, and why there is none, by its name to people."""
     folder.mkdir(parents=True, exist_ok=True)
     checks: dict[str, HealthCheck] = {}
     missing: dict[str, str] = {}
     for number, device in enumerate(devices):
-        target = _choose_target(device.uri)
+        driver = device.uri.partition("://")[0]
+        if device.uri.startswith(LOCAL):
+            target: Target | None = Target("cpu")
+        else:
+            target = _find_amd_target() if driver == "hip" else parse_target(driver)
         if target is None:
             # What it is compiled for cannot be known here: the run's own steps will tell.
             continue
@@ -158,15 +154,6 @@ def make_health_checks(
 def _find_last_words(answer: Answer) -> str:
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
     return lines[-1] if lines else "it says nothing"
-
-
-def _choose_target(uri: str) -> Target | None:
-    driver = uri.partition("://")[0]
-    if uri.startswith(LOCAL):
-        return Target("cpu")
-    if driver == "hip":
-        return _find_amd_target()
-    return parse_target(driver)
 
 
 def _find_amd_target() -> Target | None:
