@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.short_process import ask
@@ -105,12 +106,8 @@ class HealthCheck:
         flags = ["--benchmark_format=json", "--benchmark_repetitions=10", "--benchmark_min_time=0.02s", _INPUT]
         try:
             answer = ask([*words, *flags], timeout=_TIMEOUT_SECONDS)
-            runs = json.loads(answer.stdout)["benchmarks"]
-            scale = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
-            return min(
-                float(run["real_time"]) * scale[run["time_unit"]] for run in runs if run["run_type"] == "iteration"
-            )
-        except (ToolchainError, ValueError, KeyError):
+            return min(parse_benchmark_rows(answer.stdout)[0].real_time_ms)
+        except (ToolchainError, BenchmarkError):
             # What the benchmark itself is about will say more.
             return None
 

@@ -39,11 +39,7 @@ _FIGURE_STAGES = (Stage.BENCHMARK, Stage.COMPSTAT, Stage.COUNT)
 
 @dataclass(frozen=True, slots=True)
 class GoldenEvidence:
-    """One figure of one run.
-
-    Attributes:
-        refused: why it does not count; empty where it does.
-    """
+    """One figure of one run; `refused` says why it does not count."""
 
     run: str
     chain: str
@@ -83,12 +79,10 @@ class GoldenVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A golden, and the newest figure that may be held against it.
+    """A golden, and the newest figure that may be held against it, with the run that has measured it, if any has.
 
     Attributes:
         verdict: `loose` is a kept one of which the figure is less than half.
-        measured: the newest figure; None where no run has one.
-        run: the run that has measured it; empty where none has.
         note: what a person should know of it; of one that was not measured, why the newest figure does not count.
     """
 
@@ -182,13 +176,8 @@ def propose(
 
     A time is proposed where the golden lies outside of what was measured: the mean of the runs' figures (means
     or minima, as the golden says), in three digits. A count is proposed where it differs. A size is proposed
-    with the headroom that is asked for, for the code of other machines; without one, only where it breaks.
-
-    Args:
-        golden: the golden.
-        evidence: what was measured for it.
-        size_headroom: factor for sizes; None where none was asked for.
-        to_release: whether a golden of another release moves to the one that has measured.
+    with the headroom (a factor) that is asked for, for the code of other machines; without one, only where it breaks.
+    With `to_release` a golden of another release moves to the one that has measured.
     """
     usable = [item for item in evidence if not item.refused]
     if not usable:
@@ -200,7 +189,9 @@ def propose(
     release = usable[-1].release if moved else golden.release
     value = _choose_value(golden, usable, size_headroom)
     if isinstance(value, str):
-        return Proposal(golden, golden.value, release, _describe_basis(golden, usable)) if moved else value
+        if not moved:
+            return value
+        value = golden.value
     return Proposal(golden, value, release, _describe_basis(golden, usable))
 
 
@@ -245,16 +236,13 @@ def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroo
                 room = f"within its limit ({largest:,.0f} bytes; --size-headroom says how much room to leave)"
                 return largest if largest > golden.limit else room
             # A golden with room in it is not tightened for the sake of a few bytes.
-            wanted = _round_up(largest * size_headroom)
+            value = largest * size_headroom
+            # In three digits, and never below: a size must fit.
+            step = 10.0 ** max(0, math.floor(math.log10(value)) - _DIGITS + 1) if value > 0 else 1.0
+            wanted = math.ceil(value / step) * step
             return "within the headroom" if largest <= golden.value <= wanted else wanted
         case Metric.MAX_ABS_ERROR:
             raise TypeError("no spec has a golden error")
-
-
-def _round_up(value: float) -> float:
-    """In three digits, and never below: a size must fit."""
-    step = 10.0 ** max(0, math.floor(math.log10(value)) - _DIGITS + 1) if value > 0 else 1.0
-    return math.ceil(value / step) * step
 
 
 def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
@@ -276,16 +264,12 @@ def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
 def judge_standings(
     goldens: Sequence[tuple[str, Golden]], records: Sequence[JournalRecord], folder: Path
 ) -> list[Standing]:
-    """How each golden stands.
+    """How the golden of each chain stands, by journals, the newest first.
 
     A figure is held against a golden as a run would do it: a time on its SKU, a count or a size with its compiler
     release. That the golden has changed since the run, or is new, does not matter: the figure is held against the
-    present one. Figures of unfinished runs and of models whose outputs were wrong do not count.
-
-    Args:
-        goldens: chain and golden.
-        records: journals, the newest first.
-        folder: of all runs; one that is a part of a comparison is named by its path in it.
+    present one. Figures of unfinished runs and of models whose outputs were wrong do not count. A run is named by its
+    path in the folder of all.
     """
     by_chain: dict[str, list[Golden]] = {}
     for chain, golden in goldens:

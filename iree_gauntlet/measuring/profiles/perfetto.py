@@ -85,11 +85,8 @@ def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     """Reads exported rows, and gives the JSON document.
 
     Times in it are µs from the first event on, with the ns as decimals. What overlaps without lying inside each other
-    goes to threads of its own. `otherData.left_out` counts the events without a valid time.
-
-    Args:
-        lines: what `iree-profile export --format=ireeperf-jsonl` wrote.
-        device: as the benchmark's `--device` names it.
+    goes to threads of its own. `otherData.left_out` counts the events without a valid time. The device is as the
+    benchmark's `--device` names it.
 
     Raises:
         ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no events.
