@@ -154,13 +154,11 @@ class DaskLink:
         }
 
     def _hear(self, event: tuple[float, Any]) -> None:
-        _, said = event
-        if not isinstance(said, dict):
-            return
-        if said.get("action") == "add-worker":
-            self._keep(self._begin(said["worker"]))
-        elif said.get("action") == "remove-worker":
-            self._note_left(said["worker"])
+        match event:
+            case (_, {"action": "add-worker", "worker": worker}):
+                self._keep(self._begin(worker))
+            case (_, {"action": "remove-worker", "worker": worker}):
+                self._note_left(worker)
 
     def _note_left(self, address: str) -> None:
         self._known.discard(address)

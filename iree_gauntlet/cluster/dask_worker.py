@@ -87,9 +87,11 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         # Of this process alone: the one before it may not have ended yet, nor what it has started.
         self._own = OwnedFolder(self._work / "runs" / secrets.token_hex(8)).__enter__()
         super().__init__(*arguments, **named)
-        self.handlers["gauntlet_entry"] = self._transfers.give_entry
-        self.handlers["gauntlet_project"] = self._transfers.take_project
-        self.handlers["gauntlet_artifact"] = self._transfers.take_artifact
+        self.handlers.update(
+            gauntlet_entry=self._transfers.give_entry,
+            gauntlet_project=self._transfers.take_project,
+            gauntlet_artifact=self._transfers.take_artifact,
+        )
         self._watching = asyncio.ensure_future(self._end_unheard())
 
     async def close(self, *arguments: Any, **named: Any) -> Any:

@@ -118,9 +118,6 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def __contains__(self, address: str) -> bool:
-        return address in self._workers
-
     def offer(self, address: str) -> WorkerOffer:
         """What a worker offers that is there."""
         return self._workers[address].offer

@@ -86,9 +86,10 @@ def parse_device(text: str) -> DeviceOffer:
     if not equals and name == "cpu":
         uri = "local-task"
     options = dict(part.partition("=")[::2] for part in more)
-    if not _NAME.fullmatch(name) or not uri or options.keys() - {"sku"} or (more and not options.get("sku")):
+    sku = options.pop("sku", "")
+    if not _NAME.fullmatch(name) or not uri or options or (more and not sku):
         raise UsageError(f"--device {text}: not understood", _HOW)
-    return DeviceOffer(name, uri, options.get("sku", ""))
+    return DeviceOffer(name, uri, sku)
 
 
 def measured(

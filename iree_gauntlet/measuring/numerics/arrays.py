@@ -62,7 +62,7 @@ _MAX_BITS = 255  # the width is a byte of IREE's element type
 _MAX_RANK = 128
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER_BYTES = 1 << 20
-_KINDS = {"b": "i1", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
+_KINDS = {"b": "i", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
 _IGNORED = ("(ignored)", "(null)")
 # CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
 # another one in, either may end in a SystemError.
@@ -354,9 +354,7 @@ def _name_npy_type(path: Path, descr: str) -> str:
             f"{path}: data type {descr!r} is not supported by iree-run-module",
             "save bools, integers, floats or complex numbers",
         )
-    if kind == "b" and width == "1":
-        return "i1"
-    return f"{'i' if kind == 'b' else _KINDS[kind]}{int(width) * 8}"
+    return "i1" if plain == "b1" else f"{_KINDS[kind]}{int(width) * 8}"
 
 
 def _get_size(path: Path) -> int:

@@ -368,7 +368,25 @@ class DispatchChanges:
 
 def match_dispatches(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
     """Matches the dispatches of two profiles."""
-    changes = _match(a, b)
+    sides = _group_by_label(a), _group_by_label(b)
+    changes: list[DispatchChange] = []
+    left: tuple[dict[str, list[_Dispatch]], dict[str, list[_Dispatch]]] = (defaultdict(list), defaultdict(list))
+    for label in sorted(sides[0].keys() | sides[1].keys()):
+        ours, theirs = (side.get(label, []) for side in sides)
+        if [dispatch.count for dispatch in ours] == [dispatch.count for dispatch in theirs]:
+            changes += [_change(Match.NAME, [one], [other]) for one, other in zip(ours, theirs, strict=True)]
+            continue
+        for side, group in zip(left, (ours, theirs), strict=True):
+            for dispatch in group:
+                side[dispatch.name.kind].append(dispatch)
+    for kind in sorted(left[0].keys() | left[1].keys()):
+        ours, theirs = (side.get(kind, []) for side in left)
+        if ours and theirs:
+            of_one_name = len({dispatch.name.label for dispatch in (*ours, *theirs)}) == 1
+            changes.append(_change(Match.NAME if of_one_name else Match.KIND, ours, theirs))
+        else:
+            changes += [_change(Match.GONE, [dispatch], []) for dispatch in ours]
+            changes += [_change(Match.NEW, [], [dispatch]) for dispatch in theirs]
     a_ns, b_ns = a.dispatched_ns, b.dispatched_ns
     if a.outside_ns is not None and b.outside_ns is not None:
         changes.append(DispatchChange(_OUTSIDE_NAME, OUTSIDE, Match.OUTSIDE, a.outside_ns, b.outside_ns, 0, 0))
@@ -397,30 +415,6 @@ def _group_by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dis
     for group in found.values():
         group.sort(key=lambda dispatch: dispatch.name.number or 0)
     return found
-
-
-def _match(a: DispatchProfile, b: DispatchProfile) -> list[DispatchChange]:
-    """A row for each pair of one name, then the rows of each kind of what is left."""
-    sides = _group_by_label(a), _group_by_label(b)
-    changes: list[DispatchChange] = []
-    left: tuple[dict[str, list[_Dispatch]], dict[str, list[_Dispatch]]] = (defaultdict(list), defaultdict(list))
-    for label in sorted(sides[0].keys() | sides[1].keys()):
-        ours, theirs = (side.get(label, []) for side in sides)
-        if [dispatch.count for dispatch in ours] == [dispatch.count for dispatch in theirs]:
-            changes += [_change(Match.NAME, [one], [other]) for one, other in zip(ours, theirs, strict=True)]
-            continue
-        for side, group in zip(left, (ours, theirs), strict=True):
-            for dispatch in group:
-                side[dispatch.name.kind].append(dispatch)
-    for kind in sorted(left[0].keys() | left[1].keys()):
-        ours, theirs = (side.get(kind, []) for side in left)
-        if ours and theirs:
-            of_one_name = len({dispatch.name.label for dispatch in (*ours, *theirs)}) == 1
-            changes.append(_change(Match.NAME if of_one_name else Match.KIND, ours, theirs))
-        else:
-            changes += [_change(Match.GONE, [dispatch], []) for dispatch in ours]
-            changes += [_change(Match.NEW, [], [dispatch]) for dispatch in theirs]
-    return changes
 
 
 def _change(match: Match, ours: Sequence[_Dispatch], theirs: Sequence[_Dispatch]) -> DispatchChange:

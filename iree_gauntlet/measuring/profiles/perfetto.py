@@ -187,34 +187,25 @@ def _name_all(
     processes: Mapping[int, int], threads: Mapping[_Place, tuple[int, int]], device: str
 ) -> list[dict[str, Any]]:
     """Metadata: what processes and threads are called, and their order."""
-    found: list[dict[str, Any]] = []
-    for ordinal, pid in processes.items():
-        found += _name("process", pid, 0, device if ordinal == _NO_ORDINAL else f"{device}, device {ordinal}", pid)
+    named = [
+        ("process", pid, 0, device if ordinal == _NO_ORDINAL else f"{device}, device {ordinal}")
+        for ordinal, pid in processes.items()
+    ]
     for place, (pid, tid) in threads.items():
         queue = "no queue" if place.queue == _NO_ORDINAL else f"queue {place.queue}"
         lane = f" ({place.lane + 1})" if place.lane else ""
-        found += _name("thread", pid, tid, f"{queue}: {_FAMILIES[place.family]}{lane}", tid)
+        named.append(("thread", pid, tid, f"{queue}: {_FAMILIES[place.family]}{lane}"))
+    found: list[dict[str, Any]] = []
+    for kind, pid, tid, name in named:
+        common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
+        found.append({**common, "name": f"{kind}_name", "args": {"name": name}})
+        found.append({**common, "name": f"{kind}_sort_index", "args": {"sort_index": tid or pid}})
     return found
-
-
-def _name(kind: str, pid: int, tid: int, name: str, rank: int) -> list[dict[str, Any]]:
-    common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
-    return [
-        {**common, "name": f"{kind}_name", "args": {"name": name}},
-        {**common, "name": f"{kind}_sort_index", "args": {"sort_index": rank}},
-    ]
 
 
 def _record(event: _Event, thread: tuple[int, int], begin: int) -> dict[str, Any]:
     pid, tid = thread
-    common: dict[str, Any] = {
-        "name": event.name,
-        "cat": event.category,
-        "pid": pid,
-        "tid": tid,
-        "ts": (event.start - begin) / _NS_PER_US,
-        "args": event.details,
-    }
-    if event.place.family == _SUBMISSIONS:
-        return {"ph": "i", "s": "t", **common}
-    return {"ph": "X", "dur": (event.end - event.start) / _NS_PER_US, **common}
+    submitted = event.place.family == _SUBMISSIONS
+    phase = {"ph": "i", "s": "t"} if submitted else {"ph": "X", "dur": (event.end - event.start) / _NS_PER_US}
+    named = {"name": event.name, "cat": event.category, "pid": pid, "tid": tid}
+    return {**phase, **named, "ts": (event.start - begin) / _NS_PER_US, "args": event.details}

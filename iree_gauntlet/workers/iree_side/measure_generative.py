@@ -137,11 +137,10 @@ class Generator:
             LoadedProgram(device, program["modules"], program["parameters"], program["function"])
             for program in (plan.prefill, plan.decode)
         )
-        self._position, self._tokens = plan.position, plan.tokens
-        self._states, self._carried = plan.state, plan.carried
-        if self._tokens < 1 or not 0 <= self._carried <= self._states:
+        self._plan = plan
+        if plan.tokens < 1 or not 0 <= plan.carried <= plan.state:
             raise PlanError(
-                f"{self._tokens} tokens, {self._carried} of {self._states} tensors of the state carried: "
+                f"{plan.tokens} tokens, {plan.carried} of {plan.state} tensors of the state carried: "
                 "expected 1 token or more, and no more carried than there are"
             )
         self._state: list[View] = []
@@ -153,13 +152,13 @@ class Generator:
         def choose(logits: Array) -> Tokens:
             return choose_most_likely(logits, self.type_name)
 
-        return generate(self.prefill, self.decode, choose, self._position, self._tokens)
+        return generate(self.prefill, self.decode, choose, self._plan.position, self._plan.tokens)
 
     def prefill(self) -> Array:
         """The first logits, as bits; the state is a new one."""
         self._state = []
         views = self._prefill.invoke([self._device.push(*given) for given in self._inputs])
-        self._check("prefill", views, self._states)
+        self._check("prefill", views, self._plan.state)
         self.type_name = self._device.type_name(views[0])
         self._state = views[1:]
         return self._device.fetch(views[0])
@@ -169,8 +168,8 @@ class Generator:
         device = self._device
         given = [device.push(tokens, "i64"), device.push(np.array([position], np.int64), "i64")]
         views = self._decode.invoke([*given, *self._state])
-        self._check("decode", views, self._carried)
-        self._state[: self._carried] = views[1:]
+        self._check("decode", views, self._plan.carried)
+        self._state[: self._plan.carried] = views[1:]
         return device.fetch(views[0])
 
     def _check(self, name: str, views: list[View], state: int) -> None:

@@ -105,15 +105,14 @@ def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float
 def measure(said: dict[str, Any]) -> dict[str, Any]:
     """Measure as a plan says; the answer, or what `answer_plan` takes."""
     plan = read_plan(_RooflinePlan, said)
-    sizes, threads = plan.matrix_sizes, plan.threads
-    copied, seconds = plan.copy_bytes, plan.seconds
-    if not sizes or min(sizes) < 1 or threads < 1 or copied < 8 * threads or seconds < 0:
+    sizes, least_bytes = plan.matrix_sizes, 8 * plan.threads
+    if not sizes or min(sizes) < 1 or plan.threads < 1 or plan.copy_bytes < least_bytes or plan.seconds < 0:
         raise PlanError("expected a size or more, a thread or more, and 8 bytes or more to copy for each")
-    flops, size = measure_product_rate(sizes, seconds)
+    flops, size = measure_product_rate(sizes, plan.seconds)
     return {
         "flops_per_s": flops,
         "matrix_size": size,
-        "bytes_per_s": copy_rate(copied, threads, seconds),
+        "bytes_per_s": copy_rate(plan.copy_bytes, plan.threads, plan.seconds),
         "numpy": np.__version__,
     }
 
