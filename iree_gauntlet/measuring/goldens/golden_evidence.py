@@ -39,7 +39,12 @@ _FIGURE_STAGES = (Stage.BENCHMARK, Stage.COMPSTAT, Stage.COUNT)
 
 @dataclass(frozen=True, slots=True)
 class GoldenEvidence:
-    """One figure of one run; `refused` says why it does not count."""
+    """One figure of one run.
+
+    Attributes:
+        refused: why it does not count; empty where it does.
+        barred: whether that keeps it from being held against a golden too, which a busy machine does not.
+    """
 
     run: str
     chain: str
@@ -50,6 +55,7 @@ class GoldenEvidence:
     release: str
     machine: str
     refused: str
+    barred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +134,19 @@ def _collect_figures(
         result = record.results.get(step.id)
         if step.stage not in _FIGURE_STAGES or result is None:
             continue
-        refused = "its run did not finish" if not ended else unsound.get(step.chain, "")
+        # Each with whether it bars the figure.
+        reasons = [("its run did not finish" if not ended else unsound.get(step.chain, ""), True)]
         if result.verdict not in (Verdict.PASSED, Verdict.FAILED):
-            refused = refused or f"its {step.stage} {result.verdict}"
-        causes = result.known.disturbed
+            reasons.append((f"its {step.stage} {result.verdict}", result.verdict is not Verdict.INCONCLUSIVE))
+        times = [(f"{step.resources.device} is a software device", True)] if step.resources.software else []
+        if causes := result.known.disturbed:
+            times.append((f"disturbed: {'; '.join(causes)}", False))
         for golden in goldens_of(step):
             figures = _pick_figures(golden, result)
             if not figures or not golden.origin.field:
                 continue
-            if golden.metric is Metric.TIME_MS and step.resources.software:
-                refused = refused or f"{step.resources.device} is a software device"
-            disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
+            objections = reasons + (times if golden.metric is Metric.TIME_MS else [])
+            refused, barred = next((item for item in objections if item[0]), ("", False))
             least = golden.statistic is Statistic.MIN
             evidence = GoldenEvidence(
                 run=record.run.run or record.path.parent.name,
@@ -149,7 +157,8 @@ def _collect_figures(
                 repetitions=len(figures),
                 release=release_of(record.run.toolchain.compiler),
                 machine=record.run.machine.cpu,
-                refused=refused or disturbed,
+                refused=refused,
+                barred=barred,
             )
             yield golden, evidence, step, result
 
@@ -312,9 +321,7 @@ def _find_mismatch(golden: Golden, evidence: GoldenEvidence, sku: str, rivals: C
         return f"with the SKU {sku}" if sku else "without a SKU"
     if golden.release and not covers(golden.release, evidence.release):
         return f"with release {evidence.release or 'unknown'}"
-    disturbed = evidence.refused.startswith("disturbed:")
-    undecided = evidence.refused.endswith(" inconclusive")
-    return "" if not evidence.refused or disturbed or undecided else f"but {evidence.refused}"
+    return f"but {evidence.refused}" if evidence.barred else ""
 
 
 def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[GoldenVerdict, str]:
@@ -322,7 +329,7 @@ def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[Go
     very = (golden.metric, golden.value, golden.factor, str(golden.origin))
     judged = [check for check in result.checks if check.passed is not None]
     own = next((one.passed for one in judged if (one.metric, one.golden, one.factor, one.note) == very), None)
-    if result.verdict == "inconclusive":
+    if result.verdict is Verdict.INCONCLUSIVE:
         return GoldenVerdict.INCONCLUSIVE, result.reason
     # Where the run has held it against this very golden, it knows more: a breach may not have been confirmed.
     broken = evidence.measured > golden.limit if own is None else not own
