@@ -217,29 +217,23 @@ class ClusterPart:
         offers = _require_offers(self._link)
         demands = list_demands(plan.steps)
         lacking: dict[str, list[Step]] = {}
+        steps: list[Step] = []
         for step in plan.steps:
-            there = any(demands[step.id].is_met_by(offer) for offer in offers.values())
-            if not (there or step.skip or step.blocked):
-                lacking.setdefault(demands[step.id].text, []).append(step)
+            demand = demands[step.id]
+            if step.skip or step.blocked or any(demand.is_met_by(offer) for offer in offers.values()):
+                steps.append(step)
+            else:
+                lacking.setdefault(demand.text, []).append(step)
+                skip = f"compiled only: no worker has {demand.text}"
+                steps.append(replace(step, skip=skip, resources=Resources(cores=0)))
         if lacking and not optional:
             lines = [
-                f"{text}, which {counted(len(steps), 'step')} need: {steps[-1].id}" for text, steps in lacking.items()
+                f"{text}, which {counted(len(need), 'step')} need: {need[-1].id}" for text, need in lacking.items()
             ]
             what = f"no worker of the cluster has {'; nor '.join(lines)}"
             raise UsageError(what, f"There are: {'; '.join(offer.text for offer in offers.values())}.")
-        gone = {step.id for steps in lacking.values() for step in steps}
-        steps = tuple(
-            replace(
-                step,
-                skip=step.skip or f"compiled only: no worker has {demands[step.id].text}",
-                resources=Resources(cores=0),
-            )
-            if step.id in gone
-            else step
-            for step in plan.steps
-        )
         self._early = _wait_for_the_first(self._link, self._fleet, self._progress)
-        return replace(plan, steps=steps)
+        return replace(plan, steps=tuple(steps))
 
     def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> ClusterRunner:
         """Runs the steps on the workers."""

@@ -48,7 +48,7 @@ from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.cluster.link import Made, Order, RunOrder
     from iree_gauntlet.engine.rounds.blocks import Pair
@@ -121,7 +121,7 @@ class HereSteps:
         resources = replace(step.resources, device=device)
         return replace(step, command=replace(step.command, argv=argv), resources=resources)
 
-    def do(self, step: Step, made: Iterable[Made]) -> Done:
+    def do(self, step: Step, made: Mapping[str, Made]) -> Done:
         """Does a step, and what it needs."""
         with self._locks[step.id]:
             failed = self.needed(step, made)
@@ -130,16 +130,8 @@ class HereSteps:
             result = self._done[step.id] = self._engine.result_of(step)
         return Done(result, self._list_missing(step) if result.verdict is Verdict.ERROR else ())
 
-    def needed(self, step: Step, made: Iterable[Made]) -> Done | None:
+    def needed(self, step: Step, made: Mapping[str, Made]) -> Done | None:
         """Does what a step needs and neither this worker nor others have `made`; how the step ends where that fails."""
-        failed = self._do_needs(step, {item.step: item for item in made})
-        if failed is None:
-            return None
-        need, found = failed
-        missing = self._list_missing(need) if need.stage is Stage.FETCH else ()
-        return Done(replace(found, verdict=Verdict.ERROR, reason=f"{need.id} failed here: {found.reason}"), missing)
-
-    def _do_needs(self, step: Step, made: Mapping[str, Made]) -> tuple[Step, Result] | None:
         for name in step.needs:
             need = self._steps.get(name)
             if need is None:
@@ -150,16 +142,18 @@ class HereSteps:
                     if name in made:
                         # It was made for this run, if elsewhere.
                         note_made_again(self._engine.options.made_again, made[name].key)
-                    elif (failed := self._do_needs(need, made)) is not None:
+                    elif (failed := self.needed(need, made)) is not None:
                         return failed
                     done = self._done[name] = self._engine.result_of(need)
                     if not done.verdict.counts_as_pass and name in made:
                         # What others have made is not to be had: then with all that it needs.
-                        if (failed := self._do_needs(need, {})) is not None:
+                        if (failed := self.needed(need, {})) is not None:
                             return failed
                         done = self._done[name] = self._engine.result_of(need)
             if not done.verdict.counts_as_pass:
-                return need, done
+                missing = self._list_missing(need) if need.stage is Stage.FETCH else ()
+                reason = f"{name} failed here: {done.reason}"
+                return Done(replace(done, verdict=Verdict.ERROR, reason=reason), missing)
         return None
 
     def _list_missing(self, step: Step) -> tuple[str, ...]:
@@ -194,7 +188,7 @@ class RunPart:
             return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict())
         if unfit:
             raise UnfitDeviceError(unfit)
-        done = here.do(step, order.made)
+        done = here.do(step, {item.step: item for item in order.made})
         if done.result.crashed or done.result.timed_out:
             self._health.distrust(order.device)
         files = tuple(_read_small_files(Path(step.folder), here.run.session.folder))
@@ -254,7 +248,7 @@ class RoundsPart(RunPart):
         for name, side in zip("AB", self._sides, strict=True):
             step = side.on_device(order.step, order.device)
             own = [item for item in order.made if item.step.startswith(f"{name} ")]
-            made = [replace(item, step=item.step.removeprefix(f"{name} ")) for item in own]
+            made = {item.step.removeprefix(f"{name} "): item for item in own}
             if (failed := side.needed(step, made)) is not None:
                 result = replace(failed.result, reason=f"{name}: {failed.result.reason}")
                 return replace(failed, result=result).as_answer(self._renamed)

@@ -81,14 +81,6 @@ _NS_PER_US = 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """What a loop over calls took."""
-
-    total_ns: int
-    call_ns: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Carry:
     """Outputs of a call that are inputs of the next one of its group."""
 
@@ -207,16 +199,16 @@ class Context:
 
 def run_loop(
     contexts: Sequence[Callable[[], object]], calls: int, clock: Callable[[], int] = time.perf_counter_ns
-) -> Loop:
+) -> tuple[int, tuple[tuple[int, ...], ...]]:
     """Calls as often as asked for, shared out over contexts that run in parallel: functions, of one call each.
 
-    There is at least one call a context; the clock is in ns.
+    There is at least one call a context; the clock is in ns. What all took together, and each call of each context.
     """
     shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
         begin = clock()
         times = call_times(contexts[0], shares[0], clock)
-        return Loop(clock() - begin, (times,))
+        return clock() - begin, (times,)
     begun: list[int] = []
     start = threading.Barrier(len(contexts), action=lambda: begun.append(clock()))
 
@@ -226,13 +218,13 @@ def run_loop(
 
     with ThreadPoolExecutor(len(contexts)) as pool:
         found = tuple(pool.map(work, contexts, shares))
-        return Loop(clock() - begun[0], found)
+        return clock() - begun[0], found
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
     """What the loop itself takes, a call."""
-    loop = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
-    return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
+    total, _ = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
+    return total / _OVERHEAD_CALLS / _NS_PER_US
 
 
 def load_contexts(plan: ContextPlan, inputs: Inputs) -> list[Context]:
@@ -265,9 +257,9 @@ def measure(said: dict[str, Any]) -> dict[str, Any]:
         for _ in range(plan.warm_up_calls):
             context.group()
     in_flight = contexts[0].in_flight
-    loop = run_loop([context.group for context in contexts], plan.calls // in_flight)
+    total, times = run_loop([context.group for context in contexts], plan.calls // in_flight)
     written = write_arrays(plan.outputs, "output", outputs)
-    found = figures(contexts, (begin, loaded, first), loop.total_ns, loop.call_ns)
+    found = figures(contexts, (begin, loaded, first), total, times)
     return {**found, "calls": plan.calls, "overhead_us": overhead_us() / in_flight, "outputs": written}
 
 
