@@ -34,7 +34,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.dask_link import DaskLink
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
-from iree_gauntlet.cluster.link import Answered, Began, Joined, OrderAnswer, RunFacts, SharedRun, decode, encode
+from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer, RunFacts, SharedRun, decode, encode
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
 from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
@@ -200,7 +200,7 @@ def _answer_at_once() -> None:
     """The process of a run, which plans nothing and answers at once."""
     lines, output = sys.stdin.buffer, sys.stdout.buffer
     lines.readline()
-    output.write(encode((None, Began())))
+    output.write(encode((None, {})))
     output.flush()
     while line := lines.readline():
         number, order = decode(line)

@@ -49,7 +49,7 @@ def _row(layers: int, module: Path) -> None:
     context = Context(LoadedProgram(OpenDevice(_DEVICE), [str(module)], [], "main"), [(values, "f32")])
 
     def ours() -> float:
-        return run_loop([context.group], _CALLS).total_ns / _CALLS
+        return run_loop([context.group], _CALLS)[0] / _CALLS
 
     theirs = _by_hand(module, values)
     for work in (ours, theirs):
@@ -60,7 +60,7 @@ def _row(layers: int, module: Path) -> None:
         for work, times in ((ours, mine), (theirs, other))[:: 1 if turn % 2 else -1]:
             times.append(work())
     ratio = statistics.median(one / two for one, two in zip(mine, other, strict=True))
-    nothing = run_loop([lambda: None], 1000).total_ns / 1000 / 1e3
+    nothing = run_loop([lambda: None], 1000)[0] / 1000 / 1e3
     medians = [statistics.median(times) / 1e6 for times in (mine, other)]
     print(f"{layers:<8} {medians[0]:9.4f} ms {medians[1]:9.4f} ms {ratio:8.4f} {nothing:12.2f}")
 

@@ -21,10 +21,12 @@ from iree_gauntlet.measuring.goldens.goldens import confirm_breach
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     TimeVerdict,
+    bootstrap_t_interval,
     compare_log_ratios,
     find_student_quantile,
+    rank_interval,
+    sort_walsh_averages,
 )
-from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sort_walsh_averages
 from iree_gauntlet.measuring.statistics.rounds import Round, plan_looks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -66,7 +66,11 @@ def find_security(address: str, request: TlsRequest) -> Security | None:
     if scheme == "tcp":
         if given := [name for name, file in files.items() if file]:
             raise UsageError(f"{given[0]}: {address} is not encrypted", "Give the scheduler's address as tls://….")
-        if not _is_loopback(host):
+        try:
+            loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            loopback = False
+        if not loopback:
             raise UsageError(
                 f"{address} is not encrypted: whoever reaches it has anything done on every worker",
                 "Use tls:// with certificates, or a tunnel to this machine (docs/how-to/cluster.md).",
@@ -98,11 +102,7 @@ def _split_address(address: str) -> tuple[str, str, int]:
 
 
 def require_scheduler(address: str, security: Security | None) -> None:
-    """Makes sure that something listens at an address, and that certificates fit.
-
-    Raises:
-        UsageError: they do not, or nothing does.
-    """
+    """Raises a `UsageError` where nothing listens at an address, or certificates do not fit."""
     _, host, port = _split_address(address)
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain:
@@ -122,20 +122,9 @@ def require_scheduler(address: str, security: Security | None) -> None:
         raise UsageError(f"no scheduler answers at {address}: {error.strerror or error}", _HOW) from error
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 @contextmanager
 def connected(address: str, request: TlsRequest) -> Iterator[Client]:
-    """A client of a cluster's scheduler.
-
-    Raises:
-        UsageError: as for `find_security`, or nothing answers there.
-    """
+    """A client of a cluster's scheduler; a `UsageError` as of `find_security`, or where nothing answers."""
     security = find_security(address, request)
     require_scheduler(address, security)
     try:
@@ -163,11 +152,7 @@ class Cluster:
     def taking_part(
         self, chosen: Chosen, machine: Workbench, run_dir: Path, progress: Progress
     ) -> Iterator[ClusterPart]:
-        """Has the workers plan a run, each in a process of its own, which ends with this.
-
-        Raises:
-            UsageError: there is no worker, or none that can take part.
-        """
+        """Has the workers plan a run, each in a process of its own, which ends with this."""
         # With the IREE that the environment names.
         asked = chosen.request.toolchain
         toolchain = replace(asked, iree=asked.iree or os.environ.get(IREE_VARIABLE, ""))
@@ -232,35 +217,30 @@ class ClusterPart:
         offers = _require_offers(self._link)
         demands = list_demands(plan.steps)
         lacking: dict[str, list[Step]] = {}
+        steps: list[Step] = []
         for step in plan.steps:
-            there = any(demands[step.id].is_met_by(offer) for offer in offers.values())
-            if not (there or step.skip or step.blocked):
-                lacking.setdefault(demands[step.id].text, []).append(step)
+            demand = demands[step.id]
+            if step.skip or step.blocked or any(demand.is_met_by(offer) for offer in offers.values()):
+                steps.append(step)
+            else:
+                lacking.setdefault(demand.text, []).append(step)
+                skip = f"compiled only: no worker has {demand.text}"
+                steps.append(replace(step, skip=skip, resources=Resources(cores=0)))
         if lacking and not optional:
             lines = [
-                f"{text}, which {counted(len(steps), 'step')} need: {steps[-1].id}" for text, steps in lacking.items()
+                f"{text}, which {counted(len(need), 'step')} need: {need[-1].id}" for text, need in lacking.items()
             ]
             what = f"no worker of the cluster has {'; nor '.join(lines)}"
             raise UsageError(what, f"There are: {'; '.join(offer.text for offer in offers.values())}.")
-        gone = {step.id for steps in lacking.values() for step in steps}
-        steps = tuple(
-            replace(
-                step,
-                skip=step.skip or f"compiled only: no worker has {demands[step.id].text}",
-                resources=Resources(cores=0),
-            )
-            if step.id in gone
-            else step
-            for step in plan.steps
-        )
         self._early = _wait_for_the_first(self._link, self._fleet, self._progress)
-        return replace(plan, steps=steps)
+        return replace(plan, steps=tuple(steps))
 
     def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> ClusterRunner:
         """Runs the steps on the workers."""
         queue = FleetQueue(steps, finished, self._fleet, fail_fast=engine.options.fail_fast)
-        keep = keep_below(self._run_dir)
-        return ClusterRunner(queue, self._link, engine, keep, self._progress, plan=engine, early=self._early)
+        return ClusterRunner(
+            queue, self._link, engine, keep_below(self._run_dir), self._progress, plan=engine, early=self._early
+        )
 
 
 class ComparisonPart:
@@ -291,10 +271,7 @@ class ComparisonPart:
         def keep(step: Step, answer: OrderAnswer) -> None:
             rounds.keep(step, answer.events)
 
-        runner = ClusterRunner(
-            queue, self._link, rounds, keep, self._progress, made=there, seconds=seconds, early=early
-        )
-        runner.run()
+        ClusterRunner(queue, self._link, rounds, keep, self._progress, made=there, seconds=seconds, early=early).run()
 
 
 def _wait_for_the_first(link: DaskLink, fleet: Fleet, progress: Progress) -> list[Event]:

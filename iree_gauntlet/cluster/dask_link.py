@@ -20,12 +20,12 @@ from iree_gauntlet import __version__
 from iree_gauntlet.cluster.dask_worker import ask_worker
 from iree_gauntlet.cluster.link import (
     Answered,
-    Began,
     Broken,
     BrokenRunError,
     Joined,
     Left,
     Refused,
+    RefusedRunError,
     Supplied,
     Unfit,
     UnfitDeviceError,
@@ -146,8 +146,7 @@ class DaskLink:
 
     async def _open(self) -> None:
         self._beating = asyncio.ensure_future(self._keep_beating())
-        info = await self._client.scheduler.identity(n_workers=-1)
-        for address in info["workers"]:
+        for address in await self._list_workers():
             self._keep(self._begin(address))
         offers = await self._ask_all("describe")
         self._offered = {
@@ -155,13 +154,11 @@ class DaskLink:
         }
 
     def _hear(self, event: tuple[float, Any]) -> None:
-        _, said = event
-        if not isinstance(said, dict):
-            return
-        if said.get("action") == "add-worker":
-            self._keep(self._begin(said["worker"]))
-        elif said.get("action") == "remove-worker":
-            self._note_left(said["worker"])
+        match event:
+            case (_, {"action": "add-worker", "worker": worker}):
+                self._keep(self._begin(worker))
+            case (_, {"action": "remove-worker", "worker": worker}):
+                self._note_left(worker)
 
     def _note_left(self, address: str) -> None:
         self._known.discard(address)
@@ -197,7 +194,17 @@ class DaskLink:
             future = self._client.submit(
                 ask_worker, "begin_run", self._facts, term, workers=[address], pure=False, key=key
             )
-            self._report_begun(address, offer, await future)
+            unfit: dict[str, str] = await future
+            for device, reason in unfit.items():
+                self._events.put(Refused(name, reason, device))
+            if any(device.name in unfit and device.uri.startswith(LOCAL) for device in offer.devices):
+                # Whoever computes wrong does not compile right.
+                self._events.put(Refused(name, "its processor failed the health check"))
+            else:
+                devices = tuple(device for device in offer.devices if device.name not in unfit)
+                self._events.put(Joined(address, replace(offer, devices=devices)))
+        except RefusedRunError as error:
+            self._events.put(Refused(name, str(error)))
         except Exception as error:  # noqa: BLE001 - whatever Dask says of a worker that it could not have asked
             # Of one that is gone it is said by itself.
             if address in self._known and not isinstance(error, KilledWorker | CancelledError):
@@ -215,20 +222,6 @@ class DaskLink:
             await self._begin(address)
         finally:
             self._renewing.discard(address)
-
-    def _report_begun(self, address: str, offer: WorkerOffer, began: Began) -> None:
-        """Makes known who takes part, with which devices."""
-        unfit = dict(began.unfit)
-        for device, reason in unfit.items():
-            self._events.put(Refused(offer.name, reason, device))
-        if began.refused:
-            self._events.put(Refused(offer.name, began.refused))
-        elif any(device.name in unfit and device.uri.startswith(LOCAL) for device in offer.devices):
-            # Whoever computes wrong does not compile right.
-            self._events.put(Refused(offer.name, "its processor failed the health check"))
-        else:
-            devices = tuple(device for device in offer.devices if device.name not in unfit)
-            self._events.put(Joined(address, replace(offer, devices=devices)))
 
     async def _do(self, worker: str, order: Order) -> None:
         # The first word is what the scheduler keeps for ever, and what its dashboard has a colour for.
@@ -297,16 +290,17 @@ class DaskLink:
             with contextlib.suppress(OSError, TimeoutError):
                 heard = await self._ask_all("hear", self._facts.name)
                 if heard.keys() != self._known:
-                    await self._look_again()
+                    # What the scheduler says of those who come and go is lost when the connection is.
+                    there = await self._list_workers()
+                    for address in self._known.difference(there):
+                        self._note_left(address)
+                    for address in there:
+                        self._keep(self._begin(address))
             await asyncio.sleep(_BEAT_SECONDS)
 
-    async def _look_again(self) -> None:
-        """Finds out who is there: what the scheduler says of it is lost when the connection is."""
-        there = (await self._client.scheduler.identity(n_workers=-1))["workers"]
-        for address in self._known - there.keys():
-            self._note_left(address)
-        for address in there:
-            self._keep(self._begin(address))
+    async def _list_workers(self) -> list[str]:
+        """The addresses of all workers that the scheduler has."""
+        return list((await self._client.scheduler.identity(n_workers=-1))["workers"])
 
     async def _close(self) -> None:
         if self._beating is not None:

@@ -2,9 +2,7 @@
 
 The process of a run ends when the run does, when nothing is heard of it for half a minute, and with the worker. Modules
 come from other workers by their key, the copy of the project and files that nobody else has from where the run was
-started; none of them passes through the scheduler.
-
-Modules go straight from one worker to another; all files are checked by their hashes.
+started; none of them passes through the scheduler, and all are checked by their hashes.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from distributed.core import Status
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cluster.link import Began, BrokenRunError, OrderAnswer, RunOrder, decode, encode, locate_side_folder
+from iree_gauntlet.cluster.link import BrokenRunError, OrderAnswer, RefusedRunError, RunOrder, decode, encode
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of, request_within, unpack_project, within
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
@@ -59,7 +57,7 @@ _LOG = "worker.log"
 
 @dataclass(slots=True)
 class _RunProcess:
-    """The process of a run."""
+    """The process of a run; `ready` has the devices that it does without, with the reasons."""
 
     process: asyncio.subprocess.Process
     stdin: asyncio.StreamWriter
@@ -70,16 +68,12 @@ class _RunProcess:
     why: str = ""
     waiting: dict[int, asyncio.Future[OrderAnswer]] = field(default_factory=dict)
     orders: int = 0
-    ready: asyncio.Future[Began] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ready: asyncio.Future[dict[str, str]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     reading: asyncio.Task[None] | None = None
 
 
 class GauntletWorker(Worker):  # type: ignore[misc]
-    """A Dask worker that takes part in runs.
-
-    Args:
-        arguments: as for `distributed.Worker`.
-    """
+    """A Dask worker that takes part in runs."""
 
     run_process: tuple[str, ...] = ("-m", "iree_gauntlet.cluster.run_process")
 
@@ -93,9 +87,11 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         # Of this process alone: the one before it may not have ended yet, nor what it has started.
         self._own = OwnedFolder(self._work / "runs" / secrets.token_hex(8)).__enter__()
         super().__init__(*arguments, **named)
-        self.handlers["gauntlet_entry"] = self._transfers.give_entry
-        self.handlers["gauntlet_project"] = self._transfers.take_project
-        self.handlers["gauntlet_artifact"] = self._transfers.take_artifact
+        self.handlers.update(
+            gauntlet_entry=self._transfers.give_entry,
+            gauntlet_project=self._transfers.take_project,
+            gauntlet_artifact=self._transfers.take_artifact,
+        )
         self._watching = asyncio.ensure_future(self._end_unheard())
 
     async def close(self, *arguments: Any, **named: Any) -> Any:
@@ -119,8 +115,15 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         """Whether a copy of a project is here."""
         return self._transfers.project(sha256).is_dir()
 
-    async def begin_run(self, facts: RunFacts, term: int) -> Began:
-        """Plans a run in a process of its own; of another term, in place of the one that there is."""
+    async def begin_run(self, facts: RunFacts, term: int) -> dict[str, str]:
+        """Plans a run in a process of its own; of another term, in place of the one that there is.
+
+        Returns:
+            The devices that it does without, and why.
+
+        Raises:
+            RefusedRunError: the worker cannot take part.
+        """
         async with self._starting.setdefault(facts.name, asyncio.Lock()):
             run = self._runs.get(facts.name)
             if run is not None and run.term != term:
@@ -177,12 +180,11 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         folder = self._own.path / facts.name
         folder.mkdir(parents=True, exist_ok=True)
         project = self._transfers.project(facts.sha256)
-        cwd = within(project, facts.cwd)
         with (folder / _LOG).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *self.run_process,
-                cwd=cwd,
+                cwd=within(project, facts.cwd),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -194,21 +196,18 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             raise BrokenRunError("the process of the run has no pipes")
         run = _RunProcess(process, process.stdin, process.stdout, folder, time.monotonic(), term)
         run.reading = asyncio.create_task(self._read(facts.name, run))
-        run.stdin.write(encode(self._order(facts, folder, project)))
-        return run
-
-    def _order(self, facts: RunFacts, folder: Path, project: Path) -> RunOrder:
-        """A run with the folders of this worker in place of those where it was started."""
+        # The folders of this worker stand in place of those where it was started.
         offer = self.gauntlet_offer
         runs = []
         for number, shared in enumerate(facts.runs):
-            side = locate_side_folder(folder, number, facts)
+            side = folder / "ab"[number] if facts.comparison else folder
             request = request_within(shared.request, project, side, self.gauntlet_cache, facts.cwd)
             conduct = replace(request.conduct, jobs=offer.jobs)
             runs.append(replace(shared, request=replace(request, conduct=conduct)))
         # A path below the copy is one of the machine that it was made on.
         places = ((within(project, "/").rstrip("/"), ""),)
-        return RunOrder(str(folder), tuple(runs), facts.comparison, offer.devices, places)
+        run.stdin.write(encode(RunOrder(str(folder), tuple(runs), facts.comparison, offer.devices, places)))
+        return run
 
     async def _read(self, name: str, run: _RunProcess) -> None:
         """Takes what the process of a run says, until it has ended; what it has not done by then is broken."""
@@ -231,7 +230,7 @@ class GauntletWorker(Worker):  # type: ignore[misc]
             del self._runs[name]
         why = run.why or f"its process ended with {code}: {_read_last_line(run.folder / _LOG)}"
         if not run.ready.done():
-            run.ready.set_result(Began(why))
+            run.ready.set_exception(RefusedRunError(why))
         for waiting in run.waiting.values():
             if not waiting.done():
                 waiting.set_exception(BrokenRunError(why))
@@ -275,12 +274,7 @@ class Transfers:
         return self._work / "projects" / sha256
 
     async def have(self, made: Made, connection: dict[str, Any]) -> None:
-        """Has a module in the cache here, if another worker still has it; otherwise it is made here.
-
-        Args:
-            made: the module, and who has it.
-            connection: how workers are reached, as of Dask's `connect`.
-        """
+        """Has a module in the cache here, if another worker still has it; otherwise it is made here."""
         async with self._fetching.setdefault(made.key, asyncio.Lock()):
             for address in made.at:
                 found = await asyncio.to_thread(self._modules.lookup, made.key)

@@ -73,25 +73,22 @@ def list_demands(steps: Sequence[Step]) -> dict[str, Demand]:
     for step in steps:
         if step.resources.device:
             devices.setdefault(step.chain, step.resources.device)
-    return {step.id: _demand(step, devices.get(step.chain, "")) for step in steps}
-
-
-def _demand(step: Step, device_of_chain: str) -> Demand:
-    resources = step.resources
-    if resources.device:
-        timed = any(golden.metric is Metric.TIME_MS for golden in step.goldens)
-        return Demand(resources.device, step.sku if timed else "", uses=True, exclusive=resources.exclusive)
-    bound = step.stage in _MADE_WHERE_USED or bool(dict(step.cache.ingredients).get("host"))
-    return Demand(device_of_chain if bound else "", exclusive=resources.exclusive)
+    demands = {}
+    for step in steps:
+        resources = step.resources
+        if resources.device:
+            timed = any(golden.metric is Metric.TIME_MS for golden in step.goldens)
+            demand = Demand(resources.device, step.sku if timed else "", uses=True, exclusive=resources.exclusive)
+        else:
+            bound = step.stage in _MADE_WHERE_USED or bool(dict(step.cache.ingredients).get("host"))
+            demand = Demand(devices.get(step.chain, "") if bound else "", exclusive=resources.exclusive)
+        demands[step.id] = demand
+    return demands
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A place for one step.
-
-    Attributes:
-        device: the device that the step uses; None for none.
-    """
+    """A place for one step, with the device that it uses."""
 
     worker: str
     device: DeviceOffer | None = None
@@ -120,9 +117,6 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self._workers)
-
-    def __contains__(self, address: str) -> bool:
-        return address in self._workers
 
     def offer(self, address: str) -> WorkerOffer:
         """What a worker offers that is there."""
@@ -172,8 +166,9 @@ class Fleet:
             offer = self._workers[address].offer
             if demand.device or not offer.devices:
                 return self._take(found)
-            # There may be one without a device.
-            if second is None and not self._is_awaited(offer, awaited):
+            # There may be one without a device; where there is, this one is left to those that await its device.
+            plain = any(not worker.offer.devices for worker in self._workers.values())
+            if second is None and not (plain and any(item.is_met_by(offer) for item in awaited)):
                 second = found
         return self._take(second) if second is not None else None
 
@@ -190,10 +185,6 @@ class Fleet:
         if seat.exclusive:
             self._alone.discard(host)
         self._open[seat.worker] = None
-
-    def _is_awaited(self, offer: WorkerOffer, awaited: Collection[Demand]) -> bool:
-        plain = any(not worker.offer.devices for worker in self._workers.values())
-        return plain and any(demand.is_met_by(offer) for demand in awaited)
 
     def _find_seat(self, address: str, demand: Demand) -> Seat | None:
         worker = self._workers[address]
@@ -223,11 +214,7 @@ class Fleet:
 
 
 class FleetQueue(StepGraph):
-    """The steps of a plan that are yet to be done by a fleet.
-
-    Args:
-        steps, finished, fail_fast: as for `StepGraph`.
-    """
+    """The steps of a plan that are yet to be done by a fleet."""
 
     def __init__(
         self, steps: Sequence[Step], finished: Mapping[str, Verdict], fleet: Fleet, *, fail_fast: bool

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.short_process import ask
@@ -59,11 +60,7 @@ _CHECK_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """The known-good program, compiled for a device.
-
-    Attributes:
-        module: where it lies.
-    """
+    """The known-good program, compiled for a device."""
 
     device: str
     toolchain: Toolchain
@@ -109,12 +106,8 @@ class HealthCheck:
         flags = ["--benchmark_format=json", "--benchmark_repetitions=10", "--benchmark_min_time=0.02s", _INPUT]
         try:
             answer = ask([*words, *flags], timeout=_TIMEOUT_SECONDS)
-            runs = json.loads(answer.stdout)["benchmarks"]
-            scale = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
-            return min(
-                float(run["real_time"]) * scale[run["time_unit"]] for run in runs if run["run_type"] == "iteration"
-            )
-        except (ToolchainError, ValueError, KeyError):
+            return min(parse_benchmark_rows(answer.stdout)[0].real_time_ms)
+        except (ToolchainError, BenchmarkError):
             # What the benchmark itself is about will say more.
             return None
 
@@ -125,16 +118,16 @@ class HealthCheck:
 def make_health_checks(
     devices: Sequence[DeviceOffer], toolchain: Toolchain, folder: Path, records: Path
 ) -> tuple[dict[str, HealthCheck], dict[str, str]]:
-    """Compiles the program for each device.
-
-    Returns:
-        Checks by the device's own name, and why there is none for a device, by its name to people.
-    """
+    """Compiles the program for each device: checks by URI, and why there is none, by its name to people."""
     folder.mkdir(parents=True, exist_ok=True)
     checks: dict[str, HealthCheck] = {}
     missing: dict[str, str] = {}
     for number, device in enumerate(devices):
-        target = _choose_target(device.uri)
+        driver = device.uri.partition("://")[0]
+        if device.uri.startswith(LOCAL):
+            target: Target | None = Target("cpu")
+        else:
+            target = _find_amd_target() if driver == "hip" else parse_target(driver)
         if target is None:
             # What it is compiled for cannot be known here: the run's own steps will tell.
             continue
@@ -158,15 +151,6 @@ def make_health_checks(
 def _find_last_words(answer: Answer) -> str:
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
     return lines[-1] if lines else "it says nothing"
-
-
-def _choose_target(uri: str) -> Target | None:
-    driver = uri.partition("://")[0]
-    if uri.startswith(LOCAL):
-        return Target("cpu")
-    if driver == "hip":
-        return _find_amd_target()
-    return parse_target(driver)
 
 
 def _find_amd_target() -> Target | None:

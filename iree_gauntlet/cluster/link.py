@@ -28,6 +28,10 @@ class BrokenRunError(Exception):
     """The process of a run ended with an order undone."""
 
 
+class RefusedRunError(Exception):
+    """A worker cannot take part in a run."""
+
+
 class UnfitDeviceError(Exception):
     """The device of a step failed its health check."""
 
@@ -60,12 +64,10 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A step that a worker is to do.
+    """A step that a worker is to do, which has planned the same run.
 
     Attributes:
-        step: its id; the worker has planned the same run.
         device: own name of the device that it uses; empty for none.
-        made: what steps before it have made.
         attempt: 0 at first, one more for each worker that was lost.
     """
 
@@ -88,22 +90,16 @@ class OrderAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
-    """How a worker has begun a run.
+class WorkerEvent:
+    """Something has happened to a worker, of an address."""
 
-    Attributes:
-        refused: why it cannot take part; empty where it can.
-    """
-
-    refused: str = ""
-    unfit: tuple[tuple[str, str], ...] = ()
+    worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(WorkerEvent):
     """A worker is there and has planned the run."""
 
-    worker: str
     offer: WorkerOffer
 
 
@@ -122,17 +118,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Left(WorkerEvent):
     """A worker is not there any more."""
-
-    worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class OrderEvent:
+class OrderEvent(WorkerEvent):
     """What has become of an order, or of what it needs."""
 
-    worker: str
     step: str
 
 
@@ -204,7 +197,6 @@ class SharedRun:
     """A run that workers plan too.
 
     Attributes:
-        request: what is asked for; a worker's process has it with that worker's own folders.
         compiler, runtime: identities of its IREE; empty for none.
         places: as of `_list_places`, where it was started.
     """
@@ -222,11 +214,7 @@ class SharedRun:
         return cls(request, *identities, _list_places(run_dir, machine))
 
     def require_its_iree(self, toolchain: Toolchain | None) -> None:
-        """Makes sure that an IREE is the run's.
-
-        Raises:
-            GauntletError: it is another.
-        """
+        """Raises a `GauntletError` where an IREE is not the run's."""
         for name, identity in (("compiler", self.compiler), ("runtime", self.runtime)):
             part: Part | None = getattr(toolchain, name) if toolchain else None
             if identity and (part is None or part.identity != identity):
@@ -241,12 +229,7 @@ class SharedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a worker has to know of a run, or of a comparison.
-
-    Attributes:
-        runs: the run; or the sides A and B of a comparison.
-        comparison: how those are compared; None for a run.
-    """
+    """What a worker has to know of a run, or of a comparison, whose `runs` are its sides A and B."""
 
     name: str
     sha256: str
@@ -257,11 +240,9 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """What a worker has its process take part in.
+    """What a worker has its process take part in: `RunFacts` with the worker's own folders.
 
     Attributes:
-        folder: of the process, absolute.
-        runs, comparison: as of `RunFacts`, with the worker's own folders.
         places: folders here, and what they are where it was started.
     """
 
@@ -270,11 +251,6 @@ class RunOrder:
     comparison: CompareRequest | None
     devices: tuple[DeviceOffer, ...]
     places: tuple[tuple[str, str], ...]
-
-
-def locate_side_folder(folder: Path, number: int, facts: RunFacts) -> Path:
-    """Where a process has a run: its own folder, or one below it for each side of a comparison."""
-    return folder / "ab"[number] if facts.comparison else folder
 
 
 def with_paths(said: Any, renamed: Mapping[str, str]) -> Any:

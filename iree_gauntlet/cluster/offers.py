@@ -57,7 +57,6 @@ class WorkerOffer(Recorded):
     """What a worker offers.
 
     Attributes:
-        devices: that it has; none where it only compiles.
         memory_bytes, free_disk_bytes: of the machine, and where the cache is; None where it is not known.
         iree: the IREE that it has without installing one; empty for none.
     """
@@ -81,32 +80,22 @@ class WorkerOffer(Recorded):
 
 
 def parse_device(text: str) -> DeviceOffer:
-    """Reads `NAME=URI,sku=SKU`; `cpu` alone is the processor.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Reads `NAME=URI,sku=SKU`; `cpu` alone is the processor."""
     head, *more = text.split(",")
     name, equals, uri = head.partition("=")
     if not equals and name == "cpu":
         uri = "local-task"
     options = dict(part.partition("=")[::2] for part in more)
-    if not _NAME.fullmatch(name) or not uri or options.keys() - {"sku"} or (more and not options.get("sku")):
+    sku = options.pop("sku", "")
+    if not _NAME.fullmatch(name) or not uri or options or (more and not sku):
         raise UsageError(f"--device {text}: not understood", _HOW)
-    return DeviceOffer(name, uri, options.get("sku", ""))
+    return DeviceOffer(name, uri, sku)
 
 
 def measured(
     name: str, jobs: int, declared: Sequence[DeviceOffer], toolchain: Toolchain | None, cache_dir: Path
 ) -> WorkerOffer:
-    """What this machine has, of what its owner says that it has.
-
-    Args:
-        name: of the worker; empty for the machine's.
-        jobs: steps at once; 0 for as many as there are cores.
-        declared: its devices.
-        toolchain: whose runtime looks for them; None where there is no IREE yet, which is an error with devices.
-        cache_dir: its cache.
+    """What this machine has, of what its owner says that it has: no name is the machine's, 0 jobs its cores.
 
     Raises:
         UsageError: a device is not there, or is not what it is said to be.

@@ -21,7 +21,7 @@ from iree_gauntlet.system.file_lock import LockFile
 from iree_gauntlet.system.plain_tar import NotPlainError, unpack_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.requests import RunRequest
@@ -38,11 +38,7 @@ _LOCK = "owner.lock"
 
 @dataclass(frozen=True, slots=True)
 class ProjectCopy:
-    """A copy, packed.
-
-    Attributes:
-        cwd: the folder that the run was started in, absolute.
-    """
+    """A copy, packed, with the folder that the run was started in."""
 
     archive: Path
     sha256: str
@@ -50,22 +46,21 @@ class ProjectCopy:
 
 
 def pack_project(selection: Selection, archive: Path) -> ProjectCopy:
-    """Packs what a run reads: the folders of its specs, and the project's suites, settings and hashes.
-
-    Args:
-        selection: of the run.
-        archive: where to; made or replaced.
-    """
+    """Packs what a run reads: the folders of its specs, and the project's suites, settings and hashes."""
     project = find_project_folder()
     roots = [*selection.read_from, *(project / name for name in _OF_THE_PROJECT)]
-    files = {_normalise(path) for root in roots for path in _list_files(Path(os.path.abspath(root)))}  # noqa: PTH100 - links stay as named
-    files |= {_normalise(path) for path in _list_named_beside(selection)}
+    files = {path for root in roots for path in _list_files(Path(os.path.abspath(root)))}  # noqa: PTH100 - links stay as named
+    # And what cases were read from, wherever it is.
+    for case in (*selection.cases.cases, *selection.cases.required):
+        origins = [case.origin, case.flags_origin, *(module.origin for module in case.modules)]
+        named = [Path(item.file).absolute() for item in origins if item is not None]
+        files.update(path for path in named if path.is_file())
     with tarfile.open(archive, "w") as tar:
         # The markers of a project, and the folder that the run was started in.
         for folder in (Path.cwd(), project / "specs", project / "suites"):
             if folder.is_dir():
                 tar.addfile(_make_entry(str(folder), tarfile.DIRTYPE))
-        for path in sorted(files):
+        for path in sorted(set(map(os.path.normpath, files))):
             with Path(path).open("rb") as file:
                 info = _make_entry(path, tarfile.REGTYPE)
                 info.size = os.fstat(file.fileno()).st_size
@@ -105,15 +100,7 @@ def within(copy: Path, path: str) -> str:
 
 
 def request_within(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Path, cwd: str) -> RunRequest:
-    """A request as it is read by a process that works in a copy of the project.
-
-    Args:
-        request: as it was made where the run was started.
-        copy: the folder of the copy.
-        run_dir: the run's folder here.
-        cache_dir: the cache here.
-        cwd: the folder that the run was started in.
-    """
+    """A request as it is read by a process that works in a copy of the project; `cwd` is where the run was started."""
 
     def here(path: str) -> str:
         return within(copy, path) if path.startswith("/") else path
@@ -149,23 +136,12 @@ def request_within(request: RunRequest, copy: Path, run_dir: Path, cache_dir: Pa
     )
 
 
-def _normalise(path: Path) -> str:
-    return os.path.normpath(path)
-
-
 def _list_files(root: Path) -> Iterator[Path]:
     if root.is_file():
         yield root
     for folder, folders, files in os.walk(root, followlinks=True):
         folders[:] = [name for name in folders if name not in _LEFT_OUT]
         yield from (path for name in files if (path := Path(folder, name)).is_file())
-
-
-def _list_named_beside(selection: Selection) -> Iterable[Path]:
-    """Files that cases were read from, wherever they are."""
-    for case in (*selection.cases.cases, *selection.cases.required):
-        origins = [case.origin, case.flags_origin, *(module.origin for module in case.modules)]
-        yield from (path for item in origins if item is not None and (path := Path(item.file).absolute()).is_file())
 
 
 def _make_entry(path: str, kind: bytes) -> tarfile.TarInfo:
@@ -192,20 +168,14 @@ class OwnedFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self._lock.acquire_now():
             raise UsageError(f"a worker {self.path.name} runs here already", "Give this one another --name.")
-        for folder in _find_left_behind(self.path):
-            shutil.rmtree(folder, ignore_errors=True)
+        # What the dead have left.
+        for lock in self.path.parent.glob(f"*/{_LOCK}"):
+            other = LockFile(lock)
+            if lock.parent != self.path and other.acquire_now():
+                shutil.rmtree(lock.parent, ignore_errors=True)
+                other.release()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.remove()
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _find_left_behind(own: Path) -> Iterator[Path]:
-    for lock in own.parent.glob(f"*/{_LOCK}"):
-        if lock.parent == own:
-            continue
-        other = LockFile(lock)
-        if other.acquire_now():
-            yield lock.parent
-            other.release()

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -22,7 +22,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict
 from iree_gauntlet.cluster.health import DeviceHealth
-from iree_gauntlet.cluster.link import Began, BrokenRunError, OrderAnswer, UnfitDeviceError, decode, encode, with_paths
+from iree_gauntlet.cluster.link import (
+    BrokenRunError,
+    OrderAnswer,
+    RefusedRunError,
+    UnfitDeviceError,
+    decode,
+    encode,
+    with_paths,
+)
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.engine.session import open_session
@@ -40,9 +48,9 @@ from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.cluster.link import Made, Order, RunOrder, SharedRun
+    from iree_gauntlet.cluster.link import Made, Order, RunOrder
     from iree_gauntlet.engine.rounds.blocks import Pair
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Opened
@@ -78,24 +86,9 @@ class _Output:
                 self._stream.flush()
 
 
-@contextmanager
-def _open_here(shared: SharedRun) -> Iterator[Opened]:
-    """A run that was started elsewhere."""
-    request = shared.request
-    # The run that it is held against is where it was started, as are its figures.
-    chosen = replace(choose(replace(request, conduct=replace(request.conduct, baseline=""))), request=request)
-    with opened(chosen, Progress()) as run:
-        shared.require_its_iree(run.machine.toolchain)
-        yield run
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What has become of a step here.
-
-    Attributes:
-        missing: URLs of files that are not here, where it failed for want of them.
-    """
+    """What has become of a step here, and the URLs of files that it failed for want of."""
 
     result: Result
     missing: tuple[str, ...] = ()
@@ -128,7 +121,7 @@ class HereSteps:
         resources = replace(step.resources, device=device)
         return replace(step, command=replace(step.command, argv=argv), resources=resources)
 
-    def do(self, step: Step, made: Iterable[Made]) -> Done:
+    def do(self, step: Step, made: Mapping[str, Made]) -> Done:
         """Does a step, and what it needs."""
         with self._locks[step.id]:
             failed = self.needed(step, made)
@@ -137,21 +130,8 @@ class HereSteps:
             result = self._done[step.id] = self._engine.result_of(step)
         return Done(result, self._list_missing(step) if result.verdict is Verdict.ERROR else ())
 
-    def needed(self, step: Step, made: Iterable[Made]) -> Done | None:
-        """Does what a step needs and was not done here; how the step ends where that fails, or None.
-
-        Args:
-            step: it is not done itself.
-            made: what others have made of it.
-        """
-        failed = self._do_needs(step, {item.step: item for item in made})
-        if failed is None:
-            return None
-        need, found = failed
-        missing = self._list_missing(need) if need.stage is Stage.FETCH else ()
-        return Done(replace(found, verdict=Verdict.ERROR, reason=f"{need.id} failed here: {found.reason}"), missing)
-
-    def _do_needs(self, step: Step, made: Mapping[str, Made]) -> tuple[Step, Result] | None:
+    def needed(self, step: Step, made: Mapping[str, Made]) -> Done | None:
+        """Does what a step needs and neither this worker nor others have `made`; how the step ends where that fails."""
         for name in step.needs:
             need = self._steps.get(name)
             if need is None:
@@ -162,16 +142,18 @@ class HereSteps:
                     if name in made:
                         # It was made for this run, if elsewhere.
                         note_made_again(self._engine.options.made_again, made[name].key)
-                    elif (failed := self._do_needs(need, made)) is not None:
+                    elif (failed := self.needed(need, made)) is not None:
                         return failed
                     done = self._done[name] = self._engine.result_of(need)
                     if not done.verdict.counts_as_pass and name in made:
                         # What others have made is not to be had: then with all that it needs.
-                        if (failed := self._do_needs(need, {})) is not None:
+                        if (failed := self.needed(need, {})) is not None:
                             return failed
                         done = self._done[name] = self._engine.result_of(need)
             if not done.verdict.counts_as_pass:
-                return need, done
+                missing = self._list_missing(need) if need.stage is Stage.FETCH else ()
+                reason = f"{name} failed here: {done.reason}"
+                return Done(replace(done, verdict=Verdict.ERROR, reason=reason), missing)
         return None
 
     def _list_missing(self, step: Step) -> tuple[str, ...]:
@@ -206,7 +188,7 @@ class RunPart:
             return OrderAnswer(Result(Verdict.ERROR, error.what, tail=(error.hint,), notes=step.notes).as_dict())
         if unfit:
             raise UnfitDeviceError(unfit)
-        done = here.do(step, order.made)
+        done = here.do(step, {item.step: item for item in order.made})
         if done.result.crashed or done.result.timed_out:
             self._health.distrust(order.device)
         files = tuple(_read_small_files(Path(step.folder), here.run.session.folder))
@@ -242,11 +224,7 @@ def _read_small_files(folder: Path, run_dir: Path) -> Iterator[tuple[str, bytes]
 
 
 class RoundsPart(RunPart):
-    """What a worker does of a comparison, of whose sides it has the runs.
-
-    Args:
-        folder: of the process.
-    """
+    """What a worker does of a comparison, of whose sides it has the runs."""
 
     def __init__(
         self,
@@ -270,7 +248,7 @@ class RoundsPart(RunPart):
         for name, side in zip("AB", self._sides, strict=True):
             step = side.on_device(order.step, order.device)
             own = [item for item in order.made if item.step.startswith(f"{name} ")]
-            made = [replace(item, step=item.step.removeprefix(f"{name} ")) for item in own]
+            made = {item.step.removeprefix(f"{name} "): item for item in own}
             if (failed := side.needed(step, made)) is not None:
                 result = replace(failed.result, reason=f"{name}: {failed.result.reason}")
                 return replace(failed, result=result).as_answer(self._renamed)
@@ -319,10 +297,16 @@ class RoundsPart(RunPart):
 
 def _take_part(order: RunOrder, stack: ExitStack) -> tuple[RunPart, dict[str, str]]:
     """Takes part in a run, until the stack is left; the devices that it does without come along, with the reasons."""
-    runs = [stack.enter_context(_open_here(shared)) for shared in order.runs]
+    runs = []
     renamed = dict(order.places)
-    for shared, run in zip(order.runs, runs, strict=True):
+    for shared in order.runs:
+        request = shared.request
+        # The run that it is held against is where it was started, as are its figures.
+        chosen = replace(choose(replace(request, conduct=replace(request.conduct, baseline=""))), request=request)
+        run = stack.enter_context(opened(chosen, Progress()))
+        shared.require_its_iree(run.machine.toolchain)
         renamed |= shared.renamed_from(run.session.folder, run.machine)
+        runs.append(run)
     health, unfit = DeviceHealth.of(runs[0], order.devices)
     if order.comparison is None:
         return RunPart(runs, health, renamed), unfit
@@ -343,9 +327,9 @@ def main() -> None:
         try:
             part, unfit = _take_part(order, stack)
         except GauntletError as error:
-            output.write(None, Began(error.on_one_line))
+            output.write(None, RefusedRunError(error.on_one_line))
             return
-        output.write(None, Began(unfit=tuple(unfit.items())))
+        output.write(None, unfit)
         jobs = order.runs[0].request.conduct.jobs
         pool = stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="step"))
 

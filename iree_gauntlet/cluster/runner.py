@@ -7,8 +7,8 @@ itself (a crash) is a result, and is not done again.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -52,14 +52,6 @@ class _UnderWay:
     def where(self) -> str:
         """Worker and device, for people."""
         return f"{self.name}/{self.seat.device.name}" if self.seat.device else self.name
-
-
-@dataclass(slots=True)
-class _Past:
-    """What has happened to a step so far."""
-
-    lost: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def keep_below(run_dir: Path) -> Callable[[Step, OrderAnswer], None]:
@@ -116,7 +108,6 @@ class ClusterRunner:
         plan: the conductor, where steps may be such that no worker does them.
         made: what is made already of what the steps need, by name.
         patience: seconds that steps wait for a worker which offers what they need.
-        clock: seconds.
     """
 
     def __init__(
@@ -146,7 +137,9 @@ class ClusterRunner:
         self._patience = patience
         self._clock = clock
         self._under_way: dict[str, _UnderWay] = {}
-        self._past: dict[str, _Past] = {}
+        # Of steps that were begun before: workers that were lost with them, and what their results are to say.
+        self._lost: defaultdict[str, list[str]] = defaultdict(list)
+        self._notes: defaultdict[str, list[str]] = defaultdict(list)
         self._made = dict(made)
         # Since when nobody offers something.
         self._unoffered: dict[Demand, float] = {}
@@ -158,11 +151,7 @@ class ClusterRunner:
         self._shown = 0.0
 
     def run(self) -> dict[str, Verdict]:
-        """Runs everything and returns the verdicts by step id.
-
-        Raises:
-            BaseException: what a signal handler raises; the workers have been told to end then.
-        """
+        """Runs everything and returns the verdicts by step id; the workers have been told to end where it raises."""
         try:
             for happened in self._early:
                 self._take(happened)
@@ -196,11 +185,10 @@ class ClusterRunner:
     def _send(self, step: Step, seat: Seat) -> None:
         made = tuple(self._made[need] for need in step.needs if need in self._made)
         device = seat.device.uri if seat.device else ""
-        past = self._past.get(step.id)
-        lost = len(past.lost) if past else 0
-        order = Order(step.id, device, made, step.goldens, lost, self._seconds(step))
+        attempt = len(self._lost.get(step.id, ()))
+        order = Order(step.id, device, made, step.goldens, attempt, self._seconds(step))
         under_way = self._under_way[step.id] = _UnderWay(step, seat, self._fleet.offer(seat.worker).name, order)
-        self._conductor.begin(step, worker=under_way.where, again=past is not None)
+        self._conductor.begin(step, worker=under_way.where, again=step.id in self._notes)
         self._link.send(seat.worker, order)
 
     def _take(self, event: Event) -> None:
@@ -258,18 +246,18 @@ class ClusterRunner:
     def _do_again(self, order: _UnderWay, reason: str) -> None:
         """A step whose worker has not done it waits for another, or has ended in an error."""
         del self._under_way[order.step.id]
-        past = self._past.setdefault(order.step.id, _Past())
-        past.lost.append(order.name)
-        if len(past.lost) > _MOST_AGAIN:
-            what = f"given up after {len(past.lost)} workers that did not finish it: {', '.join(past.lost)} ({reason})"
+        lost = self._lost[order.step.id]
+        lost.append(order.name)
+        if len(lost) > _MOST_AGAIN:
+            what = f"given up after {len(lost)} workers that did not finish it: {', '.join(lost)} ({reason})"
             hint = "See whether it takes down what it runs on: its memory, its device; then `--resume`."
             self._conclude(order.step, Result(Verdict.ERROR, what, tail=(hint,), notes=order.step.notes))
             return
-        past.notes.append(f"begun on worker {order.name}, and done again: {reason}")
+        self._notes[order.step.id].append(f"begun on worker {order.name}, and done again: {reason}")
         if self._plan:
             self._plan.put_back(order.step)
         # The last time beside nothing that could take it down.
-        self._queue.put_back(order.step, alone=len(past.lost) == _MOST_AGAIN)
+        self._queue.put_back(order.step, alone=len(lost) == _MOST_AGAIN)
 
     def _withdraw_device(self, order: _UnderWay, reason: str) -> None:
         """The device of a step takes no further ones; the step waits for another."""
@@ -279,8 +267,7 @@ class ClusterRunner:
         self._conductor.remark(f"worker {where} takes no further part: {reason}")
         if self._plan:
             self._plan.put_back(order.step)
-        past = self._past.setdefault(order.step.id, _Past())
-        past.notes.append(f"not done on {where}, which failed its health check: {reason}")
+        self._notes[order.step.id].append(f"not done on {where}, which failed its health check: {reason}")
         self._queue.put_back(order.step, alone=False)
 
     def _take_answer(self, order: _UnderWay, answer: OrderAnswer) -> None:
@@ -289,9 +276,8 @@ class ClusterRunner:
             order.answer = answer
             self._link.supply(order.seat.worker, step.id, answer.missing)
             return
-        past = self._past.get(step.id, _Past())
         result = Result.from_dict(answer.result)
-        result = replace(result, worker=order.where, notes=(*result.notes, *past.notes))
+        result = replace(result, worker=order.where, notes=(*result.notes, *self._notes.get(step.id, ())))
         self._keep(step, answer)
         if result.verdict is Verdict.PASSED and step.stage in _MOVED_BY_KEY and result.cache and result.cache.key:
             self._made[step.id] = Made(step.id, result.cache.key, (order.seat.worker,))
@@ -303,16 +289,17 @@ class ClusterRunner:
         if order.answer is None:
             # They were asked for because of what it says.
             return
-        past = self._past.setdefault(order.step.id, _Past())
+        notes = self._notes[order.step.id]
         if missing:
-            past.notes.append(f"nor did the files come from where the run was started: {missing}")
+            notes.append(f"nor did the files come from where the run was started: {missing}")
             self._take_answer(order, order.answer)
             return
-        past.notes.append("files came from where the run was started: the worker could not get them")
+        notes.append("files came from where the run was started: the worker could not get them")
         self._link.send(order.seat.worker, order.order)
 
     def _conclude(self, step: Step, result: Result) -> None:
-        self._past.pop(step.id, None)
+        self._lost.pop(step.id, None)
+        self._notes.pop(step.id, None)
         self._queue.finish(step, self._conductor.conclude(step, result))
 
     def _give_up_in_time(self) -> None:
@@ -330,7 +317,7 @@ class ClusterRunner:
                 continue
             what = f"no worker with {demand.text} has come back within {self._patience:g} s"
             for step in self._queue.take_all(demand):
-                self._conductor.begin(step, again=step.id in self._past)
+                self._conductor.begin(step, again=step.id in self._notes)
                 hint = "Start one (`gauntlet worker`), and go on with `--resume`."
                 self._conclude(step, Result(Verdict.ERROR, what, tail=(hint,), notes=step.notes))
 

@@ -51,12 +51,7 @@ logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Where workers are.
-
-    Attributes:
-        security: encrypts what they say; None for loopback alone.
-        port, nanny_port: that they listen on; 0 for any.
-    """
+    """Where workers are; no `security` is for loopback alone, a port of 0 for any that is free."""
 
     scheduler: str
     cache_dir: Path
@@ -66,11 +61,7 @@ class WorkerPlace:
 
 
 def run_worker(place: WorkerPlace, offer: WorkerOffer, say: Callable[[str], None]) -> ExitCode:
-    """Runs a worker until it is interrupted; where its scheduler goes, it waits for that to come back.
-
-    Raises:
-        UsageError: there is no scheduler, or it has a worker of this name.
-    """
+    """Runs a worker until it is interrupted; where its scheduler goes, it waits for that to come back."""
 
     async def serve() -> ExitCode:
         keeper = _Keeper(place, offer, say)
@@ -83,18 +74,7 @@ def run_worker(place: WorkerPlace, offer: WorkerOffer, say: Callable[[str], None
 
 
 def run_local(count: int, offer: WorkerOffer, place: WorkerPlace, port: int, say: Callable[[str], None]) -> ExitCode:
-    """Runs a scheduler with workers on this machine until it is interrupted.
-
-    Args:
-        count: how many workers.
-        offer: what each of them offers, but for its name.
-        place: where; the scheduler is made here.
-        port: of the scheduler; 0 for any.
-        say: gets lines when they are there.
-
-    Raises:
-        UsageError: the port is taken.
-    """
+    """Runs a scheduler (its port is 0 for any) with workers that offer the same until it is interrupted."""
     dashboard = importlib.util.find_spec("bokeh") is not None
 
     async def serve() -> ExitCode:
@@ -150,7 +130,9 @@ class _Keeper:
         missed = 0
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            missed = 0 if self._is_kept() else missed + 1
+            nanny = self._nanny
+            process = nanny.process if nanny and nanny.status is Status.running else None
+            missed = 0 if process and process.status in (Status.running, Status.starting) else missed + 1
             if missed < _MOST_MISSED:
                 # Between a death and its nanny's next start a worker is not there either.
                 continue
@@ -169,12 +151,6 @@ class _Keeper:
         if nanny is not None:
             with suppress(OSError, AssertionError):
                 await nanny.close(timeout=_END_SECONDS)
-
-    def _is_kept(self) -> bool:
-        nanny = self._nanny
-        if nanny is None or nanny.status is not Status.running:
-            return False
-        return nanny.process is not None and nanny.process.status in (Status.running, Status.starting)
 
     async def _start(self) -> None:
         place, offer = self._place, self._offer

@@ -64,8 +64,8 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     TimeVerdict,
     compare,
+    compute_log_ratios,
 )
-from iree_gauntlet.measuring.statistics.paired import compute_log_ratios
 from iree_gauntlet.measuring.statistics.rounds import (
     DEFAULT_ALPHA,
     DEFAULT_MAX_BLOCKS,

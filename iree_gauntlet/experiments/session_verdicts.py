@@ -29,13 +29,13 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_DISCOVERY_RATE,
     Comparison,
     TimeVerdict,
+    bootstrap_t_interval,
     compare,
     estimate_geometric_mean,
     hold_against_control,
     limit_discoveries,
     without_verdict,
 )
-from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, SequentialPlan, plan_looks
 from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.records.compare_record import (

@@ -6,15 +6,18 @@ Dask is an extra, and brought when it is asked for: `--list` must be quick.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.errors import UsageError
+from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.progress import Progress
+from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import (
     ClusterRequest,
     FormatRequest,
@@ -27,10 +30,9 @@ from iree_gauntlet.settings import make_cache_folder
 from iree_gauntlet.tasks.task_options import gauntlet_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.cluster.offers import WorkerOffer
-    from iree_gauntlet.errors import ExitCode
     from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
     from iree_gauntlet.requests import ConductRequest
 
@@ -70,9 +72,19 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
     _require_dask("worker")
     offer = _offer(offered)
     if request.probe:
-        from iree_gauntlet.cluster.cluster_state import show_offer  # noqa: PLC0415
-
-        return show_offer(offer)
+        memory, disk = offer.memory_bytes, offer.free_disk_bytes
+        rows = [
+            ("worker", offer.name),
+            ("steps at once", str(offer.jobs)),
+            ("processor", offer.cpu),
+            ("memory", byte_size(memory) if memory else "?"),
+            ("free disk", byte_size(disk) if disk else "?"),
+            ("IREE", offer.iree or "none: a release is installed when a run asks for it"),
+            ("in its cache", ", ".join(offer.toolchains) or "no releases"),
+            *(("device", device.text) for device in offer.devices),
+        ]
+        print_table(rows if offer.devices else [*rows, ("device", "none: it compiles")])
+        return ExitCode.OK
     from iree_gauntlet.cluster.connection import find_security, require_scheduler  # noqa: PLC0415
     from iree_gauntlet.cluster.start import WorkerPlace, run_worker  # noqa: PLC0415
 
@@ -99,10 +111,54 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
 def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCode:
     """Show the workers of a cluster, what each does, and what waits for which device: cluster.status ADDRESS."""
     _require_dask("cluster.status")
-    from iree_gauntlet.cluster.cluster_state import show_status  # noqa: PLC0415
+    from iree_gauntlet.cluster.connection import connected  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_link import STATES  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_worker import ask_worker  # noqa: PLC0415
+    from iree_gauntlet.cluster.offers import WorkerOffer  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "cluster.status")
-    return show_status(address, request, as_json=output.as_json)
+    with connected(address, request) as client:
+        found = client.run(ask_worker, "describe", on_error="ignore")
+        offers = [WorkerOffer.from_dict(offer) for _, offer in sorted(found.items()) if offer is not None]
+        # Of a run that was killed its workers forget within a minute; the scheduler does not.
+        listed = client.run(ask_worker, "list_runs", on_error="ignore").values()
+        known = {name for names in listed for name in names or ()}
+        runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state and name in known}
+        dashboard = client.dashboard_link
+    if output.as_json:
+        sys.stdout.write(json.dumps({"workers": [offer.as_dict() for offer in offers], "runs": runs}, indent=1) + "\n")
+        return ExitCode.OK
+    if not offers:
+        sys.stdout.write(f"{address} has no workers; `gauntlet worker {address} --device cpu` starts one\n")
+        return ExitCode.OK
+    _show_workers(offers, runs)
+    sys.stdout.write(f"dashboard of the scheduler: {dashboard}\n")
+    return ExitCode.OK
+
+
+def _show_workers(offers: Sequence[WorkerOffer], runs: Mapping[str, dict[str, Any]]) -> None:
+    doing: dict[str, list[str]] = {}
+    for state in runs.values():
+        for worker, device, step in state["running"]:
+            doing.setdefault(worker, []).append(f"{step}{f' on {device}' if device else ''}")
+    rows = [("worker", "steps at once", "devices", "memory", "free disk", "IREE", "does")]
+    rows += [
+        (
+            offer.name,
+            str(offer.jobs),
+            ", ".join(device.text for device in offer.devices) or "none: it compiles",
+            byte_size(offer.memory_bytes) if offer.memory_bytes else "?",
+            byte_size(offer.free_disk_bytes) if offer.free_disk_bytes else "?",
+            offer.iree or "none",
+            ", ".join(doing.get(offer.name, ["nothing"])),
+        )
+        for offer in offers
+    ]
+    print_table(rows)
+    for name, state in sorted(runs.items()):
+        waits = "; ".join(f"{counted(count, 'step')} for {what}" for what, count in state["waiting"])
+        running = counted(len(state["running"]), "step")
+        sys.stdout.write(f"run {name}: {running} under way; waiting: {waits or 'none'}\n")
 
 
 def _offer(request: OfferRequest) -> WorkerOffer:

@@ -44,8 +44,8 @@ if __name__ == "__main__":
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 from iree_gauntlet.torch_models.host_pipeline import PipelineLoop, run_pipeline
-from iree_gauntlet.workers.iree_side.measure_module import Context, figures, read_contexts
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
+from iree_gauntlet.workers.iree_side.measure_module import Context, ContextPlan, figures, load_contexts
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +98,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
             raise PlanError(f"torch cannot be imported: {error}") from error
         host = build_host_modules(plan["builder"], inputs, host_inputs)
         begin = time.perf_counter_ns()
-        contexts = read_contexts(plan, inputs)
+        contexts = load_contexts(read_plan(ContextPlan, plan), inputs)
         loaded = time.perf_counter_ns()
         outputs, host_outputs = _call_first(host, contexts[0], whole=bool(plan["outputs"]))
         first = time.perf_counter_ns()

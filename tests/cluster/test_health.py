@@ -62,7 +62,7 @@ def test_a_device_that_computes_wrong_is_found(tmp_path: Path) -> None:
 
 
 def timed(folder: Path, milliseconds: float) -> Toolchain:
-    run = {"run_type": "iteration", "real_time": milliseconds, "time_unit": "ms"}
+    run = {"name": "BM_known_good", "real_time": milliseconds, "cpu_time": milliseconds, "time_unit": "ms"}
     said = shlex.quote(json.dumps({"benchmarks": [run, {**run, "real_time": 9 * milliseconds}]}))
     return with_runtime(folder, benchmark_module=f"echo {said}")
 

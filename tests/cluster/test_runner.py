@@ -17,7 +17,7 @@ from iree_gauntlet.results import Result
 from tests.support.simulated_fleet import CPU, GPU, SimulatedLink, offer, simulated, step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from iree_gauntlet.cluster.link import Event
@@ -28,6 +28,20 @@ if TYPE_CHECKING:
 def at_once(link: SimulatedLink) -> Event | None:
     """Every order passes."""
     return link.answer(next(iter(link.out))) if link.out else None
+
+
+def played(script: Callable[[SimulatedLink], Iterator[Event | None]]) -> Callable[[SimulatedLink], Event | None]:
+    """What a generator yields, turn by turn; after its end every order passes."""
+    begun: list[Iterator[Event | None]] = []
+
+    def turn(link: SimulatedLink) -> Event | None:
+        if not begun:
+            begun.append(script(link))
+        for event in begun[0]:
+            return event
+        return at_once(link)
+
+    return turn
 
 
 CHAIN = [
@@ -66,15 +80,14 @@ def test_a_step_is_done_again_when_its_worker_dies(tmp_path: Path) -> None:
     workers = {"1": offer("one", GPU), "2": offer("two", GPU)}
     died: list[str] = []
 
-    def turn(link: SimulatedLink) -> Event | None:
-        name, (worker, _) = next(iter(link.out.items()))
-        if name == "a:threshold" and not died:
-            died.append(worker)
-            link.out.clear()
-            return Left(worker)
-        return link.answer(name)
+    def script(link: SimulatedLink) -> Iterator[Event | None]:
+        while "a:threshold" not in link.out:
+            yield at_once(link)
+        died.append(link.out["a:threshold"][0])
+        link.out.clear()
+        yield Left(died[0])
 
-    runner, _, engine, progress = simulated(CHAIN, workers, turn, tmp_path)
+    runner, _, engine, progress = simulated(CHAIN, workers, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     lost, other = ("one", "two") if died == ["1"] else ("two", "one")
     result = engine.results["a:threshold"]
@@ -140,22 +153,16 @@ def broken(link: SimulatedLink, name: str) -> Broken:
 
 def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path) -> None:
     steps = [step("a:compile"), step("b:compile"), step("c:compile")]
-    events: list[str] = []
 
-    def turn(link: SimulatedLink) -> Event | None:
-        if not events:
-            events.append("broken")
-            return broken(link, "a:compile")
-        if events == ["broken"] and "b:compile" in link.out:
-            events.append("second")
-            return broken(link, "b:compile")
-        if events == ["broken", "second"]:
-            assert not link.out
-            events.append("joined")
-            return Joined("1", offer("w"))
-        return at_once(link)
+    def script(link: SimulatedLink) -> Iterator[Event | None]:
+        yield broken(link, "a:compile")
+        while "b:compile" not in link.out:
+            yield at_once(link)
+        yield broken(link, "b:compile")
+        assert not link.out
+        yield Joined("1", offer("w"))
 
-    runner, link, engine, _ = simulated(steps, {"1": offer("w")}, turn, tmp_path)
+    runner, link, engine, _ = simulated(steps, {"1": offer("w")}, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert engine.results["a:compile"].notes == (
         "begun on worker w, and done again: its process ended with -9: it says nothing",
@@ -165,23 +172,15 @@ def test_a_broken_run_process_is_not_given_more_before_it_is_back(tmp_path: Path
 
 def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_along(tmp_path: Path) -> None:
     steps = [step("a:compile"), step("b:compile")]
-    events: list[str] = []
 
-    def turn(link: SimulatedLink) -> Event | None:
-        if not events:
-            events.append("broken")
-            return broken(link, "a:compile")
-        if events == ["broken"]:
-            # What else it did is answered by nobody any more.
-            events.append("left")
-            del link.out["b:compile"]
-            return Left("1")
-        if events == ["broken", "left"]:
-            events.append("joined")
-            return Joined("2", offer("other"))
-        return at_once(link)
+    def script(link: SimulatedLink) -> Iterator[Event | None]:
+        yield broken(link, "a:compile")
+        # What else it did is answered by nobody any more.
+        del link.out["b:compile"]
+        yield Left("1")
+        yield Joined("2", offer("other"))
 
-    runner, _, engine, progress = simulated(steps, {"1": offer("w")}, turn, tmp_path)
+    runner, _, engine, progress = simulated(steps, {"1": offer("w")}, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert engine.results["b:compile"].notes == ("begun on worker w, and done again: it was lost",)
     assert progress.said[0] == "worker w is gone; it was doing b:compile"
@@ -190,21 +189,14 @@ def test_a_worker_that_dies_while_its_part_of_the_run_is_broken_takes_no_order_a
 
 def test_nobody_is_sent_for_modules_to_a_worker_that_left_while_its_part_was_broken(tmp_path: Path) -> None:
     steps = [step("a:compile"), step("b:compile"), step("a:threshold", "a:compile", device="hip")]
-    events: list[str] = []
 
-    def turn(link: SimulatedLink) -> Event | None:
-        if "a:compile" in link.out:
-            return link.answer("a:compile")
-        if not events:
-            events.append("broken")
-            return broken(link, "b:compile")
-        if events == ["broken"]:
-            events.append("left")
-            return Left("1")
-        return at_once(link)
+    def script(link: SimulatedLink) -> Iterator[Event | None]:
+        yield link.answer("a:compile")
+        yield broken(link, "b:compile")
+        yield Left("1")
 
     workers = {"1": offer("first", jobs=2), "2": offer("second", GPU, jobs=1)}
-    runner, link, _, progress = simulated(steps, workers, turn, tmp_path)
+    runner, link, _, progress = simulated(steps, workers, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert progress.said[0] == "worker first is gone"
     (order,) = [order for _, order in link.sent if order.step == "a:threshold"]
@@ -212,31 +204,25 @@ def test_nobody_is_sent_for_modules_to_a_worker_that_left_while_its_part_was_bro
 
 
 def test_a_late_answer_of_a_lost_worker_counts_for_nothing(tmp_path: Path) -> None:
-    late: list[Answered] = []
+    def script(link: SimulatedLink) -> Iterator[Event | None]:
+        late = link.answer("a:compile", Verdict.FAILED)
+        yield Left("1")
+        yield late
 
-    def turn(link: SimulatedLink) -> Event | None:
-        if len(link.sent) == 1:
-            late.append(link.answer("a:compile", Verdict.FAILED))
-            return Left("1")
-        return late.pop() if late else at_once(link)
-
-    runner, _, engine, _ = simulated([step("a:compile")], {"1": offer("x"), "2": offer("y")}, turn, tmp_path)
+    workers = {"1": offer("x"), "2": offer("y")}
+    runner, _, engine, _ = simulated([step("a:compile")], workers, played(script), tmp_path)
     assert runner.run() == {"a:compile": Verdict.PASSED}
     assert engine.concluded == Counter({"a:compile": 1})
 
 
 def test_what_nobody_offers_any_more_is_an_error_after_a_while(tmp_path: Path) -> None:
-    left: list[str] = []
-
-    def turn(link: SimulatedLink) -> Event | None:
-        if not left:
-            left.append("1")
-            link.out.clear()
-            return Left("1")
-        return None
+    def script(link: SimulatedLink) -> Iterator[Event | None]:
+        link.out.clear()
+        yield Left("1")
 
     steps = [step("a:threshold", device="hip"), step("a:next", "a:threshold")]
-    runner, link, engine, progress = simulated(steps, {"1": offer("box", GPU)}, turn, tmp_path, patience=30.0)
+    workers = {"1": offer("box", GPU)}
+    runner, link, engine, progress = simulated(steps, workers, played(script), tmp_path, patience=30.0)
     runner.run()
     assert engine.results["a:threshold"].reason == "no worker with device hip has come back within 30 s"
     assert engine.results["a:next"].verdict is Verdict.SKIPPED
@@ -245,22 +231,16 @@ def test_what_nobody_offers_any_more_is_an_error_after_a_while(tmp_path: Path) -
 
 
 def test_a_worker_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
-    turns = iter(
+    def script(link: SimulatedLink) -> Iterator[Event | None]:
+        link.out.clear()
+        yield Left("1")
         # Half a second each.
-        [Left("1"), *[None] * 21, Refused("other", "it has Gauntlet 0, and the run 1"), Joined("2", offer("box", GPU))]
-    )
+        yield from [None] * 21
+        yield Refused("other", "it has Gauntlet 0, and the run 1")
+        yield Joined("2", offer("box", GPU))
 
-    def turn(link: SimulatedLink) -> Event | None:
-        event = next(turns, "over")
-        if event == "over":
-            return at_once(link)
-        if isinstance(event, Left):
-            link.out.clear()
-        return event  # type: ignore[return-value]
-
-    runner, _, engine, progress = simulated(
-        [step("a:threshold", device="hip")], {"1": offer("box", GPU)}, turn, tmp_path, patience=30.0
-    )
+    steps, workers = [step("a:threshold", device="hip")], {"1": offer("box", GPU)}
+    runner, _, engine, progress = simulated(steps, workers, played(script), tmp_path, patience=30.0)
     assert runner.run() == {"a:threshold": Verdict.PASSED}
     assert engine.remarks == ["worker other takes no part: it has Gauntlet 0, and the run 1"]
     # Nothing runs meanwhile, and a moment is not worth a word.

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
+    Interval,
     TimeVerdict,
     _judge,
     compare,
     compare_log_ratios,
+    compute_log_ratios,
     hold_against_control,
 )
-from iree_gauntlet.measuring.statistics.paired import Interval, compute_log_ratios
 from iree_gauntlet.measuring.statistics.rounds import (
     Block,
     BlockOrder,

@@ -145,8 +145,6 @@ def test_without_the_kernels_mark_the_largest_sample_counts() -> None:
         with watch.phase("first"):
             pass
         watch.exact_peaks = False
-        # Asked again at each phase, and refused each time.
-        watch._set_back_high_water = lambda: None  # type: ignore[method-assign]
         with watch.phase("second"):
             taken = np.ones(8 * _MIB)
             inside = watch.look()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.statistics.paired import (
+from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Interval,
     bootstrap_t_interval,
     compute_log_ratios,

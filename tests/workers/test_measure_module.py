@@ -17,7 +17,7 @@ import pytest
 
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice, device_memory
-from iree_gauntlet.workers.iree_side.measure_module import Carry, Context, Loop, measure, overhead_us, run_loop
+from iree_gauntlet.workers.iree_side.measure_module import Carry, Context, measure, overhead_us, run_loop
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS, Done
@@ -354,7 +354,7 @@ def test_a_loop_takes_what_its_calls_take_and_each_is_timed() -> None:
     clock = Clock(0)
     lengths = iter([3, 1, 4, 1, 5])
     loop = run_loop([lambda: clock.advance(next(lengths))], 5, lambda: int(clock()))
-    assert loop == Loop(14, ((3, 1, 4, 1, 5),))
+    assert loop == (14, ((3, 1, 4, 1, 5),))
 
 
 def test_calls_beside_each_other_take_the_time_of_the_longest() -> None:
@@ -362,7 +362,7 @@ def test_calls_beside_each_other_take_the_time_of_the_longest() -> None:
     # 20 ns pass where both contexts are inside a call, and so none of them finishes alone.
     together = threading.Barrier(2, action=lambda: clock.advance(20))
     loop = run_loop([lambda: together.wait(LIMIT_SECONDS)] * 2, 8, lambda: int(clock()))
-    assert loop == Loop(80, ((20,) * 4, (20,) * 4))
+    assert loop == (80, ((20,) * 4, (20,) * 4))
 
 
 def test_the_loop_itself_is_timed_by_calls_of_nothing() -> None:

@@ -377,7 +377,7 @@ class _Search:
             "tolerances": TOLERANCES,
         }
         limit, what = self.tools.failure.timeout, self.source.file.name
-        said = self.tools.ask("hold_onnx", f"{name}_hold", plan, what, timeout=limit, own=True)
+        said = self.tools.ask("run_onnx", f"{name}_hold", plan, what, timeout=limit, own=True)
         held = HeldValues.from_dict(said)
         if known:
             self.values |= {value.name: value for value in held.outputs}

@@ -43,6 +43,7 @@ class GoldenEvidence:
 
     Attributes:
         refused: why it does not count; empty where it does.
+        barred: whether that keeps it from being held against a golden too, which a busy machine does not.
     """
 
     run: str
@@ -54,6 +55,7 @@ class GoldenEvidence:
     release: str
     machine: str
     refused: str
+    barred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,10 @@ class GoldenVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A golden, and the newest figure that may be held against it.
+    """A golden, and the newest figure that may be held against it, with the run that has measured it, if any has.
 
     Attributes:
         verdict: `loose` is a kept one of which the figure is less than half.
-        measured: the newest figure; None where no run has one.
-        run: the run that has measured it; empty where none has.
         note: what a person should know of it; of one that was not measured, why the newest figure does not count.
     """
 
@@ -134,17 +134,19 @@ def _collect_figures(
         result = record.results.get(step.id)
         if step.stage not in _FIGURE_STAGES or result is None:
             continue
-        refused = "its run did not finish" if not ended else unsound.get(step.chain, "")
+        # Each with whether it bars the figure.
+        reasons = [("its run did not finish" if not ended else unsound.get(step.chain, ""), True)]
         if result.verdict not in (Verdict.PASSED, Verdict.FAILED):
-            refused = refused or f"its {step.stage} {result.verdict}"
-        causes = result.known.disturbed
+            reasons.append((f"its {step.stage} {result.verdict}", result.verdict is not Verdict.INCONCLUSIVE))
+        times = [(f"{step.resources.device} is a software device", True)] if step.resources.software else []
+        if causes := result.known.disturbed:
+            times.append((f"disturbed: {'; '.join(causes)}", False))
         for golden in goldens_of(step):
             figures = _pick_figures(golden, result)
             if not figures or not golden.origin.field:
                 continue
-            if golden.metric is Metric.TIME_MS and step.resources.software:
-                refused = refused or f"{step.resources.device} is a software device"
-            disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
+            objections = reasons + (times if golden.metric is Metric.TIME_MS else [])
+            refused, barred = next((item for item in objections if item[0]), ("", False))
             least = golden.statistic is Statistic.MIN
             evidence = GoldenEvidence(
                 run=record.run.run or record.path.parent.name,
@@ -155,7 +157,8 @@ def _collect_figures(
                 repetitions=len(figures),
                 release=release_of(record.run.toolchain.compiler),
                 machine=record.run.machine.cpu,
-                refused=refused or disturbed,
+                refused=refused,
+                barred=barred,
             )
             yield golden, evidence, step, result
 
@@ -182,13 +185,8 @@ def propose(
 
     A time is proposed where the golden lies outside of what was measured: the mean of the runs' figures (means
     or minima, as the golden says), in three digits. A count is proposed where it differs. A size is proposed
-    with the headroom that is asked for, for the code of other machines; without one, only where it breaks.
-
-    Args:
-        golden: the golden.
-        evidence: what was measured for it.
-        size_headroom: factor for sizes; None where none was asked for.
-        to_release: whether a golden of another release moves to the one that has measured.
+    with the headroom (a factor) that is asked for, for the code of other machines; without one, only where it breaks.
+    With `to_release` a golden of another release moves to the one that has measured.
     """
     usable = [item for item in evidence if not item.refused]
     if not usable:
@@ -200,7 +198,9 @@ def propose(
     release = usable[-1].release if moved else golden.release
     value = _choose_value(golden, usable, size_headroom)
     if isinstance(value, str):
-        return Proposal(golden, golden.value, release, _describe_basis(golden, usable)) if moved else value
+        if not moved:
+            return value
+        value = golden.value
     return Proposal(golden, value, release, _describe_basis(golden, usable))
 
 
@@ -245,16 +245,13 @@ def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroo
                 room = f"within its limit ({largest:,.0f} bytes; --size-headroom says how much room to leave)"
                 return largest if largest > golden.limit else room
             # A golden with room in it is not tightened for the sake of a few bytes.
-            wanted = _round_up(largest * size_headroom)
+            value = largest * size_headroom
+            # In three digits, and never below: a size must fit.
+            step = 10.0 ** max(0, math.floor(math.log10(value)) - _DIGITS + 1) if value > 0 else 1.0
+            wanted = math.ceil(value / step) * step
             return "within the headroom" if largest <= golden.value <= wanted else wanted
         case Metric.MAX_ABS_ERROR:
             raise TypeError("no spec has a golden error")
-
-
-def _round_up(value: float) -> float:
-    """In three digits, and never below: a size must fit."""
-    step = 10.0 ** max(0, math.floor(math.log10(value)) - _DIGITS + 1) if value > 0 else 1.0
-    return math.ceil(value / step) * step
 
 
 def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
@@ -276,16 +273,12 @@ def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
 def judge_standings(
     goldens: Sequence[tuple[str, Golden]], records: Sequence[JournalRecord], folder: Path
 ) -> list[Standing]:
-    """How each golden stands.
+    """How the golden of each chain stands, by journals, the newest first.
 
     A figure is held against a golden as a run would do it: a time on its SKU, a count or a size with its compiler
     release. That the golden has changed since the run, or is new, does not matter: the figure is held against the
-    present one. Figures of unfinished runs and of models whose outputs were wrong do not count.
-
-    Args:
-        goldens: chain and golden.
-        records: journals, the newest first.
-        folder: of all runs; one that is a part of a comparison is named by its path in it.
+    present one. Figures of unfinished runs and of models whose outputs were wrong do not count. A run is named by its
+    path in the folder of all.
     """
     by_chain: dict[str, list[Golden]] = {}
     for chain, golden in goldens:
@@ -328,9 +321,7 @@ def _find_mismatch(golden: Golden, evidence: GoldenEvidence, sku: str, rivals: C
         return f"with the SKU {sku}" if sku else "without a SKU"
     if golden.release and not covers(golden.release, evidence.release):
         return f"with release {evidence.release or 'unknown'}"
-    disturbed = evidence.refused.startswith("disturbed:")
-    undecided = evidence.refused.endswith(" inconclusive")
-    return "" if not evidence.refused or disturbed or undecided else f"but {evidence.refused}"
+    return f"but {evidence.refused}" if evidence.barred else ""
 
 
 def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[GoldenVerdict, str]:
@@ -338,7 +329,7 @@ def _judge(golden: Golden, evidence: GoldenEvidence, result: Result) -> tuple[Go
     very = (golden.metric, golden.value, golden.factor, str(golden.origin))
     judged = [check for check in result.checks if check.passed is not None]
     own = next((one.passed for one in judged if (one.metric, one.golden, one.factor, one.note) == very), None)
-    if result.verdict == "inconclusive":
+    if result.verdict is Verdict.INCONCLUSIVE:
         return GoldenVerdict.INCONCLUSIVE, result.reason
     # Where the run has held it against this very golden, it knows more: a breach may not have been confirmed.
     broken = evidence.measured > golden.limit if own is None else not own

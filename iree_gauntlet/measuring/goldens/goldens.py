@@ -77,11 +77,9 @@ def release_of(version: str) -> str:
 
 
 def covers(releases: str, version: str) -> bool:
-    """Whether a golden of a release, or of a range of them, is one for a compiler.
+    """Whether a golden of a release, `3.13.0`, or of a range of them, `>=3.9,<3.12`, is one for a compiler's version.
 
-    Args:
-        releases: `3.13.0`, or a range such as `>=3.13` or `>=3.9,<3.12`.
-        version: of the compiler; a nightly is taken for the release that it leads to.
+    A nightly is taken for the release that it leads to.
     """
     release = release_of(version)
     if releases[:1].isdigit() or not release:
@@ -90,15 +88,10 @@ def covers(releases: str, version: str) -> bool:
 
 
 def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequence[str], sku: str) -> Check:
-    """Holds a benchmark's time against the golden of the target's SKU.
+    """Holds a benchmark's time against the golden of the target's SKU, if it has one.
 
-    Where a spec has several for one SKU, the strictest limit counts.
-
-    Args:
-        samples: the repetitions.
-        goldens: of any metric; others than times are passed over.
-        golden_keys: SKUs that the spec has golden times for, for the note where none fits.
-        sku: the target's SKU; empty where none was named.
+    Where a spec has several for one SKU, the strictest limit counts; goldens of other metrics are passed over. The
+    note has `golden_keys`, SKUs that the spec has golden times for, where none fits.
     """
     times = [golden for golden in goldens if golden.metric == Metric.TIME_MS]
     fitting = [golden for golden in times if golden.sku == sku]
@@ -128,14 +121,8 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
 def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], release: str) -> Check:
     """Holds a dispatch count, a size or an error against the golden of the compiler's release.
 
-    A golden written for this release, or a range that it lies in, goes before one for every release; of several, the
-    strictest counts.
-
-    Args:
-        metric: anything but a time.
-        measured: the figure.
-        goldens: of any metric; others are passed over.
-        release: the compiler's version or release.
+    A golden written for this release (or a compiler's version), or a range that it lies in, goes before one for every
+    release; of several, the strictest counts. Goldens of other metrics are passed over.
     """
     current = release_of(release)
     candidates = [golden for golden in goldens if golden.metric == metric]
@@ -197,17 +184,10 @@ class Confirmation:
 def confirm_breach(
     rounds: Sequence[Round], golden: float | None, factor: float | None, statistic: Statistic, plan: SequentialPlan
 ) -> Confirmation:
-    """Judges rounds that were taken after a breach, in their order.
+    """Judges rounds that were taken after a breach, in their order, in the golden's unit.
 
-    Args:
-        rounds: times in the golden's unit; not the round that broke it.
-        golden: the expected figure.
-        factor: what it may be exceeded by; 1.1 is 10 %.
-        statistic: which figure of a round's repetitions the dialect's rule holds against the limit.
-        plan: when to look and what the looks cost together; rounds after the last look are not used.
-
-    Raises:
-        EvidenceError: no rounds, a golden or a factor that is not a positive finite number.
+    The golden may be exceeded by its factor; 1.1 is 10 %. `statistic` says which figure of a round's repetitions the
+    dialect's rule holds against the limit. Rounds after the plan's last look are not used.
     """
     limit = golden * factor if golden is not None and factor is not None and min(golden, factor) > 0 else 0.0
     if not 0 < limit < math.inf:

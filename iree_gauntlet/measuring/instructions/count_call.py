@@ -72,11 +72,7 @@ class CountError(GauntletError):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The instructions of one process.
-
-    Attributes:
-        places: where a function has most of its instructions, `file:line`.
-    """
+    """The instructions of one process; `places` are where a function has most of its own, `file:line`."""
 
     total: int
     functions: Mapping[str, int]
@@ -87,11 +83,7 @@ class ProcessCounter(Protocol):
     """Counts a process."""
 
     def count(self, argv: Sequence[str], stdout: int) -> Counted:
-        """Runs a process, in the environment of `make_environment`, and counts its instructions.
-
-        Raises:
-            CountError: it did not end well, or could not be counted.
-        """
+        """Runs a process, in the environment of `make_environment`, and counts its instructions, or says why not."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -119,15 +111,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) -> Counts:
-    """The instructions of one call.
+    """The instructions of one call of `iree-benchmark-module`, whose arguments have none of Google Benchmark's.
 
-    Args:
-        counter: counts processes.
-        command: `iree-benchmark-module` and its arguments, without those of Google Benchmark.
-        folder: for what the tool says.
-
-    Raises:
-        CountError: it cannot be counted.
+    The folder is for what the tool says.
     """
     command = link_files(command, folder)
     once, more = (_run_benchmark(counter, command, calls, folder) for calls in (1, 2))
@@ -276,11 +262,7 @@ def _describe_ending(code: int) -> str:
 
 
 def read_cachegrind(lines: Iterable[str]) -> Counted:
-    """What cachegrind wrote (its manual, "Cachegrind Output File Format").
-
-    Raises:
-        CountError: the file has no total: it was cut short.
-    """
+    """What cachegrind wrote (its manual, "Cachegrind Output File Format")."""
     functions: dict[str, int] = defaultdict(int)
     by_line: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     file = function = ""
@@ -305,11 +287,7 @@ def read_cachegrind(lines: Iterable[str]) -> Counted:
 
 
 def refuse_io_uring() -> None:
-    """Has io_uring_setup fail with ENOSYS, in this process and all that it starts.
-
-    Raises:
-        CountError: the kernel does not do that.
-    """
+    """Has io_uring_setup fail with ENOSYS, in this process and all that it starts."""
     architecture = _AUDIT_ARCHITECTURES.get(platform.machine())
     if architecture is None or not sys.platform.startswith("linux"):
         return
@@ -331,9 +309,10 @@ def refuse_io_uring() -> None:
 
     instructions = (Instruction * len(program))(*(Instruction(*item) for item in program))
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise CountError(f"io_uring cannot be kept away: {os.strerror(ctypes.get_errno())}")
-    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(SocketFilter(len(program), instructions)), 0, 0) != 0:
+    refused = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
+        _PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(SocketFilter(len(program), instructions)), 0, 0
+    )
+    if refused:
         raise CountError(f"io_uring cannot be kept away: {os.strerror(ctypes.get_errno())}")
 
 

@@ -40,11 +40,7 @@ class CounterKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """What counts.
-
-    Attributes:
-        cpu: what modules are compiled for, `x86-64-v3,-fma`; empty for what their specs say.
-    """
+    """What counts; modules are compiled for its `cpu`, `x86-64-v3,-fma`, or where that is empty as their specs say."""
 
     kind: CounterKind
     identity: str
@@ -58,14 +54,9 @@ class Counter:
 
 
 def find_counter(kind: str = "auto", cpu: str = "") -> Counter:
-    """The counter of this machine: hardware where it can be read, else valgrind.
+    """The counter of this machine: the one that is wanted, or for `auto` hardware where it can be read, else valgrind.
 
-    Args:
-        kind: the one that is wanted; `auto` for the best that there is.
-        cpu: what modules are compiled for; empty for what the counter knows.
-
-    Raises:
-        ToolchainError: there is none.
+    `cpu` is what modules are compiled for; empty for what the counter knows.
     """
     why_not = ""
     if kind != CounterKind.VALGRIND:
@@ -110,14 +101,10 @@ def why_no_hardware() -> str:
 
 
 def open_hardware_counter(pid: int, event: tuple[int, int] = (0, _INSTRUCTIONS)) -> int:
-    """A file descriptor that gives a count of a process and its children, from its next exec on: 8 bytes.
+    """A file descriptor that gives a count of a process (0: this one) and its children, from its next exec on: 8 bytes.
 
-    Args:
-        pid: of the process; 0 for this one.
-        event: type and number of the event (perf_event_open(2)): PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS.
-
-    Raises:
-        OSError: the machine has no such counter, or does not let one read it.
+    `event` is its type and number (perf_event_open(2)): PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS. An OSError
+    says that the machine has no such counter, or does not let one read it.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None or os.uname().sysname != "Linux":
@@ -157,11 +144,7 @@ class Counts(Recorded):
 
 
 def read_counts(path: Path) -> Counts:
-    """What `count_call` has written.
-
-    Raises:
-        GauntletError: the file is not there, or is none of that kind.
-    """
+    """What `count_call` has written."""
     try:
         return Counts.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -177,13 +160,7 @@ class Work(StrEnum):
 
 
 def compare_work(a: float, b: float, least: float) -> Work:
-    """What B's count says against A's.
-
-    Args:
-        a: instructions of one call.
-        b: the same.
-        least: the share of A's from which on a difference counts.
-    """
+    """What B's count says against A's; a difference counts from a share of A's on."""
     if abs(b - a) <= least * a:
         return Work.SAME
     return Work.MORE if b > a else Work.LESS

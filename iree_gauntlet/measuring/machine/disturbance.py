@@ -97,12 +97,8 @@ class RoundState:
 
     def disturbances(self) -> tuple[str, ...]:
         """What disturbed the round and by how much, a line each; empty for a round that counts."""
-        return (
-            *self._find_other_work(),
-            *self._find_clock_causes(),
-            *self._find_memory_and_power(),
-            *_find_gpu_causes(self.before.gpus, self.after.gpus, self.seconds),
-        )
+        gpu_causes = _find_gpu_causes(self.before.gpus, self.after.gpus, self.seconds)
+        return (*self._find_other_work(), *self._find_own_causes(), *gpu_causes)
 
     def _find_other_work(self) -> Iterator[str]:
         if self.pinned is not None and _is_over(self.pinned.busy_share, self.pinned, _PINNED_BUSY_SHARE):
@@ -116,7 +112,8 @@ class RoundState:
             taken = _percent(use.steal_share)
             yield f"the hypervisor took {taken} of the CPU time ({_percent(_STEAL_SHARE)} is tolerated)"
 
-    def _find_clock_causes(self) -> Iterator[str]:
+    def _find_own_causes(self) -> Iterator[str]:
+        """Of its clock, its memory and its power."""
         before, after = self.before, self.after
         if events := _measure_growth(before.throttle_count, after.throttle_count):
             hot = f", at {after.cpu_temperature_c:.0f} °C" if after.cpu_temperature_c is not None else ""
@@ -129,12 +126,10 @@ class RoundState:
                 f"the CPU frequency was {last:.0f} MHz, {_percent(1 - last / first)} below the {first:.0f} MHz"
                 f" at its begin ({_percent(_FREQUENCY_DROP)} is tolerated)"
             )
-
-    def _find_memory_and_power(self) -> Iterator[str]:
-        swapped = _measure_growth(self.before.swap_used_bytes, self.after.swap_used_bytes)
+        swapped = _measure_growth(before.swap_used_bytes, after.swap_used_bytes)
         if swapped is not None and swapped > _SWAP_GROWN_BYTES:
             yield f"{swapped / _MIB:.0f} MiB went to swap ({_SWAP_GROWN_BYTES / _MIB:.0f} MiB is tolerated)"
-        if self.before.on_battery or self.after.on_battery:
+        if before.on_battery or after.on_battery:
             yield "the machine ran on battery"
 
 
@@ -145,7 +140,6 @@ class RoundWatch:
         gpu: whether the round runs on a GPU; the vendor's tool is asked before and after it then.
         cpus: numbers of the logical CPUs that the round is pinned to; empty for none.
         device: the GPU's IREE device (`hip://1`), to look at that one alone; empty for all GPUs.
-        root: where /proc and /sys are looked for.
     """
 
     def __init__(self, *, gpu: bool = False, cpus: Collection[int] = (), device: str = "", root: Path = _ROOT) -> None:
@@ -200,12 +194,17 @@ def _round_known(value: float | None) -> float | None:
 
 
 def _find_gpu_causes(before: Sequence[GpuState], after: Sequence[GpuState], seconds: float) -> Iterator[str]:
-    """A line for each cause."""
     earlier = {gpu.index: gpu for gpu in before}
     for gpu in after:
         first = earlier.get(gpu.index)
         yield from _find_slowdowns(first, gpu, seconds)
-        yield from _find_gpu_clock_drop(first, gpu)
+        working = first is not None and not first.idle and not gpu.idle
+        clock, now = first.clock_mhz if first and working else None, gpu.clock_mhz
+        if clock and now is not None and now < clock * (1 - _FREQUENCY_DROP):
+            yield (
+                f"the clock of {gpu.label} fell from {clock:.0f} to {now:.0f} MHz, by {_percent(1 - now / clock)}"
+                f" ({_percent(_FREQUENCY_DROP)} is tolerated)"
+            )
         others = sorted({*(gpu.others or ()), *((first.others or ()) if first else ())})
         if others:
             named = ", ".join(map(str, others[:4])) + (" …" if len(others) > 4 else "")
@@ -243,14 +242,3 @@ def _measure_shares(first: GpuState | None, gpu: GpuState, seconds: float) -> di
         for cause, amount in gpu.throttled
         if cause in earlier
     }
-
-
-def _find_gpu_clock_drop(first: GpuState | None, gpu: GpuState) -> Iterator[str]:
-    if first is None or first.idle or gpu.idle or not first.clock_mhz or gpu.clock_mhz is None:
-        return
-    if gpu.clock_mhz < first.clock_mhz * (1 - _FREQUENCY_DROP):
-        drop = _percent(1 - gpu.clock_mhz / first.clock_mhz)
-        yield (
-            f"the clock of {gpu.label} fell from {first.clock_mhz:.0f} to {gpu.clock_mhz:.0f} MHz, by {drop}"
-            f" ({_percent(_FREQUENCY_DROP)} is tolerated)"
-        )

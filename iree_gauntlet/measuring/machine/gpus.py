@@ -80,12 +80,10 @@ _ILL = (Slowdown.HEAT, Slowdown.POWER_BRAKE, Slowdown.HARDWARE)
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU at one moment. None where the tool does not say.
+    """One GPU at one moment. None, or empty, where the tool does not say.
 
     Attributes:
-        name: of the model; empty where the tool does not say.
-        uuid: its identity; empty where the tool does not say.
-        temperature_c: in °C; of the hottest spot where it is reported.
+        temperature_c: of the hottest spot where it is reported.
         utilization_percent: share of the last moments (up to a second) in which it was busy, 0 to 100.
         throttled: for each reason, for how long it has applied since the driver was loaded, in the unit of `uptime`.
         uptime: the clock that goes with `throttled`; None where that is in seconds of everybody's clock.
@@ -179,7 +177,16 @@ _AMD_VIOLATIONS = {
 
 def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
     """The GPUs that nvidia-smi knows, with the processes that compute on them."""
-    gpus = _read_nvidia_states(ask)
+    for reasons, counters in _NVIDIA_QUESTIONS:
+        # The name comes last, whatever is in it.
+        fields = ",".join((_NVIDIA_FIELDS, reasons, *counters, "name"))
+        try:
+            answer = ask(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+            break
+        except ToolAnswerError as error:
+            if "not a valid field" not in str(error) or (reasons, counters) == _NVIDIA_QUESTIONS[-1]:
+                raise
+    gpus = tuple(_parse_nvidia_state(line, len(counters)) for line in answer.splitlines() if line.strip())
     try:
         answer = ask("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
     except ToolAnswerError:
@@ -191,23 +198,6 @@ def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
             return gpus  # `[Insufficient Permissions]`: others may be there, unseen
         holders[uuid].add(int(pid))
     return tuple(replace(gpu, others=tuple(sorted(holders[gpu.uuid]))) for gpu in gpus)
-
-
-def _read_nvidia_states(ask: Callable[..., str]) -> tuple[GpuState, ...]:
-    for reasons, counters in _NVIDIA_QUESTIONS[:-1]:
-        try:
-            return _ask_nvidia(ask, reasons, counters)
-        except ToolAnswerError as error:
-            if "not a valid field" not in str(error):
-                raise
-    return _ask_nvidia(ask, *_NVIDIA_QUESTIONS[-1])
-
-
-def _ask_nvidia(ask: Callable[..., str], reasons: str, counters: tuple[str, ...]) -> tuple[GpuState, ...]:
-    # The name comes last, whatever is in it.
-    fields = ",".join((_NVIDIA_FIELDS, reasons, *counters, "name"))
-    answer = ask(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
-    return tuple(_parse_nvidia_state(line, len(counters)) for line in answer.splitlines() if line.strip())
 
 
 def _parse_nvidia_state(line: str, counters: int) -> GpuState:
@@ -385,12 +375,7 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What a vendor's tool has said.
-
-    Attributes:
-        gpus: the GPUs of the machine, or those that may be meant by the device; empty where they could not be read.
-        problem: why they could not be read, one line; empty where they were.
-    """
+    """What a vendor's tool has said: the GPUs that may be meant, or in one line why they could not be read."""
 
     gpus: tuple[GpuState, ...] = ()
     problem: str = ""
@@ -402,13 +387,9 @@ def is_gpu(device: str) -> bool:
 
 
 def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> GpuReading:
-    """Reads the state of the GPUs that a device may mean.
+    """Reads the state of the GPUs that a device (`cuda`, `hip://1`, `vulkan`, `ANY_GPU`) may mean; of others nothing.
 
-    Args:
-        device: an IREE device, such as `cuda`, `hip://1` or `vulkan`, or `ANY_GPU`; others than GPUs give an
-            empty reading.
-        path: folders in which the tools are looked for; PATH where None.
-        timeout: seconds that a tool may take for one answer.
+    `path` has the folders in which the tools are looked for, PATH where None; each may take `timeout` seconds.
     """
     problems = []
     for tool in _DRIVERS.get(_get_driver(device), ()):

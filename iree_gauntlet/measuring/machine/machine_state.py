@@ -3,9 +3,7 @@
 Sources: proc(5), Documentation/admin-guide/pm/cpufreq.rst, cgroup-v2.rst, Documentation/hwmon/sysfs-interface.rst and
 Documentation/driver-api/thermal/sysfs-api.rst. Each reader takes the folder under which /proc and /sys are looked for;
 of the real machine where none is named. Counters of CPUs (/proc/stat) go in ticks of 10 ms: over a short time they say
-little, and a share that is computed from them comes with the part of it that may be nothing but counting.
-
-Linux answers from /proc and /sys, GPUs through their vendors' tools (`gpus.py`); what a
+little, and a share that is computed from them comes with the part of it that may be nothing but counting. What a
 container or another system does not show is None, never a guess.
 """
 
@@ -92,16 +90,16 @@ def _count_usable_cores(root: Path) -> int:
     """Logical CPUs that this process may use, by affinity and by its cgroup's quota."""
     # Not on every system, and typeshed knows it only for Linux.
     affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = _read_cpu_quota(root)
-    return max(1, count if quota is None else min(count, math.ceil(quota)))
-
-
-def _read_memory_limits(root: Path) -> list[int]:
-    """Bytes that each cgroup above this process allows."""
-    files = [folder / "memory.max" for folder in _list_cgroup_folders(root)]
-    files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
-    return [limit for file in files if (limit := _read_number(file)) is not None and limit > 0]
+    quotas = [float(len(affinity(0)) if affinity else os.cpu_count() or 1)]
+    for folder in _list_cgroup_folders(root):
+        quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
+        if quota.isdigit() and period.strip().isdigit():
+            quotas.append(int(quota) / int(period))
+    old = root / "sys/fs/cgroup/cpu"
+    quota_v1, period_v1 = _read_number(old / "cpu.cfs_quota_us"), _read_number(old / "cpu.cfs_period_us")
+    if quota_v1 and period_v1 and quota_v1 > 0:
+        quotas.append(quota_v1 / period_v1)
+    return max(1, math.ceil(min(quotas)))
 
 
 def total_memory(root: Path = _ROOT) -> int | None:
@@ -175,14 +173,6 @@ def is_on_battery(root: Path) -> bool | None:
     return False if statuses & {"Charging", "Full", "Not charging"} else None
 
 
-def _is_turbo_on(root: Path) -> bool | None:
-    """Whether the processor may exceed its nominal frequency."""
-    no_turbo = flag(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
-    if no_turbo is not None:
-        return not no_turbo
-    return flag(root / "sys/devices/system/cpu/cpufreq/boost")
-
-
 def list_cpus(root: Path) -> list[int]:
     """Numbers of the logical CPUs, rising."""
     folders = _list_entries(root / "sys/devices/system/cpu", "cpu*")
@@ -204,9 +194,7 @@ def _read_cpu_numbers(root: Path, name: str, cpus: Collection[int] = ()) -> list
 def choose_fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
     """One logical CPU of each physical core, of the fastest kind where cores differ; rising.
 
-    Args:
-        root: where /sys is looked for; what it does not say, does not differ.
-        cpus: those that may be used; all where empty.
+    Of those that may be used, all where none is named; what /sys does not say, does not differ.
     """
     cores: dict[str, tuple[int, int]] = {}
     for number in sorted(cpus) or list_cpus(root):
@@ -219,20 +207,6 @@ def choose_fastest_cores(root: Path, cpus: Collection[int]) -> list[int]:
 def flag(path: Path) -> bool | None:
     """What a file with 0 or 1 says."""
     return {"0": False, "1": True}.get(read_text(path) or "")
-
-
-def _read_cpu_quota(root: Path) -> float | None:
-    """CPUs that the tightest cgroup above this process allows; None for no limit."""
-    quotas = []
-    for folder in _list_cgroup_folders(root):
-        quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
-        if quota.isdigit() and period.strip().isdigit():
-            quotas.append(int(quota) / int(period))
-    old = root / "sys/fs/cgroup/cpu"
-    quota_v1, period_v1 = _read_number(old / "cpu.cfs_quota_us"), _read_number(old / "cpu.cfs_period_us")
-    if quota_v1 and period_v1 and quota_v1 > 0:
-        quotas.append(quota_v1 / period_v1)
-    return min(quotas, default=None)
 
 
 def _read_meminfo(root: Path) -> dict[str, int]:
@@ -308,11 +282,7 @@ def measure_cpu_use(
 ) -> CpuUse | None:
     """What CPUs have done between two readings; None where no time has passed, or a CPU is missing.
 
-    Args:
-        before: the first reading.
-        after: the second one.
-        own_seconds: CPU time of our own on these CPUs, which does not count.
-        cpus: numbers of the CPUs; those of both readings where empty.
+    CPU time of our own on these does not count. Where no numbers are named, they are those of both readings.
     """
     asked = sorted(cpus) if cpus else sorted(before.keys() & after.keys())
     if not asked or any(number not in before or number not in after for number in asked):
@@ -347,10 +317,8 @@ class MachineState:
     """What spoils a benchmark, at one moment. None where the system does not say.
 
     Attributes:
-        busy_share: share of the watched time in which the CPUs did other work than ours, 0 to 1 (all CPUs together).
-        steal_share: share of the watched time that a hypervisor gave to others.
-        gpus: the GPUs, where they were asked about; empty for a run on the CPU.
-        gpu_problem: why they could not be read; empty where they were, or were not asked about.
+        busy_share, steal_share: as of `CpuUse`, of all CPUs together.
+        gpu_problem: why GPUs could not be read; empty where they were, or were not asked about.
     """
 
     cores: int
@@ -371,13 +339,15 @@ class MachineState:
 
 
 def read_machine_facts(root: Path = _ROOT) -> MachineFacts:
-    """Reads what this machine is."""
-    memory = total_memory(root)
+    """Reads what this machine is, of its memory what cgroups above this process allow."""
+    files = [folder / "memory.max" for folder in _list_cgroup_folders(root)]
+    files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
+    limits = [total_memory(root), *(limit for file in files if (limit := _read_number(file)) and limit > 0)]
     return MachineFacts(
         host=socket.gethostname(),
         cpu=_read_cpu_model(root),
         cores=_count_usable_cores(root),
-        memory_bytes=min([*([] if memory is None else [memory]), *_read_memory_limits(root)], default=None),
+        memory_bytes=min((limit for limit in limits if limit is not None), default=None),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
     )
@@ -386,16 +356,13 @@ def read_machine_facts(root: Path = _ROOT) -> MachineFacts:
 def read_machine_state(
     use: CpuUse | None = None, root: Path = _ROOT, *, cpus: Collection[int] = (), gpus: GpuReading | None = None
 ) -> MachineState:
-    """Reads the state of the machine.
+    """Reads the state of the machine, by what the CPUs have done just now and what the GPUs' tool has said.
 
-    Args:
-        use: what the CPUs have done just now; None where it is not known.
-        root: where /proc and /sys are looked for.
-        cpus: numbers of the CPUs whose frequencies and governors count; all where empty.
-        gpus: what the GPUs' tool has said, where they were asked about.
+    `cpus` are numbers of those whose frequencies and governors count; all where empty.
     """
     frequencies = [value for value in _read_cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
     throttles = _read_cpu_numbers(root, "thermal_throttle/core_throttle_count")
+    no_turbo = flag(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
     return MachineState(
         cores=_count_usable_cores(root),
         load_1m=load_average(root),
@@ -404,7 +371,7 @@ def read_machine_state(
         governor=",".join(sorted(set(_read_cpu_texts(root, "cpufreq/scaling_governor", cpus)))) or None,
         frequency_mhz=sum(frequencies) / len(frequencies) / 1000 if frequencies else None,
         throttle_count=sum(throttles) if throttles else None,
-        turbo=_is_turbo_on(root),
+        turbo=flag(root / "sys/devices/system/cpu/cpufreq/boost") if no_turbo is None else not no_turbo,
         smt=flag(root / "sys/devices/system/cpu/smt/active"),
         free_memory_bytes=free_memory(root),
         swap_used_bytes=read_used_swap(root),

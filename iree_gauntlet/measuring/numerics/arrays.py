@@ -62,7 +62,7 @@ _MAX_BITS = 255  # the width is a byte of IREE's element type
 _MAX_RANK = 128
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER_BYTES = 1 << 20
-_KINDS = {"b": "i1", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
+_KINDS = {"b": "i", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
 _IGNORED = ("(ignored)", "(null)")
 # CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
 # another one in, either may end in a SystemError.
@@ -84,11 +84,7 @@ def is_integer(element_type: str) -> bool:
 
 
 def count_bits(element_type: str) -> int:
-    """Bits of storage of one value.
-
-    Raises:
-        TensorError: IREE has no such element type.
-    """
+    """Bits of storage of one value."""
     if element_type in _DTYPES:
         return int(np.dtype(_DTYPES[element_type]).itemsize) * 8
     match = _SIZED.fullmatch(element_type)
@@ -101,11 +97,7 @@ def count_bits(element_type: str) -> int:
 
 
 def get_storage_dtype(element_type: str) -> DType:
-    """The NumPy type that holds it: raw bytes (`V2`) where NumPy has none, packed bytes below 8 bits.
-
-    Raises:
-        TensorError: IREE has no such element type.
-    """
+    """The NumPy type that holds it: raw bytes (`V2`) where NumPy has none, packed bytes below 8 bits."""
     if element_type in _DTYPES:
         known: DType = np.dtype(_DTYPES[element_type])
         return known
@@ -141,11 +133,7 @@ class TensorType:
 
 
 def parse_tensor_type(text: str) -> TensorType:
-    """Reads `1x64xf16`, or `f16` for a tensor of rank 0.
-
-    Raises:
-        TensorError: it is not a shape and an element type.
-    """
+    """Reads `1x64xf16`, or `f16` for a tensor of rank 0."""
     *dims, element_type = text.strip().split("x")
     count_bits(element_type)
     shape = []
@@ -170,8 +158,7 @@ class Tensor:
     """A tensor with IREE's own element type, which NumPy's cannot always express.
 
     Attributes:
-        element_type: IREE's name (`bf16`, `si32`, `i1`).
-        array: the values in `storage_dtype(element_type)` and of that shape; packed types (`i4`) as a
+        array: the values in `get_storage_dtype(element_type)` and of that shape; packed types (`i4`) as a
             flat array of bytes.
         source: where it was read from, for messages; empty where it was made in memory.
     """
@@ -187,11 +174,7 @@ class Tensor:
         return TensorType(self.shape, self.element_type)
 
     def with_element_type(self, element_type: str) -> Tensor:
-        """The same bits under another element type of the same width.
-
-        Raises:
-            TensorError: the widths differ.
-        """
+        """The same bits under another element type of the same width."""
         dtype = get_storage_dtype(element_type)
         if dtype.itemsize != self.array.dtype.itemsize or TensorType((), element_type).packed:
             raise TensorError(f"{self.source or 'a tensor'}: {self.type} is no {element_type}: the widths differ")
@@ -199,20 +182,12 @@ class Tensor:
 
 
 def read_npy(path: Path) -> Tensor:
-    """Reads the array of a .npy file (versions 1 to 3), the first where it holds several.
-
-    Raises:
-        TensorError: the file cannot be read, or holds no plain numbers (objects, records).
-    """
+    """Reads the array of a .npy file (versions 1 to 3) of plain numbers, the first where it holds several."""
     return _read_npy(path, 0)[0]
 
 
 def read_raw(path: Path, tensor_type: TensorType, offset: int = 0) -> Tensor:
-    """Reads the contents of a tensor from a file without a header; what follows them is left alone.
-
-    Raises:
-        TensorError: the file cannot be read or is too short.
-    """
+    """Reads the contents of a tensor from a file without a header; what follows them is left alone."""
     shape = (tensor_type.byte_count,) if tensor_type.packed else tensor_type.shape
     array = _map(path, get_storage_dtype(tensor_type.element_type), shape, offset, str(tensor_type))
     return Tensor(tensor_type.element_type, tensor_type.shape, array, str(path))
@@ -225,13 +200,6 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
     models hold integers without signs, so that is what they are read as. Types that a .npy cannot name
     (bf16, f8) have to be written to a raw file; its type is the one that is given, unless its size says
     otherwise, in which case it is read as bytes (`*8`), which equal no other type.
-
-    Args:
-        path: the file.
-        tensor_type: what a raw file should hold; needed for files that are no .npy.
-
-    Raises:
-        TensorError: the file cannot be read, or is raw and no type is given.
     """
     if path.suffix == ".npy":
         tensor = read_npy(path)
@@ -243,17 +211,10 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
 
 
 def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None]:
-    """Reads values as written behind `--input=` or `--expected_output=`, in their order.
+    """Reads values as written behind `--input=` or `--expected_output=`, in their order; None for none at all.
 
     `@a.npy` opens a file, `+a.npy` continues where the last reading of it stopped, `*a.npy` takes all the
     rest; `4xf32=@a.bin` and `4xf32=+a.bin` are bytes; `4xf32=1 2 3 4` are values.
-
-    Args:
-        arguments: the texts behind the flags.
-        folder: where relative paths start.
-
-    Returns:
-        The tensors; None for `(ignored)` and `(null)`.
 
     Raises:
         TensorError: a text or a file that cannot be used; names the argument.
@@ -393,9 +354,7 @@ def _name_npy_type(path: Path, descr: str) -> str:
             f"{path}: data type {descr!r} is not supported by iree-run-module",
             "save bools, integers, floats or complex numbers",
         )
-    if kind == "b" and width == "1":
-        return "i1"
-    return f"{'i' if kind == 'b' else _KINDS[kind]}{int(width) * 8}"
+    return "i1" if plain == "b1" else f"{_KINDS[kind]}{int(width) * 8}"
 
 
 def _get_size(path: Path) -> int:
@@ -422,11 +381,7 @@ def _map(path: Path, dtype: DType, shape: tuple[int, ...], offset: int, what: st
 
 
 def parse_inline_values(text: str, tensor_type: TensorType) -> Array:
-    """The array that the text behind `=` stands for.
-
-    Raises:
-        TensorError: a value that does not fit the type, or too few or too many values.
-    """
+    """The array that the text behind `=` stands for."""
     dtype = get_storage_dtype(tensor_type.element_type)
     capacity = tensor_type.byte_count // dtype.itemsize
     shape = (capacity,) if tensor_type.packed else tensor_type.shape

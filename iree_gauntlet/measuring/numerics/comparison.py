@@ -43,28 +43,19 @@ def compare_outputs(
 ) -> list[OutputComparison]:
     """Compares all outputs of a call; the call passes where every entry passes.
 
-    Args:
-        actual: what the module gave.
-        expected: what it should give; None for an output that is of no interest.
-        tolerances: how far floats may be apart.
-
-    Returns:
-        An entry for each actual output and for each expected one that is missing.
+    There is one for each actual output and for each expected one that is missing; nothing (None) may be expected.
     """
     comparisons = [
         _compare_output(index, mine, wanted, tolerances)
         for index, (mine, wanted) in enumerate(zip(actual, expected, strict=False))
     ]
     counts = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
-    comparisons.extend(
-        OutputComparison(index, str(extra.type), f"{counts}: this one has no expectation", passed=False)
-        for index, extra in enumerate(actual[len(expected) :], len(expected))
-    )
-    comparisons.extend(
-        OutputComparison(index, str(lost.type) if lost else "", f"{counts}: this one is missing", passed=False)
-        for index, lost in enumerate(expected[len(actual) :], len(actual))
-    )
-    return comparisons
+    extra, lost = actual[len(expected) :], expected[len(actual) :]
+    odd = [(tensor, "has no expectation") for tensor in extra] + [(tensor, "is missing") for tensor in lost]
+    return comparisons + [
+        OutputComparison(index, str(tensor.type) if tensor else "", f"{counts}: this one {what}", passed=False)
+        for index, (tensor, what) in enumerate(odd, len(comparisons))
+    ]
 
 
 def _compare_output(index: int, actual: Tensor, expected: Tensor | None, tolerances: Tolerances) -> OutputComparison:
@@ -159,8 +150,7 @@ class _ErrorStatistics:
 
     Attributes:
         worst: flat index of the value furthest outside its limit; None while all are equal.
-        max_abs_error, max_rel_error: over values finite on both sides (relative: expected ≠ 0 as well);
-            None for types without arithmetic or while there are none.
+        max_abs_error, max_rel_error: over values finite on both sides (relative: expected ≠ 0 as well), if there are.
     """
 
     def __init__(self, element_type: str) -> None:

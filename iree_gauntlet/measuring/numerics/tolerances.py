@@ -64,11 +64,7 @@ class Tolerances:
 
 
 def parse_tolerances(flags: Iterable[str]) -> Tolerances:
-    """Picks the tolerance flags out of a run's flags; all others are left alone. The last one wins.
-
-    Raises:
-        UsageError: a tolerance that is negative, missing or no number, or an unknown equality mode.
-    """
+    """Picks the tolerance flags out of a run's flags; all others are left alone. The last one wins."""
     tolerances = Tolerances()
     for flag in map(str.strip, flags):
         name, _, text = flag.partition("=")

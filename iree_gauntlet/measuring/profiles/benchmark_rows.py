@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from iree_gauntlet.errors import GauntletError
@@ -28,16 +29,36 @@ def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
     Raises:
         BenchmarkError: no document, a torn one, no rows, a row that reports an error or makes no sense.
     """
-    rows = [_check_row(row) for row in _find_rows(text)]
-    if not rows:
+    grouped: dict[str, list[_Row]] = {}
+    for row in map(_read_row, _find_rows(text)):
+        grouped.setdefault(row.benchmark, []).append(row)
+    if not grouped:
         raise BenchmarkError(
             "the benchmark reported no rows: no function of the module matches",
             "name an exported function with --function; iree-dump-module lists them",
         )
-    grouped: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        grouped.setdefault(str(row.get("run_name", row["name"])), []).append(row)
-    return tuple(_read_samples(name, group) for name, group in grouped.items())
+    found = []
+    for name, rows in grouped.items():
+        repetitions = [row for row in rows if row.is_repetition]
+        counted = repetitions or [row for row in rows if row.aggregate == "mean"][:1]
+        if not counted:
+            raise BenchmarkError(
+                f"benchmark {name} has neither repetitions nor a mean", "leave out flags that thin out its report"
+            )
+        real, cpu = (tuple(row.times_ms[place] for row in counted) for place in (0, 1))
+        found.append(Samples(name, real, cpu, tuple(row.iterations for row in counted), aggregated=not repetitions))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row, with its real time and its CPU time."""
+
+    benchmark: str
+    is_repetition: bool
+    aggregate: str
+    times_ms: list[float]
+    iterations: int
 
 
 def _find_rows(text: str) -> list[Any]:
@@ -52,9 +73,9 @@ def _find_rows(text: str) -> list[Any]:
         except json.JSONDecodeError:
             torn = torn or '"benchmarks"' in text[position:]
             continue
-        if isinstance(document, dict) and isinstance(document.get("benchmarks"), list):
-            rows: list[Any] = document["benchmarks"]
-            return rows
+        match document:
+            case {"benchmarks": list(rows)}:
+                return rows
     if torn:
         raise BenchmarkError(
             "the benchmark's JSON output is cut off", "the tool ended early; see its log for the cause"
@@ -65,38 +86,21 @@ def _find_rows(text: str) -> list[Any]:
     )
 
 
-def _check_row(row: Any) -> dict[str, Any]:
-    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+def _read_row(row: Any) -> _Row:
+    if not isinstance(row, dict) or not isinstance(name := row.get("name"), str):
         raise BenchmarkError(f"a benchmark row has no name: {str(row)[:120]}")
-    name = row["name"]
     if row.get("error_occurred"):
         raise BenchmarkError(f"benchmark {name}: {row.get('error_message') or 'reported an error'}")
     if row.get("skipped"):
         raise BenchmarkError(f"benchmark {name} was skipped: {row.get('skip_message') or 'no reason given'}")
-    if row.get("time_unit", "ns") not in MS_PER_UNIT:
-        raise BenchmarkError(f"benchmark {name}: unknown time unit {row['time_unit']!r}")
+    unit = row.get("time_unit", "ns")
+    if unit not in MS_PER_UNIT:
+        raise BenchmarkError(f"benchmark {name}: unknown time unit {unit!r}")
+    times = []
     for field in ("real_time", "cpu_time"):
         value = row.get(field)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
             raise BenchmarkError(f"benchmark {name}: {field} is {value!r}, expected a time")
-    return row
-
-
-def _read_samples(name: str, rows: list[dict[str, Any]]) -> Samples:
-    repetitions = [row for row in rows if row.get("run_type", "iteration") == "iteration"]
-    counted = repetitions or [row for row in rows if row.get("aggregate_name") == "mean"][:1]
-    if not counted:
-        raise BenchmarkError(
-            f"benchmark {name} has neither repetitions nor a mean", "leave out flags that thin out its report"
-        )
-    return Samples(
-        name,
-        tuple(_read_ms(row, "real_time") for row in counted),
-        tuple(_read_ms(row, "cpu_time") for row in counted),
-        tuple(int(row.get("iterations", 0)) for row in counted),
-        aggregated=not repetitions,
-    )
-
-
-def _read_ms(row: dict[str, Any], field: str) -> float:
-    return float(row[field]) * MS_PER_UNIT[str(row.get("time_unit", "ns"))]
+        times.append(float(value) * MS_PER_UNIT[unit])
+    repeats, aggregate = row.get("run_type", "iteration") == "iteration", str(row.get("aggregate_name", ""))
+    return _Row(str(row.get("run_name", name)), repeats, aggregate, times, int(row.get("iterations", 0)))

@@ -75,12 +75,11 @@ class ProfileError(GauntletError):
 
 @dataclass(frozen=True, slots=True)
 class DispatchTime:
-    """One function that is dispatched, over a whole profile.
+    """One function that is dispatched, over a whole profile, as the compiler named it.
 
     Attributes:
-        name: as the compiler named it, `main$async_dispatch_12_matmul_256x256x256_f32`.
-        total_ns: what that took in all, ns.
-        invocation_ns: what it takes in one invocation of the program, ns: the median over the invocations. Whole, so
+        total_ns: what that took in all.
+        invocation_ns: what it takes in one invocation of the program: the median over the invocations. Whole, so
             that sums of them are exact.
     """
 
@@ -92,11 +91,7 @@ class DispatchTime:
 
 @dataclass(frozen=True, slots=True)
 class DispatchProfile:
-    """The dispatches of a program.
-
-    Attributes:
-        elapsed_ns: wall time of an invocation under the profile, ns, median over the invocations; None where unknown.
-    """
+    """The dispatches of a program; `elapsed_ns` is an invocation's wall time under the profile, the median."""
 
     dispatches: tuple[DispatchTime, ...]
     invocations: int
@@ -120,12 +115,7 @@ class DispatchProfile:
 
 
 def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns: int | None = None) -> DispatchProfile:
-    """Reads the rows of a profile.
-
-    Args:
-        lines: what `iree-profile dispatch --dispatch_events --format=jsonl` printed.
-        invocations: how often the program was invoked while it was profiled; warm-up counts too.
-        elapsed_ns: wall time of an invocation, ns.
+    """Reads the rows of a profile of so many invocations, those that warmed up too; `elapsed_ns` is one's wall time.
 
     Raises:
         ProfileError: no dispatches, rows that are cut off, or a row without what is needed, which is named.
@@ -142,7 +132,15 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
             events[row.kind][name].append(duration)
     kind = _DEVICE_EVENT if events[_DEVICE_EVENT] else _HOST_EVENT
     found = events[kind]
-    _check_whole(summary, kind, sum(map(len, found.values())))
+    if summary is None:
+        raise ProfileError(
+            f"the profile's rows end without their {_SUMMARY}",
+            "iree-profile was ended early, or this one writes another format",
+        )
+    count = sum(map(len, found.values()))
+    expected = summary.get(_MATCHED[kind], count)
+    if expected != count:
+        raise ProfileError(f"the profile's rows hold {count} dispatches, and {_SUMMARY} counts {expected}")
     if not found:
         raise ProfileError(
             "the profile holds no dispatches",
@@ -154,11 +152,7 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
 
 
 def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
-    """Several profiles of one program as one: the mean of their times, over the sum of their invocations.
-
-    Raises:
-        ProfileError: there are none, or they have other dispatches: they are not of one program.
-    """
+    """Several profiles of one program as one: the mean of their times, over the sum of their invocations."""
     if not profiles:
         raise ProfileError("there is no profile to merge")
     first = profiles[0]
@@ -186,16 +180,9 @@ def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
 
 
 def read_profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bool = False) -> Iterator[ProfileRow]:
-    """The rows of a tool, but for empty lines.
+    """The rows that a tool printed, but for empty lines; `what` they are is for messages.
 
-    Args:
-        lines: what it printed.
-        what: they are, for messages.
-        field: says of which kind a row is.
-        needed: whether each row has to have it.
-
-    Raises:
-        ProfileError: a line is no JSON object, or does not have the field.
+    A field says of which kind a row is; each has to have it where it is `needed`.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -257,17 +244,6 @@ def _read_event(row: ProfileRow) -> tuple[str, int | None]:
             "its driver gave too few readings of both clocks; profile more invocations",
         )
     return name, row.integer("duration_ns", 0, "a number of ns")
-
-
-def _check_whole(summary: Mapping[str, Any] | None, kind: str, found: int) -> None:
-    if summary is None:
-        raise ProfileError(
-            f"the profile's rows end without their {_SUMMARY}",
-            "iree-profile was ended early, or this one writes another format",
-        )
-    expected = summary.get(_MATCHED[kind], found)
-    if expected != found:
-        raise ProfileError(f"the profile's rows hold {found} dispatches, and {_SUMMARY} counts {expected}")
 
 
 def _sum_dispatch(name: str, durations: Sequence[int | None], invocations: int, notes: list[str]) -> DispatchTime:
@@ -392,7 +368,25 @@ class DispatchChanges:
 
 def match_dispatches(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
     """Matches the dispatches of two profiles."""
-    changes = _match(a, b)
+    sides = _group_by_label(a), _group_by_label(b)
+    changes: list[DispatchChange] = []
+    left: tuple[dict[str, list[_Dispatch]], dict[str, list[_Dispatch]]] = (defaultdict(list), defaultdict(list))
+    for label in sorted(sides[0].keys() | sides[1].keys()):
+        ours, theirs = (side.get(label, []) for side in sides)
+        if [dispatch.count for dispatch in ours] == [dispatch.count for dispatch in theirs]:
+            changes += [_change(Match.NAME, [one], [other]) for one, other in zip(ours, theirs, strict=True)]
+            continue
+        for side, group in zip(left, (ours, theirs), strict=True):
+            for dispatch in group:
+                side[dispatch.name.kind].append(dispatch)
+    for kind in sorted(left[0].keys() | left[1].keys()):
+        ours, theirs = (side.get(kind, []) for side in left)
+        if ours and theirs:
+            of_one_name = len({dispatch.name.label for dispatch in (*ours, *theirs)}) == 1
+            changes.append(_change(Match.NAME if of_one_name else Match.KIND, ours, theirs))
+        else:
+            changes += [_change(Match.GONE, [dispatch], []) for dispatch in ours]
+            changes += [_change(Match.NEW, [], [dispatch]) for dispatch in theirs]
     a_ns, b_ns = a.dispatched_ns, b.dispatched_ns
     if a.outside_ns is not None and b.outside_ns is not None:
         changes.append(DispatchChange(_OUTSIDE_NAME, OUTSIDE, Match.OUTSIDE, a.outside_ns, b.outside_ns, 0, 0))
@@ -421,30 +415,6 @@ def _group_by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dis
     for group in found.values():
         group.sort(key=lambda dispatch: dispatch.name.number or 0)
     return found
-
-
-def _match(a: DispatchProfile, b: DispatchProfile) -> list[DispatchChange]:
-    """A row for each pair of one name, then the rows of each kind of what is left."""
-    sides = _group_by_label(a), _group_by_label(b)
-    changes: list[DispatchChange] = []
-    left: tuple[dict[str, list[_Dispatch]], dict[str, list[_Dispatch]]] = (defaultdict(list), defaultdict(list))
-    for label in sorted(sides[0].keys() | sides[1].keys()):
-        ours, theirs = (side.get(label, []) for side in sides)
-        if [dispatch.count for dispatch in ours] == [dispatch.count for dispatch in theirs]:
-            changes += [_change(Match.NAME, [one], [other]) for one, other in zip(ours, theirs, strict=True)]
-            continue
-        for side, group in zip(left, (ours, theirs), strict=True):
-            for dispatch in group:
-                side[dispatch.name.kind].append(dispatch)
-    for kind in sorted(left[0].keys() | left[1].keys()):
-        ours, theirs = (side.get(kind, []) for side in left)
-        if ours and theirs:
-            of_one_name = len({dispatch.name.label for dispatch in (*ours, *theirs)}) == 1
-            changes.append(_change(Match.NAME if of_one_name else Match.KIND, ours, theirs))
-        else:
-            changes += [_change(Match.GONE, [dispatch], []) for dispatch in ours]
-            changes += [_change(Match.NEW, [], [dispatch]) for dispatch in theirs]
-    return changes
 
 
 def _change(match: Match, ours: Sequence[_Dispatch], theirs: Sequence[_Dispatch]) -> DispatchChange:

@@ -30,11 +30,7 @@ _INTERVAL_MS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class MemorySample(Recorded):
-    """Memory at one moment.
-
-    Attributes:
-        device_bytes: what the device's allocator has given out; None where it is unknown.
-    """
+    """Memory at one moment; `device_bytes` is what the device's allocator has given out, if that is known."""
 
     ms: float
     resident_bytes: int
@@ -44,11 +40,9 @@ class MemorySample(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPhase(Recorded):
-    """A part of the process's life.
+    """A part of the process's life: `load`, `first call`, `calls` or `after`.
 
-    Attributes:
-        name: `load`, `first call`, `calls`, `after`.
-        device_bytes: what the device's allocator had given out where it ended; None where it is unknown.
+    `device_bytes` is what the device's allocator had given out where it ended, if that is known.
     """
 
     name: str
@@ -99,21 +93,13 @@ class MemoryProfile(Recorded):
 
 
 def make_memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan of `measure_module`, as one for the worker that watches memory.
-
-    Args:
-        plan: says what is called on what; its calls, its warm-up and its outputs do not count.
-    """
+    """A plan of `measure_module`, but for its calls and outputs, as one for the worker that watches memory."""
     taken = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
     return {**taken, "devices": list(plan["devices"])[:1], "calls": _CALLS, "interval_ms": _INTERVAL_MS}
 
 
 def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
-    """What the worker answered.
-
-    Raises:
-        GauntletError: it is no answer of that worker.
-    """
+    """What the worker answered."""
     try:
         profile = MemoryProfile(
             tuple(MemoryPhase(**phase) for phase in answer["phases"]),
@@ -133,11 +119,7 @@ def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
 
 
 def write_memory_profile(profile: MemoryProfile, path: Path) -> None:
-    """Write a profile as JSON.
-
-    Raises:
-        OSError: the folder is missing, read-only or full.
-    """
+    """Write a profile as JSON."""
     write_atomic(path, json.dumps(profile.as_dict(), indent=1) + "\n")
 
 

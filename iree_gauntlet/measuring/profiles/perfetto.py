@@ -85,11 +85,8 @@ def make_perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     """Reads exported rows, and gives the JSON document.
 
     Times in it are µs from the first event on, with the ns as decimals. What overlaps without lying inside each other
-    goes to threads of its own. `otherData.left_out` counts the events without a valid time.
-
-    Args:
-        lines: what `iree-profile export --format=ireeperf-jsonl` wrote.
-        device: as the benchmark's `--device` names it.
+    goes to threads of its own. `otherData.left_out` counts the events without a valid time. The device is as the
+    benchmark's `--device` names it.
 
     Raises:
         ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no events.
@@ -190,34 +187,25 @@ def _name_all(
     processes: Mapping[int, int], threads: Mapping[_Place, tuple[int, int]], device: str
 ) -> list[dict[str, Any]]:
     """Metadata: what processes and threads are called, and their order."""
-    found: list[dict[str, Any]] = []
-    for ordinal, pid in processes.items():
-        found += _name("process", pid, 0, device if ordinal == _NO_ORDINAL else f"{device}, device {ordinal}", pid)
+    named = [
+        ("process", pid, 0, device if ordinal == _NO_ORDINAL else f"{device}, device {ordinal}")
+        for ordinal, pid in processes.items()
+    ]
     for place, (pid, tid) in threads.items():
         queue = "no queue" if place.queue == _NO_ORDINAL else f"queue {place.queue}"
         lane = f" ({place.lane + 1})" if place.lane else ""
-        found += _name("thread", pid, tid, f"{queue}: {_FAMILIES[place.family]}{lane}", tid)
+        named.append(("thread", pid, tid, f"{queue}: {_FAMILIES[place.family]}{lane}"))
+    found: list[dict[str, Any]] = []
+    for kind, pid, tid, name in named:
+        common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
+        found.append({**common, "name": f"{kind}_name", "args": {"name": name}})
+        found.append({**common, "name": f"{kind}_sort_index", "args": {"sort_index": tid or pid}})
     return found
-
-
-def _name(kind: str, pid: int, tid: int, name: str, rank: int) -> list[dict[str, Any]]:
-    common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
-    return [
-        {**common, "name": f"{kind}_name", "args": {"name": name}},
-        {**common, "name": f"{kind}_sort_index", "args": {"sort_index": rank}},
-    ]
 
 
 def _record(event: _Event, thread: tuple[int, int], begin: int) -> dict[str, Any]:
     pid, tid = thread
-    common: dict[str, Any] = {
-        "name": event.name,
-        "cat": event.category,
-        "pid": pid,
-        "tid": tid,
-        "ts": (event.start - begin) / _NS_PER_US,
-        "args": event.details,
-    }
-    if event.place.family == _SUBMISSIONS:
-        return {"ph": "i", "s": "t", **common}
-    return {"ph": "X", "dur": (event.end - event.start) / _NS_PER_US, **common}
+    submitted = event.place.family == _SUBMISSIONS
+    phase = {"ph": "i", "s": "t"} if submitted else {"ph": "X", "dur": (event.end - event.start) / _NS_PER_US}
+    named = {"name": event.name, "cat": event.category, "pid": pid, "tid": tid}
+    return {**phase, **named, "ts": (event.start - begin) / _NS_PER_US, "args": event.details}

@@ -29,7 +29,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.statistics.paired import Interval, rank_estimate, rank_interval, sort_walsh_averages
+from iree_gauntlet.measuring.statistics.comparison_verdict import (
+    Interval,
+    rank_estimate,
+    rank_interval,
+    sort_walsh_averages,
+)
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError
 
 if TYPE_CHECKING:
@@ -57,14 +62,10 @@ class CandidateEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is known of a row of candidates.
+    """What is known of a row of so many candidates, both ends among them.
 
     Attributes:
-        count: how many there are, both ends among them.
         sides: of those that were tried, by their place in the row; `NEITHER` for what could not be judged.
-
-    Raises:
-        GauntletError: the ends are not on their own sides, or a place is outside of the row.
     """
 
     count: int
@@ -213,18 +214,11 @@ def most_comparisons(count: int) -> int:
 
 
 def find_middle(ratio: float, low: float, high: float) -> float:
-    """The middle of the good and the bad end: a log ratio, above 0 where bad takes longer.
+    """The middle of the good and the bad end, from bad / good and its interval: a log ratio, above 0 for a slower bad.
 
     Half the estimated log(bad/good), but never beyond the interval's end that is nearer to the good one: then the
-    truth about the bad end lies beyond the middle as surely as the interval holds.
-
-    Args:
-        ratio: estimate of bad / good.
-        low: lower end of its interval.
-        high: upper end.
-
-    Raises:
-        EvidenceError: the interval holds 1, so that the ends may be the same.
+    truth about the bad end lies beyond the middle as surely as the interval holds. An interval that holds 1, so that
+    the ends may be the same, is an EvidenceError.
     """
     if not 0 < low <= high < math.inf or low <= 1 <= high:
         raise EvidenceError(f"the ends do not differ for certain: ratio {ratio:.4g}, interval {low:.4g} to {high:.4g}")
@@ -236,13 +230,7 @@ def find_middle(ratio: float, low: float, high: float) -> float:
 def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> Placing:
     """Places a candidate by the log ratios log(candidate/good) of its blocks, in the order in which they were taken.
 
-    Args:
-        ratios: of all blocks that count; those after the plan's last look are not used.
-        plan: when to look and what the looks cost together: α shared out over all comparisons of the search.
-        middle: of the ends (`find_middle`); above 0 where bad takes longer.
-
-    Raises:
-        EvidenceError: no ratios, one that is not finite, a middle that is 0 or not finite.
+    Those after the plan's last look are not used; its α is shared out over all comparisons of the search.
     """
     if middle == 0 or not math.isfinite(middle):
         raise EvidenceError(f"a middle at {middle!r} divides nothing")

@@ -81,15 +81,10 @@ class Drift:
 def change_points(
     values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()
 ) -> tuple[LevelChange, ...]:
-    """The steps of a series, in its order.
+    """The steps of a series of positive finite figures, in its order.
 
-    Args:
-        values: the figures, all positive, in order.
-        least_effect: |difference of logarithms| below which a step is none.
-        disturbed: which of them a busy machine spoilt: these count for a quarter; none where empty.
-
-    Raises:
-        ValueError: a figure that is not positive and finite.
+    A step has an effect (|difference of logarithms|) of so much at least. Figures that a busy machine `disturbed` count
+    for a quarter.
     """
     series = _Series(values, disturbed)
     cuts = series.splits(0, len(values))
@@ -105,13 +100,7 @@ def change_points(
 def drift(values: Sequence[float], least_effect: float, *, disturbed: Sequence[bool] = ()) -> Drift | None:
     """A rise from the best earlier stretch to the last one that no single step of that size accounts for.
 
-    Args:
-        values: the figures, in order.
-        least_effect: difference of logarithms that it has at least.
-        disturbed: as in `change_points`.
-
-    Raises:
-        ValueError: as there.
+    Arguments are as those of `change_points`.
     """
     # Steps of whatever size: each is significant, and none alone would be reported.
     small = change_points(values, 0.0, disturbed=disturbed)

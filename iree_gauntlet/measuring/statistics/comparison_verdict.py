@@ -11,14 +11,26 @@ A against B and B against A agree):
 Two margins, because they are paid for differently: δ costs nothing where B is much slower, while an interval within
 ±δ takes hundreds of rounds on most machines. An interval that lies beyond δ and within ε is a difference.
 
-The interval is the intersection of the exact intervals (`paired`) of all looks so far (`rounds`). All of them
+The interval is the intersection of the exact intervals of all looks so far (`rounds`). All of them
 hold together with probability 1 − α or more, so it may be looked at, and stopped at, as often as there are looks.
+
+Intervals and p-values are exact, by flipping signs. Where B is A times a constant, a block's log ratio less the log of
+that constant is as likely x as −x: the coin that chose the block's order decides. So the signs may be flipped freely,
+and Wilcoxon's signed-rank statistic has a known distribution for any noise (Wilcoxon, Biometrics Bulletin 1, 1945;
+counted exactly, without approximation). Turned round, the constants that the test does not reject are the interval:
+order statistics of the Walsh averages (dᵢ + dⱼ)/2, i ≤ j, and their median is the estimate (Hodges and Lehmann, Annals
+of Mathematical Statistics 34, 1963).
+Up to a quarter of wild blocks moves it little.
+
+`bootstrap_t_interval` resamples the hierarchy (block, round, repetition) instead, as a check;
+docs/explanation/statistics.md has the coverage of both and of simpler intervals.
 
 Of many models at once: how many of the differences found are false, and the mean over models.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -26,14 +38,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.measuring.statistics.paired import (
-    Interval,
-    compute_log_ratios,
-    rank_estimate,
-    rank_interval,
-    rank_p_above,
-    sort_walsh_averages,
-)
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Location
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
 DEFAULT_LEAST = 0.01
 DEFAULT_BAND = 0.03
 DEFAULT_DISCOVERY_RATE = 0.05
+_MAX_BLOCKS = 1000
 
 
 class TimeVerdict(StrEnum):
@@ -105,9 +110,6 @@ def compare(
         band: ε, the equivalence margin, within which two times are the same for all that one cares.
         location: which figure of the repetitions stands for a round.
         allow: the slowdown below which `not slower` will do; None where that is no answer.
-
-    Raises:
-        EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1, or an allowance below 0.
     """
     return compare_log_ratios(compute_log_ratios(blocks, location), plan, least, band, allow)
 
@@ -119,12 +121,7 @@ def compare_log_ratios(
     band: float = DEFAULT_BAND,
     allow: float | None = None,
 ) -> Comparison:
-    """As `compare`, from the log ratio log(B/A) of each block.
-
-    Raises:
-        EvidenceError: no ratios, one that is not finite, margins that are not 0 < least ≤ band < 1, or an allowance
-            below 0.
-    """
+    """As `compare`, from the log ratio log(B/A) of each block."""
     if allow is not None and not allow >= 0:
         raise EvidenceError(f"allowed slowdown {allow!r}: expected 0 or more", "0.03 is 3 %")
     if not 0 < least <= band < 1:
@@ -213,6 +210,140 @@ def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """From where to where; infinite where the evidence is too little for any bound."""
+
+    low: float
+    high: float
+
+    def intersection(self, other: Interval) -> Interval:
+        """What is in both; `low` above `high` where nothing is."""
+        return Interval(max(self.low, other.low), min(self.high, other.high))
+
+
+def compute_log_ratios(blocks: Sequence[Block], location: Location = Location.MIN) -> NDArray[np.float64]:
+    """log(B/A) of each block."""
+    if not blocks:
+        raise EvidenceError("no blocks to compare", "take at least one round of each side")
+    return np.array([block.compute_log_ratio(location) for block in blocks], dtype=np.float64)
+
+
+def sort_walsh_averages(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The n(n+1)/2 averages (vᵢ + vⱼ)/2, i ≤ j, rising; of 1 to 1,000 finite values."""
+    if not 1 <= values.size <= _MAX_BLOCKS or not np.isfinite(values).all():
+        raise EvidenceError(f"{values.size} log ratios, expected 1 to {_MAX_BLOCKS} finite numbers")
+    rows, columns = _list_pairs(values.size)
+    return np.sort((values[rows] + values[columns]) / 2)
+
+
+def rank_estimate(walsh: NDArray[np.float64]) -> float:
+    """The Hodges–Lehmann estimate: median of the sorted Walsh averages."""
+    return float(walsh[(walsh.size - 1) // 2] + walsh[walsh.size // 2]) / 2
+
+
+def rank_interval(walsh: NDArray[np.float64], level: float) -> Interval:
+    """The interval of the location that holds with probability 1 − level or more, from sorted Walsh averages.
+
+    Too small a (two-sided) level for so few values gives an infinite interval.
+    """
+    needed = _find_critical_count(_count(walsh), level / 2)
+    if needed > walsh.size:
+        return Interval(-math.inf, math.inf)
+    return Interval(float(walsh[walsh.size - needed]), float(walsh[needed - 1]))
+
+
+def rank_p_above(walsh: NDArray[np.float64], edge: float) -> float:
+    """One-sided p-value against "the location is at most `edge`"; averages on the edge count for it."""
+    above = int(walsh.size - np.searchsorted(walsh, edge, side="right"))
+    return float(_compute_upper_tail(_count(walsh))[above])
+
+
+def _count(walsh: NDArray[np.float64]) -> int:
+    return (math.isqrt(8 * walsh.size + 1) - 1) // 2
+
+
+# The tables depend on n alone and are the same for every model of a run.
+@functools.lru_cache(maxsize=8)
+def _list_pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Places i ≤ j of all pairs of n values."""
+    rows, columns = np.triu_indices(count)
+    for places in (rows, columns):
+        places.flags.writeable = False
+    return rows, columns
+
+
+@functools.lru_cache(maxsize=256)
+def _compute_upper_tail(count: int) -> NDArray[np.float64]:
+    """P(W ≥ w) for w = 0 … n(n+1)/2, of the signed-rank statistic of n values."""
+    size = count * (count + 1) // 2 + 1
+    chances = np.zeros(size)
+    chances[0] = 1.0
+    for rank in range(1, count + 1):
+        with_rank = np.zeros(size)
+        with_rank[rank:] = chances[:-rank]
+        chances = (chances + with_rank) / 2
+    tail = np.cumsum(chances[::-1])[::-1].copy()
+    tail[0] = 1.0
+    tail.flags.writeable = False
+    return tail
+
+
+@functools.lru_cache(maxsize=1024)
+def _find_critical_count(count: int, level: float) -> int:
+    """The fewest Walsh averages above a value that reject it at a one-sided level; more than exist where none do."""
+    tail = _compute_upper_tail(count)
+    # The tail falls with w.
+    return int(np.searchsorted(-tail, -level, side="left"))
+
+
+def bootstrap_t_interval(
+    blocks: Sequence[Block], level: float, seed: int, draws: int = 1000, location: Location = Location.MIN
+) -> Interval:
+    """Interval of the mean log ratio by a studentised bootstrap over blocks, rounds in them, repetitions in those.
+
+    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §12.5: each resample gives (mean* − mean)/se*, and
+    their quantiles take the place of Student's. The block order is no matter here. There are at least three blocks, all
+    rounds with the same number of repetitions; the level is two-sided, and the same seed gives the same interval.
+    """
+    if len(blocks) < 3 or draws < 100 or not 0 < level < 1 or seed < 0:
+        raise EvidenceError(
+            f"cannot bootstrap {len(blocks)} blocks with {draws} draws, seed {seed} and level {level!r}",
+            "it takes 3 blocks, 100 draws, a seed of 0 or more and a level between 0 and 1",
+        )
+    if len({len(round_.times) for block in blocks for round_ in (*block.a, *block.b)}) != 1:
+        raise EvidenceError("rounds with unequal numbers of repetitions cannot be resampled together")
+    # Axes: block, side, round, repetition.
+    times = np.log([[[round_.times for round_ in side] for side in (block.a, block.b)] for block in blocks])
+    chance = np.random.default_rng(seed)
+    count, _, rounds, repetitions = times.shape
+    chosen = chance.integers(count, size=(draws, count))[:, :, None, None, None]
+    sides = np.arange(2)[None, None, :, None, None]
+    in_block = chance.integers(rounds, size=(draws, count, 2, rounds))[..., None]
+    in_round = chance.integers(repetitions, size=(draws, count, 2, rounds, repetitions))
+    figures = _reduce_repetitions(times[chosen, sides, in_block, in_round], location).mean(axis=-1)
+    resampled = figures[..., 1] - figures[..., 0]
+    original = compute_log_ratios(blocks, location)
+    mean, error = original.mean(), original.std(ddof=1) / math.sqrt(count)
+    errors = resampled.std(axis=1, ddof=1) / math.sqrt(count)
+    usable = errors > 0
+    if error == 0 or not usable.any():
+        return Interval(float(mean), float(mean)) if error == 0 else Interval(-math.inf, math.inf)
+    studentised = (resampled[usable].mean(axis=1) - mean) / errors[usable]
+    low, high = np.quantile(studentised, [1 - level / 2, level / 2])
+    return Interval(float(mean - low * error), float(mean - high * error))
+
+
+def _reduce_repetitions(log_times: NDArray[np.float64], location: Location) -> NDArray[np.float64]:
+    match location:
+        case Location.MIN:
+            return np.asarray(log_times.min(axis=-1))
+        case Location.MEDIAN:
+            return np.asarray(np.median(log_times, axis=-1))
+        case Location.MEAN:
+            return np.asarray(np.log(np.exp(log_times).mean(axis=-1)))
+
+
 class Dependence(StrEnum):
     """What may be assumed of p-values of different models.
 
@@ -227,11 +358,7 @@ class Dependence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GeometricMean:
-    """Mean ratio over models.
-
-    Attributes:
-        low, high: its interval, for models like these; 0 and infinity for a single model.
-    """
+    """Mean ratio over models, with its interval for models like these; 0 and infinity for a single model."""
 
     ratio: float
     low: float
@@ -241,11 +368,7 @@ class GeometricMean:
 
 
 def adjust_p_values(p_values: Sequence[float], dependence: Dependence = Dependence.INDEPENDENT) -> tuple[float, ...]:
-    """For each p-value the smallest false-discovery rate at which it counts as a discovery.
-
-    Raises:
-        EvidenceError: a p-value that is not between 0 and 1.
-    """
+    """For each p-value the smallest false-discovery rate at which it counts as a discovery."""
     if any(not 0 <= p <= 1 for p in p_values):
         raise EvidenceError(f"p-values {list(p_values)}, expected numbers from 0 to 1")
     if not p_values:
@@ -267,15 +390,8 @@ def limit_discoveries(
 ) -> dict[str, Comparison]:
     """Keeps the share of false ones among all `slower` and `faster` at or below a rate.
 
-    A difference that is no discovery among so many models becomes `inconclusive`; other verdicts stay.
-
-    Args:
-        comparisons: by model, already held against their controls; all that were made, not only those that look bad.
-        rate: the largest expected share of false discoveries.
-        dependence: what may be assumed.
-
-    Raises:
-        EvidenceError: a rate that is not between 0 and 1.
+    A difference that is no discovery among so many models becomes `inconclusive`; other verdicts stay. Comparisons are
+    those of all models, held against their controls already, not only those that look bad.
     """
     if not 0 < rate < 1:
         raise EvidenceError(f"false-discovery rate {rate!r}, expected a number between 0 and 1")
@@ -299,9 +415,6 @@ def estimate_geometric_mean(comparisons: Sequence[Comparison], confidence: float
     Student's interval over the models' log ratios: each carries the noise of its own blocks, so that both levels are
     in their spread (a two-stage sample: Cochran, Sampling Techniques, 3rd edition, 1977, chapter 10). It speaks of
     models like these, and with few models it is wide.
-
-    Raises:
-        EvidenceError: no comparisons, a confidence that is not between 0 and 1.
     """
     if not comparisons or not 0 < confidence < 1:
         raise EvidenceError(f"geometric mean of {len(comparisons)} models with confidence {confidence!r}")
@@ -318,9 +431,6 @@ def find_student_quantile(probability: float, degrees: int) -> float:
 
     By bisection of the distribution function, whose closed form for whole degrees of freedom is in Abramowitz and
     Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4.
-
-    Raises:
-        EvidenceError: a probability outside 0 to 1, or no degree of freedom.
     """
     if not 0 < probability < 1 or degrees < 1:
         raise EvidenceError(f"quantile {probability!r} of Student's t with {degrees} degrees of freedom")

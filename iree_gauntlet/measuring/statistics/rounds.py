@@ -61,14 +61,7 @@ class Location(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One process start.
-
-    Attributes:
-        times: a figure for each repetition, in any unit that is the same for both sides.
-
-    Raises:
-        EvidenceError: no times, or one that is not a positive finite number.
-    """
+    """One process start: a positive finite figure for each repetition, in any unit that is the same for both sides."""
 
     times: tuple[float, ...]
 
@@ -102,11 +95,7 @@ class Block:
 
     @classmethod
     def of_rounds(cls, order: BlockOrder, rounds: Sequence[Round]) -> Block:
-        """The block of four rounds as they were taken.
-
-        Raises:
-            EvidenceError: not four.
-        """
+        """The block of four rounds as they were taken."""
         if len(rounds) != 4:
             raise EvidenceError(f"a block of {len(rounds)} rounds, expected 4 in the order {order}")
         first, second, third, fourth = rounds
@@ -124,14 +113,8 @@ def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
 
     The coin is what makes the sign-flip test exact: where A and B are the same, the sign of a block's log ratio is the
     coin's and nothing else's, however the machine drifts (R. A. Fisher, The Design of Experiments, 1935, §21). An
-    order that strictly alternates could fall in step with a periodic disturbance.
-
-    Args:
-        count: how many blocks.
-        seed: the same seed gives the same orders; a longer draw begins with the shorter one.
-
-    Raises:
-        EvidenceError: a negative count or seed.
+    order that strictly alternates could fall in step with a periodic disturbance. The same seed gives the same orders;
+    a longer draw begins with the shorter one.
     """
     if count < 0 or seed < 0:
         raise EvidenceError(f"cannot draw {count} block orders with seed {seed}: both must be 0 or more")
@@ -149,9 +132,6 @@ class SequentialPlan:
         alpha: two-sided false-alarm rate over all looks together.
         looks: at which numbers of blocks (of rounds for a golden), rising.
         weights: share of alpha that each look spends; they add up to 1.
-
-    Raises:
-        EvidenceError: what cannot be a plan.
     """
 
     alpha: float
@@ -188,14 +168,8 @@ def plan_looks(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_BLOCK
 
     That is the spending function α(t) = α·t of Lan and DeMets, t the share of the blocks: an early look gets enough
     to stop a plain case. With a small rate or a large budget the first look is later, as one that cannot decide would
-    waste its share: n blocks give no two-sided p-value below 2/2ⁿ.
-
-    Args:
-        alpha: two-sided false-alarm rate over all looks together.
-        max_blocks: the budget; where no earlier look can decide there is one, at the end.
-
-    Raises:
-        EvidenceError: a rate outside 0 to 1, no blocks.
+    waste its share: n blocks give no two-sided p-value below 2/2ⁿ. Where no earlier look can decide there is one, where
+    the budget ends. α is the two-sided false-alarm rate over all looks together.
     """
     if max_blocks < 1:
         raise EvidenceError(f"a budget of {max_blocks} blocks, expected at least 1")

@@ -52,15 +52,18 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.compiler_library import CompilerLibrary, LibraryMissingError, find_package
-from iree_gauntlet.workers.iree_side.merge_programs import import_bindings, merge_programs
+from iree_gauntlet.workers.iree_side.compiler_library import (
+    CompilerLibrary,
+    LibraryMissingError,
+    find_package,
+    import_bindings,
+    merge_programs,
+)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_PATIENCE_SECONDS = 15.0
 # How often a group is looked at whose leader is gone while members live on.
 _DRAIN_SECONDS = 0.01
-
-
 # In the private folder: what the child reports in addition to its exit code.
 _DETAIL_FILE = "gauntlet-detail.json"
 _PR_SET_PDEATHSIG = 1
@@ -100,7 +103,22 @@ def _become_child(
         os._exit(code)
     os.close(told)
     try:
-        _set_up(request, streams, private, server)
+        os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != server:
+            # It was gone before the line above.
+            os._exit(_EXIT_DEFECT)
+        signal.set_wakeup_fd(-1)
+        for name in _DEFAULTS:
+            # As a program that is started finds them; Python ignores some.
+            signal.signal(signal.Signals[name], signal.SIG_DFL)
+        for target, descriptor in enumerate(streams):
+            os.dup2(descriptor, target)
+        os.environ["TMPDIR"] = private
+        os.chdir(request.cwd)
+        limit, most = request.memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
+        if limit and (most == resource.RLIM_INFINITY or limit < most):
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         code = _work(library, request, Path(private))
     except BaseException:  # noqa: BLE001  a child that came back into the server's loop would serve its requests
         with contextlib.suppress(OSError):
@@ -109,25 +127,6 @@ def _become_child(
         library.end(code)
     finally:
         os._exit(code)
-
-
-def _set_up(request: _CompileRequest, streams: tuple[int, int, int], private: str, server: int) -> None:
-    os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server:
-        # It was gone before the line above.
-        os._exit(_EXIT_DEFECT)
-    signal.set_wakeup_fd(-1)
-    for name in _DEFAULTS:
-        # As a program that is started finds them; Python ignores some.
-        signal.signal(signal.Signals[name], signal.SIG_DFL)
-    for target, descriptor in enumerate(streams):
-        os.dup2(descriptor, target)
-    os.environ["TMPDIR"] = private
-    os.chdir(request.cwd)
-    limit, most = request.memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
-    if limit and (most == resource.RLIM_INFINITY or limit < most):
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _work(library: CompilerLibrary, request: _CompileRequest, private: Path) -> int:
@@ -285,7 +284,6 @@ class _CompileServer:
                 shutil.rmtree(private, ignore_errors=True)
             where = f"{error.filename}: " if error.filename else ""
             _tell({"id": request.id, "error": f"{where}{error.strerror}"})
-            return
 
     def _reap(self) -> None:
         """Collect every process that has ended: children, and orphans that came here as to their subreaper."""
@@ -343,7 +341,11 @@ class _CompileServer:
             # Missing, or torn where it was killed while it wrote.
             with contextlib.suppress(OSError, ValueError):
                 detail = json.loads((Path(child.private) / _DETAIL_FILE).read_bytes())
-        notes = _remove_folder(child.private)
+        notes = []
+        try:
+            shutil.rmtree(child.private)
+        except OSError as error:
+            notes.append(f"{child.private} was left behind: {error.strerror}")
         facts = {"timed_out": child.asked, "stuck": stuck, "detail": detail, "notes": notes}
         _tell({"id": child.request.id, **child.answer, **facts})
 
@@ -381,15 +383,6 @@ def _has_members(group: int) -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _remove_folder(folder: str) -> list[str]:
-    """Remove a private folder; what stays is said."""
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        return [f"{folder} was left behind: {error.strerror}"]
-    return []
 
 
 def main() -> int:

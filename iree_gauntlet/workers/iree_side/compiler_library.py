@@ -1,4 +1,4 @@
-"""The IREE compiler's library, loaded by ctypes and used as `iree-compile` uses it.
+"""The IREE compiler's library, loaded by ctypes and used as `iree-compile` uses it; and programs that become one.
 
 Importing `iree.compiler` is avoided: it brings NumPy, whose OpenBLAS starts threads, and a process with threads cannot
 be forked.
@@ -8,6 +8,9 @@ alone, `compile` makes the calls of that function (IREE's compiler/src/iree/comp
 line, session, source, invocation, output; but it leaves the ending of the process to clean up, which saves some five
 per cent. With any other flag it calls the function itself. So every flag, diagnostic and exit code is the tool's, and
 the bytes are the same.
+
+Of programs that become one, symbols are made unique, and locations stay as they are: a diagnostic says which of them
+it belongs to.
 """
 
 from __future__ import annotations
@@ -15,15 +18,22 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import importlib.util
+import io
 import platform
 import re
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    # Objects of MLIR's bindings, which have no types: the module `ir`, operations, and all others.
+    Bindings = Any
+    Operation = Any
+    Native = Any
 
 
 _NAME = {"Darwin": "libIREECompiler.dylib", "Windows": "IREECompiler.dll"}.get(platform.system(), "libIREECompiler.so")
@@ -50,6 +60,8 @@ _ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "SourceOpenFile": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]),
 }
 _STANDARD_PIPELINE = 0
+_DIALECTS = "iree.compiler.dialects"
+FUNCTIONS = ("func.func", "util.func")
 
 
 class LibraryMissingError(Exception):
@@ -57,10 +69,7 @@ class LibraryMissingError(Exception):
 
 
 class CompilerLibrary:
-    """The library, with its global state made once, before any fork.
-
-    Args:
-        package: folder of `iree.compiler`.
+    """The library in the folder of `iree.compiler`, with its global state made once, before any fork.
 
     Raises:
         LibraryMissingError: it is not there, cannot be loaded, or lacks an entry point.
@@ -89,10 +98,8 @@ class CompilerLibrary:
     def compile(self, program: str, flags: Sequence[str], output: str) -> int:
         """Do what `iree-compile PROGRAM FLAGS -o OUTPUT` does in this process, without threads.
 
-        May be called once in a process: the compiler's flags are global to it. `end` is to follow.
-
-        Returns:
-            The exit code of the tool. (The compiler ends the process where it knows a flag not.)
+        May be called once in a process: the compiler's flags are global to it. `end` is to follow. Gives the exit code
+        of the tool. (The compiler ends the process where it knows a flag not.)
         """
         # Given twice it is an error.
         threading = () if any(_DISABLE_THREADING in flag for flag in flags) else (f"--{_DISABLE_THREADING}",)
@@ -148,12 +155,9 @@ class CompilerLibrary:
 
 
 def find_package() -> Path:
-    """The folder of `iree.compiler`, without importing it.
+    """The folder of `iree.compiler`, without importing it; a `LibraryMissingError` where this Python has none.
 
     Leaves an empty package of that name behind, so that its parts can be imported without all of it.
-
-    Raises:
-        LibraryMissingError: this Python has none.
     """
     try:
         spec = importlib.util.find_spec("iree.compiler")
@@ -177,3 +181,89 @@ def _list_candidates(package: Path) -> Iterator[Path]:
             for part in ("lib", "tools", "bin"):
                 yield folder / part / _NAME
             return
+
+
+@dataclass(slots=True)
+class MergedPrograms:
+    """What came of a merge: `module` is MLIR bytecode, and empty where programs were refused."""
+
+    module: bytes = b""
+    functions: list[list[str]] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+def import_bindings() -> Bindings:
+    """The compiler's `ir` module without what imports NumPy, which costs more than a merge."""
+    if _DIALECTS not in sys.modules:
+        # Operations of all dialects are taken as operations, and not as the classes that it has for some.
+        sys.modules[_DIALECTS] = ModuleType(_DIALECTS)
+        sys.modules[_DIALECTS].__path__ = []
+    from iree.compiler import _mlir_libs  # noqa: PLC0415  needs the empty package that find_package makes
+
+    return _mlir_libs._mlir.ir  # noqa: SLF001  the name under which the wheel's own `ir` takes it
+
+
+def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> MergedPrograms:
+    """Merge programs into one module.
+
+    Every symbol at the top of a program gets the program's prefix, and all references to it, those inside of
+    functions and globals included. The module's own name goes.
+    """
+    ir = import_bindings()
+    merged = MergedPrograms()
+    with ir.Context() as context:
+        # As iree-compile parses.
+        context.allow_unregistered_dialects = True
+        whole = ir.Module.create(ir.Location.unknown())
+        attributes: dict[str, Native] | None = None
+        for index, (path, prefix) in enumerate(zip(programs, prefixes, strict=True)):
+            names: list[str] = []
+            merged.functions.append(names)
+            try:
+                # From the file: its path stands in the locations, which diagnostics print.
+                part = ir.Module.parseFile(path)
+            except (OSError, ir.MLIRError) as error:
+                merged.refused[index] = str(error)
+                continue
+            own = {name: value for name, value in list_attributes(part.operation).items() if name != "sym_name"}
+            if attributes is None:
+                attributes = own
+                for name, value in own.items():
+                    whole.operation.attributes[name] = value
+            if own != attributes:
+                merged.refused[index] = f"{path}: error: its module has other attributes than the first program's"
+                continue
+            names += _take_over(ir, whole, part, prefix)
+        if not merged.refused:
+            buffer = io.BytesIO()
+            whole.operation.write_bytecode(buffer)
+            merged.module = buffer.getvalue()
+    return merged
+
+
+def list_attributes(operation: Operation) -> dict[str, Native]:
+    """An operation's attributes by their names."""
+    # Releases differ in what iterating over attributes gives: names, or names with values.
+    names = [item if isinstance(item, str) else item.name for item in operation.attributes]
+    return {name: operation.attributes[name] for name in names}
+
+
+def _take_over(ir: Bindings, whole: Operation, part: Operation, prefix: str) -> list[str]:
+    """Move a program's operations into the whole, renamed."""
+    functions = []
+    operations = list(part.operation.regions[0].blocks[0].operations)
+    for operation in operations:
+        attributes = operation.operation.attributes
+        if "sym_name" not in attributes:
+            continue
+        old = ir.StringAttr(attributes["sym_name"]).value
+        new = prefix + old
+        ir.SymbolTable.replace_all_symbol_uses(old, new, part.operation)
+        ir.SymbolTable.set_symbol_name(operation, new)
+        if operation.operation.name in FUNCTIONS:
+            public = "sym_visibility" not in attributes or str(attributes["sym_visibility"]) != '"private"'
+            if public and len(operation.operation.regions[0].blocks) > 0:
+                functions.append(new)
+    for operation in operations:
+        whole.body.append(operation)
+    return functions

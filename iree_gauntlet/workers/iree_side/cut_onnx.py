@@ -224,8 +224,7 @@ def _answer_describe(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer_cut(plan: _CutPlan) -> dict[str, Any]:
-    target = Path(plan.onnx)
-    model = _cut(load_onnx(Path(plan.model)), plan)
+    target, model = Path(plan.onnx), _cut(load_onnx(Path(plan.model)), plan)
     onnx.save(model, target)
     if plan.mlir:
         with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as folder:

@@ -78,11 +78,7 @@ class OpenDevice:
         return np.array(memory.map().asarray(view.shape, self._find_types(view)[1]))
 
     def type_name(self, view: View) -> str:
-        """The name of a buffer's element type.
-
-        Raises:
-            PlanError: for one that is not known here.
-        """
+        """The name of a buffer's element type; a PlanError for one that is not known here."""
         return self._find_types(view)[0]
 
     def _find_types(self, view: View) -> tuple[str, np.dtype[Any]]:
@@ -113,14 +109,10 @@ class LoadedProgram:
     """A function of modules that are loaded on a device, in a context of their own.
 
     Args:
-        device: where.
         modules: files, in the order of loading.
         parameters: scope and file.
-        function: of the last module.
+        function: of the last module; a PlanError says that it has none.
         trace: takes what the modules trace: a key, and views of tensors; None for what the runtime does with it.
-
-    Raises:
-        PlanError: where the last module has no such function.
     """
 
     def __init__(
@@ -153,11 +145,7 @@ class LoadedProgram:
         return self._invoke(self._function, arguments)
 
     def start(self, arguments: Sequence[View], after: Fence = None) -> tuple[list[View], Fence]:
-        """Begin a call, and do not wait for it.
-
-        Args:
-            arguments: on the device.
-            after: a fence that is waited for first; None for nothing.
+        """Begin a call after a fence, if there is one, and do not wait for it.
 
         Returns:
             The outputs, which may be handed on with `after`, and the fence after which they may be read.

@@ -58,11 +58,7 @@ class _SensitivityPlan:
 def measure_effect(before: Sequence[Array], after: Sequence[Array], allowed: Mapping[str, float], rtol: float) -> float:
     """The largest difference of any element, in units of what the tolerance allows there.
 
-    Args:
-        before: outputs.
-        after: those that are held against them, in the same order.
-        allowed: absolute tolerance by IREE's name of the element type; other types must not change at all.
-        rtol: relative tolerance.
+    `allowed` are absolute tolerances by IREE's names of element types; other types must not change at all.
     """
     worst = 0.0
     for old, new in zip(before, after, strict=True):

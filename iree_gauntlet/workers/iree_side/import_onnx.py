@@ -44,11 +44,7 @@ class ImportFailedError(Exception):
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
-    """Read `NAME=1x3x48x192` (`NAME=` for a scalar).
-
-    Raises:
-        InputError: where the text is not of that form, or a dimension is not positive.
-    """
+    """Read `NAME=1x3x48x192` (`NAME=` for a scalar), or an InputError."""
     # Input names may hold `=` and `:`; dimensions never do, so the last `=` separates.
     name, separator, dimensions = text.rpartition("=")
     if not separator or not name:
@@ -100,42 +96,14 @@ def _freeze(model: onnx.ModelProto, shapes: dict[str, Shape]) -> None:
             dimension.dim_value = size
 
 
-def _forget_inferred_shapes(model: onnx.ModelProto) -> dict[str, int]:
-    """Remove the shapes of inner values and outputs; returns the declared ranks of the outputs."""
-    del model.graph.value_info[:]
-    ranks = {}
-    for output in model.graph.output:
-        tensor = output.type.tensor_type
-        if tensor.HasField("shape"):
-            ranks[output.name] = len(tensor.shape.dim)
-            tensor.ClearField("shape")
-    return ranks
-
-
-def _restore_ranks(model: onnx.ModelProto, ranks: dict[str, int]) -> None:
-    """Give outputs that inference says nothing about their declared rank, with every size unknown."""
-    for output in model.graph.output:
-        tensor = output.type.tensor_type
-        if output.name in ranks and not tensor.HasField("shape"):
-            tensor.shape.SetInParent()
-            for _ in range(ranks[output.name]):
-                tensor.shape.dim.add()
-
-
 def _get_opset(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None) -> onnx.ModelProto:
-    """Fix input shapes, convert the opset, infer shapes.
+    """Fix shapes of inputs that are named, convert the default operator set if one is named, infer shapes.
 
-    Args:
-        model: the model as read; it is changed.
-        shapes: static shape by name of a graph input; inputs not named stay as they are.
-        opset: version of the default operator set to convert to; None keeps the file's.
-
-    Returns:
-        The prepared model.
+    The model that is given is changed.
 
     Raises:
         InputError: an unknown input, a shape that does not fit, an opset lower than the file's.
@@ -149,17 +117,29 @@ def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None)
     if opset is not None and not current <= opset <= newest:
         limit = f"lower than the file's {current}" if opset < current else f"unknown to onnx {onnx.__version__}"
         raise InputError(f"opset {opset} is {limit}; {current} to {newest} are possible")
+    # Ranks that outputs are declared to have, where their shapes are forgotten.
     ranks: dict[str, int] = {}
     if shapes:
         _freeze(model, shapes)
-        ranks = _forget_inferred_shapes(model)
+        del model.graph.value_info[:]
+        for output in model.graph.output:
+            tensor = output.type.tensor_type
+            if tensor.HasField("shape"):
+                ranks[output.name] = len(tensor.shape.dim)
+                tensor.ClearField("shape")
     try:
         if opset is not None and opset > current:
             model = onnx.version_converter.convert_version(model, opset)
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (RuntimeError, ValueError) as error:  # what onnx's converter and inference raise
         raise ImportFailedError(_get_first_line(error)) from error
-    _restore_ranks(model, ranks)
+    for output in model.graph.output:
+        # Of this one inference says nothing.
+        tensor = output.type.tensor_type
+        if output.name in ranks and not tensor.HasField("shape"):
+            tensor.shape.SetInParent()
+            for _ in range(ranks[output.name]):
+                tensor.shape.dim.add()
     return model
 
 
@@ -187,11 +167,7 @@ def _get_first_line(error: Exception) -> str:
 
 
 def load_onnx(path: Path) -> onnx.ModelProto:
-    """The model of a file.
-
-    Raises:
-        InputError: it cannot be read, or is none.
-    """
+    """The model of a file; an InputError where that cannot be read, or is none."""
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
@@ -225,11 +201,7 @@ def import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
 
 
 def prepare_file(path: Path, shapes: dict[str, Shape], opset: int | None, least_opset: int | None) -> onnx.ModelProto:
-    """The prepared model of a file; `least_opset` is the version to convert to where the file's is lower.
-
-    Raises:
-        InputError, ImportFailedError: as of `prepare`, or the file cannot be read.
-    """
+    """The prepared model of a file; `least_opset` is the version to convert to where the file's is lower."""
     model = load_onnx(path)
     return prepare(model, shapes, opset if least_opset is None else max(least_opset, _get_opset(model)))
 

@@ -73,12 +73,7 @@ _FLOATS = ("f64", "f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one generation gave.
-
-    Attributes:
-        tokens: those of each step, int64 [batch, 1].
-        call_ns: of each step; the first one is prefill's.
-    """
+    """What one generation gave, by step, the first one prefill's; tokens are int64 [batch, 1]."""
 
     tokens: tuple[Tokens, ...]
     logits: tuple[Array, ...]
@@ -93,15 +88,9 @@ def generate(
     tokens: int,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> Generation:
-    """Make tokens, each from the logits of the step before.
+    """Make so many tokens, each chosen from the logits of the step before, which prefill gives at first.
 
-    Args:
-        prefill: gives the first logits.
-        decode: gives the next ones for a token and its position.
-        choose: the tokens of logits.
-        position: of the token that decode is given first.
-        tokens: how many, that of prefill included.
-        clock: in ns.
+    Decode is given a token and its position, the first time `position`; the clock is in ns.
     """
     chosen: list[Tokens] = []
     found: list[Array] = []
@@ -139,16 +128,7 @@ class GenerationPlan:
 
 
 class Generator:
-    """Both programs on one device, and the state between their calls.
-
-    Args:
-        device: of both.
-        inputs: of prefill, with their element types.
-        plan: see the module.
-
-    Raises:
-        PlanError: where the plan contradicts itself.
-    """
+    """Both programs on one device, and the state between their calls; a PlanError where the plan contradicts itself."""
 
     def __init__(self, device: OpenDevice, inputs: list[TypedArray], plan: GenerationPlan) -> None:
         self._device = device
@@ -157,30 +137,28 @@ class Generator:
             LoadedProgram(device, program["modules"], program["parameters"], program["function"])
             for program in (plan.prefill, plan.decode)
         )
-        self._position, self._tokens = plan.position, plan.tokens
-        self._states, self._carried = plan.state, plan.carried
-        if self._tokens < 1 or not 0 <= self._carried <= self._states:
+        self._plan = plan
+        if plan.tokens < 1 or not 0 <= plan.carried <= plan.state:
             raise PlanError(
-                f"{self._tokens} tokens, {self._carried} of {self._states} tensors of the state carried: "
+                f"{plan.tokens} tokens, {plan.carried} of {plan.state} tensors of the state carried: "
                 "expected 1 token or more, and no more carried than there are"
             )
         self._state: list[View] = []
         self.type_name = ""
 
     def generate(self) -> Generation:
-        """One generation, from the inputs on.
+        """One generation, from the inputs on; a PlanError where a program does not return what the plan says."""
 
-        Raises:
-            PlanError: where a program does not return what the plan says.
-            RuntimeError: where the runtime fails.
-        """
-        return generate(self.prefill, self.decode, self.choose, self._position, self._tokens)
+        def choose(logits: Array) -> Tokens:
+            return choose_most_likely(logits, self.type_name)
+
+        return generate(self.prefill, self.decode, choose, self._plan.position, self._plan.tokens)
 
     def prefill(self) -> Array:
         """The first logits, as bits; the state is a new one."""
         self._state = []
         views = self._prefill.invoke([self._device.push(*given) for given in self._inputs])
-        self._check("prefill", views, self._states)
+        self._check("prefill", views, self._plan.state)
         self.type_name = self._device.type_name(views[0])
         self._state = views[1:]
         return self._device.fetch(views[0])
@@ -190,13 +168,9 @@ class Generator:
         device = self._device
         given = [device.push(tokens, "i64"), device.push(np.array([position], np.int64), "i64")]
         views = self._decode.invoke([*given, *self._state])
-        self._check("decode", views, self._carried)
-        self._state[: self._carried] = views[1:]
+        self._check("decode", views, self._plan.carried)
+        self._state[: self._plan.carried] = views[1:]
         return device.fetch(views[0])
-
-    def choose(self, logits: Array) -> Tokens:
-        """The tokens of logits."""
-        return choose_most_likely(logits, self.type_name)
 
     def _check(self, name: str, views: list[View], state: int) -> None:
         if len(views) != 1 + state:
@@ -215,12 +189,7 @@ def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
 
 
 def measure(said: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer.
-
-    Raises:
-        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
-        RuntimeError: where the runtime failed.
-    """
+    """Measure as a plan says; the answer, or what `answer_plan` takes."""
     plan = read_plan(GenerationPlan, said)
     generations, warm_up = plan.generations, plan.warm_up
     if generations < 1 or warm_up < 0:

@@ -40,6 +40,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
@@ -50,8 +51,8 @@ if __name__ == "__main__":
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import OpenDevice, device_memory
-from iree_gauntlet.workers.iree_side.measure_module import read_contexts
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays
+from iree_gauntlet.workers.iree_side.measure_module import ContextPlan, load_contexts
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,9 +77,7 @@ def drop_every_second(samples: Sequence[Sample]) -> list[Sample]:
 class MemoryWatch:
     """Looks at this process's memory while its block lasts, from a thread of its own.
 
-    Args:
-        interval_ms: how often, at first.
-        most: samples that are kept; with more, every second one goes, and it looks half as often.
+    With more samples than `most`, every second one goes, and it looks half as often.
     """
 
     def __init__(self, interval_ms: float, most: int = _MOST_SAMPLES) -> None:
@@ -106,18 +105,23 @@ class MemoryWatch:
     def phase(self, name: str) -> Iterator[None]:
         """Record the block as a phase; nothing where it raises."""
         begin = self.look()
-        self._set_back_high_water()
+        try:
+            (_SELF / "clear_refs").write_text(_SET_BACK)
+        except OSError:
+            self.exact_peaks = False
         yield
         end = self.look()
-        sampled = max(sample[1] for sample in [begin, end, *self.samples] if sample[0] >= begin[0])
+        peak = max(sample[1] for sample in [begin, end, *self.samples] if sample[0] >= begin[0])
+        if self.exact_peaks and (marked := _HIGH_WATER.search((_SELF / "status").read_text())):
+            # The kernel keeps its mark and its count apart, and the mark may lag by some pages.
+            peak = max(peak, int(marked[1]) * 1024)
         self.phases.append(
             {
                 "name": name,
                 "begin_ms": begin[0],
                 "end_ms": end[0],
                 "begin_bytes": begin[1],
-                # The kernel keeps its mark and its count apart, and the mark may lag by some pages.
-                "peak_bytes": max(self._read_high_water(), sampled) if self.exact_peaks else sampled,
+                "peak_bytes": peak,
                 "end_bytes": end[1],
                 "device_bytes": end[3],
             }
@@ -140,39 +144,30 @@ class MemoryWatch:
         while not self._stop.wait(self.interval_ms / _MS_PER_S):
             self.look()
 
-    def _set_back_high_water(self) -> None:
-        try:
-            (_SELF / "clear_refs").write_text(_SET_BACK)
-        except OSError:
-            self.exact_peaks = False
 
-    def _read_high_water(self) -> int:
-        match = _HIGH_WATER.search((_SELF / "status").read_text())
-        return int(match[1]) * 1024 if match else 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MemoryPlan(ContextPlan):
+    interval_ms: float
 
 
-def measure(plan: dict[str, Any]) -> dict[str, Any]:
-    """Watch memory as a plan says; the answer.
-
-    Raises:
-        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
-        RuntimeError: where the runtime failed.
-    """
-    interval_ms, calls = float(plan["interval_ms"]), int(plan["calls"])
-    if interval_ms <= 0 or len(plan["devices"]) != 1:
-        raise PlanError(f"every {interval_ms:g} ms on {len(plan['devices'])} devices: expected more than 0, and one")
-    inputs = read_arrays(plan["inputs"])
+def measure(said: dict[str, Any]) -> dict[str, Any]:
+    """Watch memory as a plan says; the answer, or what `answer_plan` takes."""
+    plan = read_plan(_MemoryPlan, said)
+    interval_ms, devices = plan.interval_ms, len(plan.devices)
+    if interval_ms <= 0 or devices != 1:
+        raise PlanError(f"every {interval_ms:g} ms on {devices} devices: expected more than 0, and one")
+    inputs = read_arrays(plan.inputs)
     # What the runtime's own code takes belongs to no phase.
     import iree.runtime  # noqa: F401, PLC0415 - the plan is checked without it
 
     with MemoryWatch(interval_ms) as watch:
         with watch.phase("load"):
-            contexts = read_contexts(plan, inputs)
+            contexts = load_contexts(plan, inputs)
             watch.device = contexts[0].program.device
         with watch.phase("first call"):
             contexts[0].first(whole=True)
         with watch.phase("calls"):
-            for _ in range(calls):
+            for _ in range(plan.calls):
                 contexts[0].group()
         with watch.phase("after"):
             contexts.clear()

@@ -81,14 +81,6 @@ _NS_PER_US = 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """What a loop over calls took."""
-
-    total_ns: int
-    call_ns: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Carry:
     """Outputs of a call that are inputs of the next one of its group."""
 
@@ -98,7 +90,7 @@ class Carry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ContextPlan:
+class ContextPlan:
     """Of `measure_memory` and of pipelines too."""
 
     inputs: list[dict[str, Any]]
@@ -113,24 +105,13 @@ class _ContextPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ModulePlan(_ContextPlan):
+class _ModulePlan(ContextPlan):
     outputs: str
     warm_up_calls: int
 
 
 class Context:
-    """A program, called in groups with inputs from the host.
-
-    Args:
-        program: what is called.
-        inputs: arrays on the host, with their element types.
-        in_flight: calls of a group, pushed before the first one is waited for.
-        fetch: indices of the outputs that each call brings to the host; None for all.
-        carry: None for nothing.
-
-    Raises:
-        PlanError: where `carry` names inputs that there are not.
-    """
+    """A program, called in groups with inputs from the host; see the module. A PlanError where `carry` does not fit."""
 
     def __init__(
         self,
@@ -155,12 +136,7 @@ class Context:
     def first(self, *, whole: bool, inputs: Inputs | None = None) -> list[tuple[str, Array | None]]:
         """One call alone; the element types of all its outputs, with those that were brought to the host.
 
-        Args:
-            whole: whether all outputs are brought.
-            inputs: None for the context's own.
-
-        Raises:
-            PlanError: where `fetch` or `carry` names outputs that the function has not.
+        A PlanError where `fetch` or `carry` names outputs that the function has not.
         """
         arguments = self._push_arguments(self._inputs if inputs is None else inputs, self._start)
         if self.pushed_async:
@@ -182,13 +158,11 @@ class Context:
     def group(self, items: Sequence[Inputs] | None = None) -> list[list[Array]]:
         """A group of calls; the outputs of each that are brought to the host, in the order of `fetch`.
 
-        Args:
-            items: the inputs of each call; None for the context's own, `in_flight` times.
+        `items` are the inputs of each call; None for the context's own, `in_flight` times.
         """
         calls = [self._inputs] * self.in_flight if items is None else items
-        return self._start_all(calls) if self.pushed_async else self._call_one_by_one(calls)
-
-    def _start_all(self, calls: Sequence[Inputs]) -> list[list[Array]]:
+        if not self.pushed_async:
+            return self._call_one_by_one(calls)
         started = []
         kept, after = self._start, None
         for inputs in calls:
@@ -225,22 +199,16 @@ class Context:
 
 def run_loop(
     contexts: Sequence[Callable[[], object]], calls: int, clock: Callable[[], int] = time.perf_counter_ns
-) -> Loop:
-    """Calls as often as asked for, shared out over contexts that run in parallel.
+) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """Calls as often as asked for, shared out over contexts that run in parallel: functions, of one call each.
 
-    Args:
-        contexts: a function for each, which is one call.
-        calls: in all; at least one a context.
-        clock: in ns.
-
-    Raises:
-        BaseException: what a call raises.
+    There is at least one call a context; the clock is in ns. What all took together, and each call of each context.
     """
     shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
         begin = clock()
         times = call_times(contexts[0], shares[0], clock)
-        return Loop(clock() - begin, (times,))
+        return clock() - begin, (times,)
     begun: list[int] = []
     start = threading.Barrier(len(contexts), action=lambda: begun.append(clock()))
 
@@ -250,23 +218,17 @@ def run_loop(
 
     with ThreadPoolExecutor(len(contexts)) as pool:
         found = tuple(pool.map(work, contexts, shares))
-        return Loop(clock() - begun[0], found)
+        return clock() - begun[0], found
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
     """What the loop itself takes, a call."""
-    loop = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
-    return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
+    total, _ = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
+    return total / _OVERHEAD_CALLS / _NS_PER_US
 
 
-def read_contexts(said: dict[str, Any], inputs: Inputs) -> list[Context]:
-    """The contexts of a plan, loaded.
-
-    Raises:
-        PlanError: where the plan contradicts itself or the program.
-        RuntimeError: where the runtime cannot load it.
-    """
-    plan = read_plan(_ContextPlan, said)
+def load_contexts(plan: ContextPlan, inputs: Inputs) -> list[Context]:
+    """The contexts of a plan, loaded; a PlanError where that contradicts itself or the program."""
     uris, calls, in_flight = plan.devices, plan.calls, plan.in_flight
     if in_flight < 1 or calls % in_flight:
         raise PlanError(f"{calls} calls, {in_flight} in flight: expected 1 or more, and calls a multiple of it")
@@ -281,16 +243,11 @@ def read_contexts(said: dict[str, Any], inputs: Inputs) -> list[Context]:
 
 
 def measure(said: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer.
-
-    Raises:
-        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
-        RuntimeError: where the runtime failed.
-    """
+    """Measure as a plan says; the answer, or what `answer_plan` takes."""
     plan = read_plan(_ModulePlan, said)
     inputs = read_arrays(plan.inputs)
     begin = time.perf_counter_ns()
-    contexts = read_contexts(said, inputs)
+    contexts = load_contexts(plan, inputs)
     loaded = time.perf_counter_ns()
     outputs = contexts[0].first(whole=bool(plan.outputs))
     first = time.perf_counter_ns()
@@ -300,9 +257,9 @@ def measure(said: dict[str, Any]) -> dict[str, Any]:
         for _ in range(plan.warm_up_calls):
             context.group()
     in_flight = contexts[0].in_flight
-    loop = run_loop([context.group for context in contexts], plan.calls // in_flight)
+    total, times = run_loop([context.group for context in contexts], plan.calls // in_flight)
     written = write_arrays(plan.outputs, "output", outputs)
-    found = figures(contexts, (begin, loaded, first), loop.total_ns, loop.call_ns)
+    found = figures(contexts, (begin, loaded, first), total, times)
     return {**found, "calls": plan.calls, "overhead_us": overhead_us() / in_flight, "outputs": written}
 
 
@@ -311,11 +268,7 @@ def figures(
 ) -> dict[str, Any]:
     """What an answer says of times and memory.
 
-    Args:
-        contexts: that were called.
-        starts: of loading, of the first call, and its end, in ns.
-        total_ns: of the loop.
-        call_ns: of each group of calls, by context.
+    `starts` are those of loading, of the first call, and its end, in ns; `call_ns` is of each group, by context.
     """
     begin, loaded, first = starts
     in_flight = contexts[0].in_flight

@@ -56,13 +56,7 @@ class _RooflinePlan:
 def measure_best_seconds(
     call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """The shortest time of a call, after one that warms up.
-
-    Args:
-        call: what is timed.
-        seconds: that the calls take together, at least; there are three or more.
-        clock: in seconds.
-    """
+    """The shortest time of a call, after one that warms up, of three or more that take so many seconds together."""
     call()
     best, count, begin = float("inf"), 0, clock()
     while count < _FEWEST or clock() - begin < seconds:
@@ -78,10 +72,7 @@ def measure_product_rate(
 ) -> tuple[float, int]:
     """Operations a second of an f32 matrix product, and the side of the matrices that reached it.
 
-    Args:
-        sizes: sides of the matrices.
-        seconds: for all sizes together, at least.
-        clock: in seconds.
+    `seconds` are for all sizes together, at least.
     """
     found = []
     for size in sizes:
@@ -96,11 +87,7 @@ def measure_product_rate(
 def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes a second that threads move between memory and memory, read and written ones counted.
 
-    Args:
-        size: bytes of the array, which is shared out.
-        threads: each copies its own part; NumPy gives up Python's lock meanwhile.
-        seconds: at least.
-        clock: in seconds.
+    An array of `size` bytes is shared out to them; NumPy gives up Python's lock meanwhile.
     """
     source = np.ones(size // 8, np.float64)
     target = np.zeros_like(source)
@@ -116,21 +103,16 @@ def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float
 
 
 def measure(said: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer.
-
-    Raises:
-        PlanError: for a plan that cannot be used; also KeyError.
-    """
+    """Measure as a plan says; the answer, or what `answer_plan` takes."""
     plan = read_plan(_RooflinePlan, said)
-    sizes, threads = plan.matrix_sizes, plan.threads
-    copied, seconds = plan.copy_bytes, plan.seconds
-    if not sizes or min(sizes) < 1 or threads < 1 or copied < 8 * threads or seconds < 0:
+    sizes, least_bytes = plan.matrix_sizes, 8 * plan.threads
+    if not sizes or min(sizes) < 1 or plan.threads < 1 or plan.copy_bytes < least_bytes or plan.seconds < 0:
         raise PlanError("expected a size or more, a thread or more, and 8 bytes or more to copy for each")
-    flops, size = measure_product_rate(sizes, seconds)
+    flops, size = measure_product_rate(sizes, plan.seconds)
     return {
         "flops_per_s": flops,
         "matrix_size": size,
-        "bytes_per_s": copy_rate(copied, threads, seconds),
+        "bytes_per_s": copy_rate(plan.copy_bytes, plan.threads, plan.seconds),
         "numpy": np.__version__,
     }
 

@@ -81,9 +81,7 @@ class ReferenceInput:
 class OnnxRuntime:
     """A model in onnxruntime: one thread, the processor's own provider.
 
-    Raises:
-        PlanError: there is no onnxruntime.
-        InferenceFailedError: it cannot load the model.
+    A PlanError says that there is no onnxruntime, an InferenceFailedError that it cannot load the model.
     """
 
     name = "onnxruntime"
@@ -113,11 +111,7 @@ class OnnxRuntime:
         )
 
     def run(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Outputs by name, in the order of the graph's.
-
-        Raises:
-            InferenceFailedError: it cannot be run on these.
-        """
+        """Outputs by name, in the order of the graph's; an InferenceFailedError where it cannot be run on these."""
         feeds = _name_arrays(self.inputs, arrays)
         try:
             values = self._session.run([value.name for value in self._outputs], feeds)
@@ -133,14 +127,7 @@ class OnnxRuntime:
 
 
 class OnnxEvaluator:
-    """A model in onnx's own reference evaluator.
-
-    Args:
-        model: of `onnx.load`, with its weights.
-
-    Raises:
-        InferenceFailedError: it cannot load the model.
-    """
+    """A model with its weights in onnx's own reference evaluator; an InferenceFailedError where that cannot load it."""
 
     name = "onnx"
 
@@ -177,11 +164,7 @@ ReferenceProgram = OnnxRuntime | OnnxEvaluator
 
 
 def load_model(path: Path) -> onnx.ModelProto:
-    """A model with its weights.
-
-    Raises:
-        PlanError: it cannot be read.
-    """
+    """A model with its weights; a PlanError where it cannot be read."""
     import onnx  # noqa: PLC0415 - onnxruntime does without
 
     try:
@@ -194,12 +177,7 @@ def load_model(path: Path) -> onnx.ModelProto:
 def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[ReferenceProgram, list[str]]:
     """onnxruntime, or where it cannot load a model, onnx's evaluator; and why it is not onnxruntime.
 
-    Args:
-        file: of the model, or its content.
-        model: the same, as of `onnx.load`.
-
-    Raises:
-        InferenceFailedError: neither can load it.
+    `file` is the model's, or its content; an InferenceFailedError says that neither can load it.
     """
     try:
         return OnnxRuntime(file), []
@@ -208,11 +186,7 @@ def load_reference(file: Path | bytes, model: onnx.ModelProto) -> tuple[Referenc
 
 
 def load_evaluator_instead(model: onnx.ModelProto, why: str) -> ReferenceProgram:
-    """Onnx's evaluator, where onnxruntime does not run a model.
-
-    Raises:
-        InferenceFailedError: it cannot load the model; why onnxruntime does not run it is said too.
-    """
+    """Onnx's evaluator, where onnxruntime does not run a model; why not is said too where neither loads it."""
     try:
         return OnnxEvaluator(model)
     except InferenceFailedError as error:
@@ -242,25 +216,15 @@ def _name_arrays(inputs: Sequence[ReferenceInput], arrays: Sequence[Array]) -> d
 
 
 def read_inputs(texts: Sequence[str], cwd: str, inputs: Sequence[ReferenceInput]) -> list[Array]:
-    """What is written behind each `--input=`, as the arrays that a reference takes.
-
-    Raises:
-        PlanError: they are too many or too few, or one cannot be given to a reference.
-    """
+    """What is written behind each `--input=`, as the arrays that a reference takes, or a PlanError."""
     _require_inputs(inputs, texts)
     return [read_input(text, cwd, item.dtype) for text, item in zip(texts, inputs, strict=True)]
 
 
 def read_input(text: str, cwd: str, dtype_name: str) -> Array:
-    """What is written behind `--input=`, as the array that a reference takes.
+    """What is written behind `--input=` (`@x.npy`, `4xf32=@x.bin`, `4xf32=1`), as the array that a reference takes.
 
-    Args:
-        text: `@x.npy`, `4xf32=@x.bin`, `4xf32=1`.
-        cwd: where its files lie.
-        dtype_name: of the model's input.
-
-    Raises:
-        PlanError: it is no tensor, or one that is not read here.
+    A PlanError says that it is no tensor, or one that is not read here.
     """
     try:
         value = read_value(text, cwd)
@@ -295,11 +259,7 @@ def pack_bytes(array: Array) -> bytes:
 
 
 def tensor_type(name: str, array: Any) -> str:
-    """The type of an output in IREE's notation: `1x64xi64`.
-
-    Raises:
-        PlanError: it is no tensor of numbers that IREE's tools know.
-    """
+    """The type of an output in IREE's notation, `1x64xi64`; a PlanError where its tools know no such tensor."""
     found = array.dtype.name if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
     element = ELEMENT_TYPES.get(found)
     if element is None:

@@ -49,11 +49,7 @@ class PlanError(Exception):
 
 
 def read_plan(kind: type[_Plan], said: Mapping[str, Any]) -> _Plan:
-    """A plan as a dataclass whose fields are its keys; others are passed over.
-
-    Raises:
-        KeyError: it lacks one without a default.
-    """
+    """A plan as a dataclass whose fields are its keys, others passed over; a KeyError names one that it lacks."""
     asked = [
         item.name
         for item in fields(cast("Any", kind))
@@ -63,22 +59,14 @@ def read_plan(kind: type[_Plan], said: Mapping[str, Any]) -> _Plan:
 
 
 def get_host_type(name: str) -> np.dtype[Any]:
-    """The NumPy type that holds an element type's bits.
-
-    Raises:
-        PlanError: for a type that is not known.
-    """
+    """The NumPy type that holds an element type's bits; a PlanError where that is not known."""
     if name not in ELEMENT_TYPES:
         raise PlanError(f"unknown element type {name!r}; known: {', '.join(ELEMENT_TYPES)}")
     return np.dtype(ELEMENT_TYPES[name][1])
 
 
 def hold_bits(array: Array, name: str) -> Array:
-    """An array as the runtime takes it: contiguous, and of the type that holds its bits.
-
-    Raises:
-        PlanError: where it has another one.
-    """
+    """An array as the runtime takes it: contiguous, and of the type that holds its bits, or a PlanError says so."""
     if array.dtype != get_host_type(name):
         raise PlanError(f"holds {array.dtype}, and {name} is held by {ELEMENT_TYPES[name][1][1:]}")
     return np.ascontiguousarray(array).reshape(array.shape)
@@ -111,50 +99,37 @@ def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> li
     """
     found = []
     for item in items:
+        file, type_name = item["file"], item["type"]
         try:
-            array = np.load(folder / item["file"], allow_pickle=False)
+            found.append((hold_bits(np.load(folder / file, allow_pickle=False), type_name), type_name))
         except (OSError, ValueError) as error:
-            raise PlanError(f"{item['file']}: cannot be read: {error}") from error
-        try:
-            found.append((hold_bits(array, item["type"]), item["type"]))
+            raise PlanError(f"{file}: cannot be read: {error}") from error
         except PlanError as error:
-            raise PlanError(f"{item['file']}: {error}") from error
+            raise PlanError(f"{file}: {error}") from error
     return found
 
 
 def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, Array | None]]) -> list[dict[str, Any]]:
-    """Write arrays as `<name>_0.npy`, ….
+    """Write arrays, of an element type and bits or None where they were not fetched, as `<name>_0.npy`, ….
 
-    Args:
-        folder: where to; empty for nowhere.
-        name: begins their names.
-        arrays: element type and bits; None for one that was not fetched.
-
-    Returns:
-        What the answer says of each: file, empty where there is none; type; shape, where it was fetched.
+    No folder is nowhere. What the answer says of each: file, empty where there is none; type; shape, if fetched.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for index, (type_name, array) in enumerate(arrays):
-        said: dict[str, Any] = {"file": "", "type": type_name}
-        if array is not None:
-            said["shape"] = list(array.shape)
-            if folder:
-                said["file"] = str(Path(folder) / f"{name}_{index}.npy")
-                np.save(said["file"], array)
-        found.append(said)
+        file = ""
+        if folder and array is not None:
+            file = str(Path(folder) / f"{name}_{index}.npy")
+            np.save(file, array)
+        shape = {} if array is None else {"shape": list(array.shape)}
+        found.append({"file": file, "type": type_name, **shape})
     return found
 
 
 def answer_plan(words: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
-    """Run a script of one plan, and write what it measured to standard output.
+    """Run a script of one plan, and write what it measured to standard output; the exit code.
 
-    Args:
-        words: the command line, with the script's name.
-        measure: what to do with the plan; raises PlanError, OSError, ValueError or KeyError for a plan that cannot
-            be used and RuntimeError for a runtime that failed.
-
-    Returns:
-        The exit code.
+    `measure` raises PlanError, OSError, ValueError or KeyError for a plan that cannot be used, and RuntimeError for a
+    runtime that failed.
     """
     if len(words) != 2:
         sys.stderr.write(f"usage: {Path(words[0]).name} PLAN.json\n")

@@ -47,13 +47,12 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = package = ModuleType("iree_gauntlet")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.compiler_library import find_package
-from iree_gauntlet.workers.iree_side.merge_programs import FUNCTIONS, import_bindings, list_attributes
+from iree_gauntlet.workers.iree_side.compiler_library import FUNCTIONS, find_package, import_bindings, list_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from iree_gauntlet.workers.iree_side.merge_programs import Bindings, Native, Operation
+    from iree_gauntlet.workers.iree_side.compiler_library import Bindings, Native, Operation
 
 
 _UNUSABLE = 2
@@ -155,11 +154,16 @@ class Edits:
 
     def with_splats(self, program: Operation, places: Collection[tuple[int, str]]) -> Operation:
         """It, with constants at these places of one value."""
+        ir = self._ir
         copy = program.operation.clone().operation
         for place, operation in enumerate(_walk(copy)):
             for name, attribute in list_attributes(operation).items():
                 if (place, name) in places:
-                    operation.attributes[name] = self._make_splat(self._get_values_type(attribute))
+                    shape = self._get_values_type(attribute)
+                    element = shape.element_type
+                    whole = _is(element, ir.IntegerType) or _is(element, ir.IndexType)
+                    one = ir.IntegerAttr.get(element, 1) if whole else ir.FloatAttr.get(element, 0.5)
+                    operation.attributes[name] = ir.DenseElementsAttr.get_splat(shape, one)
         return copy
 
     def list_symbols(self, program: Operation) -> list[str]:
@@ -209,24 +213,9 @@ class Edits:
                         wanted.add(makers[value])
         # What is used, and made neither by what is kept nor within it.
         given = [value for value in used if (value in makers and makers[value] not in wanted) or value in arguments]
-        results = [
-            value
-            for index in sorted(wanted)
-            for value in operations[index].results
-            if _is_passed(value) and value not in used
-        ]
-        self._rebuild(function, [operations[index] for index in sorted(wanted)], given, results, end.name)
-        return copy
-
-    def _rebuild(
-        self,
-        function: Operation,
-        kept: Sequence[Operation],
-        given: Sequence[Native],
-        results: Sequence[Native],
-        end: str,
-    ) -> None:
-        """Put a function of these operations in place of one: with arguments for the values that are given."""
+        left = [operations[index] for index in sorted(wanted)]
+        results = [value for one in left for value in one.results if _is_passed(value) and value not in used]
+        # A function of these stands in place of the one that there is.
         ir = self._ir
         types, location = [value.type for value in given], function.location
         attributes = {key: value for key, value in list_attributes(function).items() if key not in _SIGNATURE}
@@ -235,12 +224,13 @@ class Edits:
         with location:
             made = ir.Operation.create(function.name, regions=1, attributes=attributes, ip=ir.InsertionPoint(function))
             block = made.regions[0].blocks.append(*types, arg_locs=[location] * len(types))
-            for operation in kept:
+            for operation in left:
                 block.append(operation)
             for value, argument in zip(given, block.arguments, strict=True):
                 value.replace_all_uses_with(argument)
-            block.append(ir.Operation.create(end, operands=list(results)))
+            block.append(ir.Operation.create(end.name, operands=results))
         function.erase()
+        return copy
 
     def _find_function(self, program: Operation, name: str) -> Operation:
         functions = (found for found in _list_body(program) if found.name in FUNCTIONS)
@@ -261,14 +251,6 @@ class Edits:
         if _is(shape.element_type, ir.ComplexType):
             return None
         return shape if math.prod(shape.shape) >= _LARGE else None
-
-    def _make_splat(self, shape: Native) -> Operation:
-        """Values of a type, all one."""
-        ir = self._ir
-        element = shape.element_type
-        whole = _is(element, ir.IntegerType) or _is(element, ir.IndexType)
-        one = ir.IntegerAttr.get(element, 1) if whole else ir.FloatAttr.get(element, 0.5)
-        return ir.DenseElementsAttr.get_splat(shape, one)
 
 
 def _list_body(program: Operation) -> list[Operation]:

@@ -48,12 +48,10 @@ class Allowed:
 
 
 def allow(element_type: str, outputs: Iterable[tuple[Array, Array | None, Array | None]], longest_sum: int) -> Allowed:
-    """The tolerance of a model's outputs of one floating-point type.
+    """The tolerance of a model's outputs of one type, one of `FLOAT_TYPES`.
 
-    Args:
-        element_type: `f16`, `bf16`, `f32` or `f64`.
-        outputs: of the reference; of the same in f64; and of another reference. None where they cannot be had.
-        longest_sum: how many products a value of the model is the sum of, at most; it stands for what is not in f64.
+    Outputs are those of the reference, of the same in f64, and of another reference; None where they cannot be had. A
+    value of the model is the sum of `longest_sum` products at most, which stands for what is not in f64.
     """
     chosen = Allowed(0.0, _RELATIVE[element_type], "")
     for array, exact, other in outputs:

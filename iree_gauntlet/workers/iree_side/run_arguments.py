@@ -71,34 +71,34 @@ class UnsupportedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ArgumentValue:
-    """A tensor's contents.
-
-    Attributes:
-        contents: dense, row-major; several values a byte for types below 8 bits.
-    """
+    """A tensor; its contents are dense and row-major, several values a byte for types below 8 bits."""
 
     shape: tuple[int, ...]
     element_type: str
     contents: bytes | memoryview
 
 
-def get_storage(shape: Sequence[int], element_type: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of the NumPy array that holds a tensor; types below 8 bits are flat bytes."""
-    dims, _, dtype = _compute_storage(tuple(shape), element_type)
-    return dims, dtype
+@lru_cache(maxsize=4096)
+def compute_storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...], int, np.dtype[Any]]:
+    """Shape, bytes and type of the array that holds a tensor; types below 8 bits are flat bytes."""
+    number, code = ELEMENT_TYPES[element_type]
+    dtype = np.dtype(code)
+    count = math.prod(shape)
+    bits = number & 0xFF
+    if bits < 8:
+        size = (count * bits + 7) // 8
+        return (size,), size, dtype
+    return shape, count * dtype.itemsize, dtype
 
 
-def count_bytes(shape: tuple[int, ...], element_type: str) -> int:
-    """Bytes of a tensor's contents."""
-    return _compute_storage(shape, element_type)[1]
+def make_array(value: ArgumentValue) -> np.ndarray[Any, Any]:
+    """A tensor as an array of the type that holds its bits."""
+    dims, _, dtype = compute_storage(tuple(value.shape), value.element_type)
+    return np.frombuffer(value.contents, dtype).reshape(dims)
 
 
 def read_value(text: str, folder: str) -> ArgumentValue | None:
-    """Reads an argument; None for one that says that nothing is expected.
-
-    Args:
-        text: what stands behind the flag.
-        folder: where relative paths begin.
+    """Reads what stands behind the flag, with paths below a folder; None for one that says that nothing is expected.
 
     Raises:
         UnsupportedError: it is not read here.
@@ -118,7 +118,7 @@ def read_value(text: str, folder: str) -> ArgumentValue | None:
         raise UnsupportedError(f"argument {text!r}")
     if contents[:1] == "@":
         path = os.path.join(folder, contents[1:])  # noqa: PTH118 - see above
-        return ArgumentValue(shape, element_type, _read(path, 0, count_bytes(shape, element_type)))
+        return ArgumentValue(shape, element_type, _read(path, 0, compute_storage(shape, element_type)[1]))
     return ArgumentValue(shape, element_type, _parse_values(contents, shape, element_type))
 
 
@@ -126,32 +126,14 @@ def read_value(text: str, folder: str) -> ArgumentValue | None:
 def _parse_type(text: str) -> tuple[tuple[int, ...], str]:
     *dims, element_type = text.strip().split("x")
     sizes = [dim.strip() for dim in dims]
-    if element_type not in ELEMENT_TYPES or not all(dim.isascii() and dim.isdigit() for dim in sizes):
-        raise UnsupportedError(f"type {text!r}")
-    if len(sizes) > _MOST_RANK:
+    numbers = all(dim.isascii() and dim.isdigit() for dim in sizes)
+    if element_type not in ELEMENT_TYPES or not numbers or len(sizes) > _MOST_RANK:
         raise UnsupportedError(f"type {text!r}")
     return tuple(map(int, sizes)), element_type
 
 
-@lru_cache(maxsize=4096)
-def _compute_storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...], int, np.dtype[Any]]:
-    """Shape, bytes and type of the array that holds a tensor."""
-    number, code = ELEMENT_TYPES[element_type]
-    dtype = np.dtype(code)
-    count = math.prod(shape)
-    bits = number & 0xFF
-    if bits < 8:
-        size = (count * bits + 7) // 8
-        return (size,), size, dtype
-    return shape, count * dtype.itemsize, dtype
-
-
 def open_file(path: str) -> int:
-    """A descriptor that reads a file.
-
-    Raises:
-        UnsupportedError: it cannot be read.
-    """
+    """A descriptor that reads a file, or an UnsupportedError."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
@@ -184,7 +166,7 @@ def _read_npy(path: str) -> ArgumentValue:
     start = 10 + int.from_bytes(head[8:10], "little")
     header = head[10:start] if start <= len(head) else _read_some(path, 0, start)[10:]
     shape, element_type = _parse_npy_header(header)
-    return ArgumentValue(shape, element_type, _read(path, start, count_bytes(shape, element_type)))
+    return ArgumentValue(shape, element_type, _read(path, start, compute_storage(shape, element_type)[1]))
 
 
 def _read_some(path: str, offset: int, most: int) -> bytes:
@@ -222,16 +204,15 @@ def _parse_npy_header(header: bytes) -> tuple[tuple[int, ...], str]:
 
 def _parse_values(text: str, shape: tuple[int, ...], element_type: str) -> bytes | memoryview:
     """Numbers in their plain decimal forms; hexadecimal, octal and special ones are left to the tool."""
-    _, size, dtype = _compute_storage(shape, element_type)
+    _, size, dtype = compute_storage(shape, element_type)
     tokens = [token for token in _SEPARATORS.split(text) if token]
     if not tokens:
         return bytes(size)
     capacity = size // dtype.itemsize
     kind = "f" if element_type in _FLOATS else dtype.kind
-    if len(tokens) not in (1, capacity) or capacity == 0 or element_type in _WITHOUT_NUMBERS:
-        raise UnsupportedError(f"values {text!r} of {element_type}")
     form = _FLOAT if kind == "f" else _INTEGER
-    if not all(form.fullmatch(token) for token in tokens):
+    fit = len(tokens) in (1, capacity) and capacity and element_type not in _WITHOUT_NUMBERS
+    if not fit or not all(form.fullmatch(token) for token in tokens):
         raise UnsupportedError(f"values {text!r} of {element_type}")
     if kind == "f":
         return np.broadcast_to(_make_floats(tokens, element_type), (capacity,)).tobytes()

@@ -1,8 +1,9 @@
-"""Run an ONNX model as it says itself, for expected outputs: by onnxruntime, or by onnx's own evaluator.
+"""Run an ONNX model as it says itself: for expected outputs, or to hold what others give against it.
 
     python run_onnx.py PLAN.json
 
-It runs in the Python that has onnx and onnxruntime. The plan:
+It runs in the Python that has onnx and onnxruntime. The plan for expected outputs, by onnxruntime or by onnx's own
+evaluator:
 
     {"model": "/…/m.onnx",
      "inputs": [["@x.npy", "4xi64=1"], …],        sets of inputs as iree-run-module takes them, in the order of wishes
@@ -30,8 +31,21 @@ The answer:
 
 `differs`: from run to run. `optimised`, `other`: by how much onnxruntime with optimisations, and the other reference,
 differ by more than is allowed; null where they don't, or were not run. `input`: its place, of one that is handed
-through; null for what is computed. Infinite differences are -1. Exit codes: as of
-`plan_file`.
+through; null for what is computed. Infinite differences are -1.
+
+With `sides` in the plan onnxruntime alone runs it, all that it takes and gives is kept, and others' outputs are held
+against that:
+
+    {"model", "cwd", "folder", as above,
+     "inputs": ["1x4xf32=@x.bin", "@y.npy"],      one set of them
+     "name": "whole",                             values go to <folder>/<name>_input_0.bin, <name>_output_0.bin
+     "sides": {"iree": ["a_0.bin", "a_1.bin"]},   an output each: files of raw values, texts like those of inputs, or
+                                                  nothing
+     "tolerances": {"f32": 1e-4}}                 as of trace_dispatches.py
+
+The answer is `{"onnxruntime": "1.32.0", "inputs": […], "outputs": […]}`: objects of `name`, `type` as IREE writes it,
+`dtype` and `shape` as NumPy has them, `file`; of outputs also `largest` |value|, and by side `error` as a share of
+that, and `wrong`. Exit codes: as of `plan_file`.
 """
 
 from __future__ import annotations
@@ -69,6 +83,8 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
 from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, find_largest
+from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
+from iree_gauntlet.workers.iree_side.trace_dispatches import TracedTensor, measure_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,7 +130,13 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
         for graph in list_inner_graphs(node):
             _widen_values(graph)
         for attribute in node.attribute:
-            _widen_attribute(node, attribute)
+            if attribute.HasField("t"):
+                _widen_tensor(attribute.t)
+            if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _NARROW:
+                attribute.i = TensorProto.DOUBLE
+            if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+                values = np.array(attribute.f if attribute.name == "value_float" else attribute.floats, np.float64)
+                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
     return copy
 
 
@@ -134,16 +156,6 @@ def _widen_tensor(tensor: onnx.TensorProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
-def _widen_attribute(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
-    if attribute.HasField("t"):
-        _widen_tensor(attribute.t)
-    if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _NARROW:
-        attribute.i = TensorProto.DOUBLE
-    if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
-        values = np.array(attribute.f if attribute.name == "value_float" else attribute.floats, np.float64)
-        attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
-
-
 @dataclass(frozen=True, slots=True)
 class _RunPlan:
     model: str
@@ -156,12 +168,7 @@ class _RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A model that was run.
-
-    Attributes:
-        taken: which set of inputs.
-        refused: why others before it were not taken.
-    """
+    """A model that was run, on the set of inputs that was taken; `refused` says why others before it were not."""
 
     model: onnx.ModelProto
     reference: ReferenceProgram
@@ -182,8 +189,7 @@ class _Run:
         return values <= _FEW_VALUES and sum(1 for _ in walk_nodes(self.model)) <= _FEW_NODES
 
 
-def _answer(said: dict[str, Any]) -> dict[str, Any]:
-    plan = read_plan(_RunPlan, said)
+def _find_expected(plan: _RunPlan) -> dict[str, Any]:
     path = Path(plan.model)
     model = load_model(path)
     reference, notes = load_reference(path, model)
@@ -422,6 +428,59 @@ def _measure_excess(array: Array, other: Array | None, allowed: Mapping[str, All
             over = np.abs(found - wanted) > allowed[element].atol + allowed[element].rtol * np.abs(wanted)
         return apart if over.any() else None
     return apart or None
+
+
+@dataclass(frozen=True, slots=True)
+class _HoldPlan:
+    model: str
+    inputs: list[str]
+    cwd: str
+    folder: str
+    name: str
+    sides: dict[str, list[str]]
+    tolerances: dict[str, float]
+
+    def keep(self, part: str, index: int, name: str, array: Array) -> dict[str, Any]:
+        """What is said of an input or an output, which goes to a file."""
+        file = Path(self.folder) / f"{self.name}_{part}_{index}.bin"
+        file.write_bytes(pack_bytes(array))
+        kind = tensor_type(name, array)
+        return {"name": name, "type": kind, "dtype": str(array.dtype), "shape": array.shape, "file": str(file)}
+
+    def hold(self, index: int, name: str, array: Array) -> dict[str, Any]:
+        """The same of an output, and how far those of others are off."""
+        right = TracedTensor(array.shape, tensor_type(name, array).rpartition("x")[2], pack_bytes(array))
+        errors = {}
+        for side, texts in self.sides.items():
+            path = Path(texts[index])
+            # What it gives in place of the output; that itself where nothing is known.
+            contents = right.contents
+            if path.suffix == ".bin" and "=" not in path.name:
+                contents = path.read_bytes()
+            elif texts[index] and (value := read_value(texts[index], self.cwd)) is not None:
+                contents = bytes(value.contents)
+            known = len(contents) == len(right.contents)
+            errors[side] = measure_error(TracedTensor((), right.element_type, contents), right) if known else math.inf
+        allowed = self.tolerances.get(right.element_type, 0.0)
+        wrong = {side: error > allowed for side, error in errors.items()}
+        kept = self.keep("output", index, name, array)
+        return {**kept, "largest": right.find_largest(), "error": errors, "wrong": wrong}
+
+
+def _hold_sides(plan: _HoldPlan) -> dict[str, Any]:
+    session = OnnxRuntime(Path(plan.model))
+    given = read_inputs(plan.inputs, plan.cwd, session.inputs)
+    results = session.run(given)
+    try:
+        inputs = [plan.keep("input", i, session.inputs[i].name, array) for i, array in enumerate(given)]
+        outputs = [plan.hold(i, name, array) for i, (name, array) in enumerate(results.items())]
+    except UnsupportedError as error:
+        raise PlanError(str(error)) from error
+    return {"onnxruntime": session.version, "inputs": inputs, "outputs": outputs}
+
+
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
+    return _hold_sides(read_plan(_HoldPlan, said)) if "sides" in said else _find_expected(read_plan(_RunPlan, said))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import InferenceFailedError,
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from iree_gauntlet.workers.iree_side.onnx_reference import ReferenceInput
     from iree_gauntlet.workers.iree_side.plan_file import Array
@@ -50,11 +50,7 @@ _INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
 def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
-    """Generate a value for each input of a session, in order.
-
-    Raises:
-        PlanError: upstream makes none of its type.
-    """
+    """Generate a value for each input of a session, in order; a PlanError where upstream makes none of its type."""
     generator = np.random.default_rng(0)
     arrays: list[Array] = []
     for value in inputs:
@@ -70,24 +66,17 @@ def make_inputs(inputs: Sequence[ReferenceInput]) -> list[Array]:
     return arrays
 
 
-def _list_members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, bytes]:
-    """Contents of the archive by name."""
-    named = [("input", f"input_{index}", "", array) for index, array in enumerate(inputs)]
-    named += [("expected_output", f"output_{i}", name, array) for i, (name, array) in enumerate(outputs.items())]
-    members = {}
-    lines = []
-    for flag, file, name, array in named:
-        lines.append(f"--{flag}={tensor_type(name, array)}=@{file}.bin\n")
-        members[f"{file}.bin"] = pack_bytes(array)
-    return {"arguments.txt": "".join(lines).encode(), **members}
-
-
 def _make(model: Path, output: Path) -> None:
     if not model.is_file():
         raise PlanError(f"no file {model}")
     session = OnnxRuntime(model)
     inputs = make_inputs(session.inputs)
-    members = _list_members(inputs, session.run(inputs))
+    outputs = session.run(inputs)
+    named = [("input", f"input_{index}", "", array) for index, array in enumerate(inputs)]
+    named += [("expected_output", f"output_{i}", name, array) for i, (name, array) in enumerate(outputs.items())]
+    lines = [f"--{flag}={tensor_type(name, array)}=@{file}.bin\n" for flag, file, name, array in named]
+    members = {"arguments.txt": "".join(lines).encode()}
+    members |= {f"{file}.bin": pack_bytes(array) for _, file, _, array in named}
     partial = output.with_name(f"{output.name}.partial")
     with zipfile.ZipFile(partial, "w") as archive:
         for name, content in members.items():

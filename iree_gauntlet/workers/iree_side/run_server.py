@@ -43,6 +43,7 @@ import resource
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,8 @@ from iree_gauntlet.workers.iree_side.run_arguments import (
     TYPE_NAMES,
     ArgumentValue,
     UnsupportedError,
-    count_bytes,
-    get_storage,
+    compute_storage,
+    make_array,
     open_file,
     read_value,
 )
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.workers.iree_side.device_context import Native, View
+    from iree_gauntlet.workers.iree_side.device_context import Native
     from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
@@ -100,17 +101,11 @@ _PIECE = 1 << 15
 def compare_values(
     actual: Array, expected: Array, element_type: str, limits: tuple[float, float] | None
 ) -> tuple[bool, float | None]:
-    """Whether two arrays of the same type and shape pass, and the largest error of finite values.
+    """Whether two arrays of the same type and shape, as their bits are held, pass; and the largest error.
 
-    Args:
-        actual: what the module gave, as its bits are held.
-        expected: what it should have given.
-        element_type: IREE's name of the type.
-        limits: absolute and relative tolerance; None where values must be the same bytes.
-
-    Returns:
-        The verdict; the error is 0 where all bytes are the same, and None where it was not looked for: for types of
-        other kinds, and where no value is finite on both sides.
+    `limits` are the absolute and the relative tolerance; None where values must be the same bytes. The error is of
+    finite values: 0 where all bytes are the same, and None where it was not looked for: for types of other kinds, and
+    where no value is finite on both sides.
     """
     mine, wanted = actual.reshape(-1), expected.reshape(-1)
     if np.array_equal(mine.view(np.uint8), wanted.view(np.uint8)):
@@ -160,6 +155,19 @@ def _widen(values: Array, element_type: str) -> NDArray[np.float64]:
     return values.astype(np.float64)
 
 
+@dataclass(frozen=True, slots=True)
+class _RunRequest:
+    cwd: str
+    device: str
+    module: str
+    function: str
+    inputs: list[str]
+    expected: list[str]
+    limits: dict[str, list[float]]
+    allclose: list[Any] | None
+    kept: list[str]
+
+
 class RunServer:
     """Runs cases in this process; devices are kept, modules are not."""
 
@@ -173,7 +181,7 @@ class RunServer:
         self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
         self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, request: _RunRequest) -> dict[str, Any]:
         """Does a case; the answer."""
         wall, cpu = time.perf_counter(), time.process_time()
         outputs: list[dict[str, Any]] = []
@@ -195,16 +203,15 @@ class RunServer:
             "outputs": outputs,
         }
 
-    def _run(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def _run(self, request: _RunRequest) -> list[dict[str, Any]]:
         """What is to be said of the outputs; nothing where all of them pass."""
-        folder = request["cwd"]
-        inputs = [read_value(text, folder) for text in request["inputs"]]
-        expected = [read_value(text, folder) for text in request["expected"]]
-        device, hal_module, allocator = self._get_device(request["device"])
+        inputs = [read_value(text, request.cwd) for text in request.inputs]
+        expected = [read_value(text, request.cwd) for text in request.expected]
+        device, hal_module, allocator = self._get_device(request.device)
         runtime = self._runtime
-        module = self._load_module(os.path.join(folder, request["module"]))  # noqa: PTH118 - paths are a good part of a case
+        module = self._load_module(os.path.join(request.cwd, request.module))  # noqa: PTH118 - a good part of a case
         context = runtime.VmContext(self._instance, modules=[hal_module, module])
-        function = _find_function(module, request["function"])
+        function = _find_function(module, request.function)
         arguments = runtime.VmVariantList(len(inputs))
         for value in inputs:
             if value is None:
@@ -216,18 +223,16 @@ class RunServer:
             arguments.push_ref(runtime.HalBufferView(buffer, value.shape, number))
         results = runtime.VmVariantList(len(expected))
         context.invoke(function, arguments, results)
-        rule = request["allclose"]
+        rule = request.allclose
         if not expected and rule is None:
             return []
         if len(expected) > len(results) and rule is None:
             raise UnsupportedError(f"{len(expected)} expected outputs of {len(results)}")
         actual = [self._read_output(results, index, device, allocator) for index in range(len(results))]
-        verdicts = [
-            _judge(mine, wanted, request["limits"], rule) for mine, wanted in zip(actual, expected, strict=False)
-        ]
+        verdicts = [_judge(mine, wanted, request.limits, rule) for mine, wanted in zip(actual, expected, strict=False)]
         if len(actual) == len(expected) and all(passed for passed, _ in verdicts):
             return []
-        return _describe(actual, verdicts, len(expected), request["kept"])
+        return _describe(actual, verdicts, len(expected), request.kept)
 
     def _load_module(self, path: str) -> Native:
         file = open_file(path)
@@ -248,9 +253,15 @@ class RunServer:
         if number not in TYPE_NAMES:
             raise UnsupportedError(f"output {index} has the element type {number:#x}")
         shape, element_type = tuple(view.shape), TYPE_NAMES[number]
-        return ArgumentValue(
-            shape, element_type, self._read_contents(view, count_bytes(shape, element_type), device, allocator)
-        )
+        _, count, _ = compute_storage(shape, element_type)
+        buffer = view.get_buffer()
+        contents: bytes | memoryview = b""
+        if count and int(buffer.memory_type()) & self._visible and int(buffer.allowed_usage()) & self._scoped:
+            # In place, where the host sees it.
+            contents = memoryview(view.map())[:count]
+        elif count:
+            contents = memoryview(copy_to_host(self._runtime, device, allocator, buffer).map())[:count]
+        return ArgumentValue(shape, element_type, contents)
 
     def _get_device(self, uri: str) -> tuple[Native, Native, Native]:
         """The device, the module that offers it to programs, and its allocator."""
@@ -269,30 +280,15 @@ class RunServer:
             self._devices[uri] = (device, self._runtime.create_hal_module(self._instance, device), device.allocator)
         return self._devices[uri]
 
-    def _read_contents(self, view: View, count: int, device: Native, allocator: Native) -> bytes | memoryview:
-        """A buffer's contents on the host; in place where the host sees them."""
-        if not count:
-            return b""
-        buffer = view.get_buffer()
-        if int(buffer.memory_type()) & self._visible and int(buffer.allowed_usage()) & self._scoped:
-            return memoryview(view.map())[:count]
-        return memoryview(copy_to_host(self._runtime, device, allocator, buffer).map())[:count]
-
 
 def serve(requests: Any, answers: int) -> None:
-    """Answers requests until there are no more.
-
-    Args:
-        requests: a file of lines.
-        answers: the descriptor that answers are written to.
-    """
+    """Answers the lines of a file, by a descriptor, until there are no more."""
     server = RunServer()
     memory = _PeakMemory()
     _write(answers, {"ready": True})
     for line in requests:
-        answer = server.answer(json.loads(line))
-        answer["peak_rss_bytes"] = memory.take_peak()
-        _write(answers, answer)
+        answer = server.answer(_RunRequest(**json.loads(line)))
+        _write(answers, {**answer, "peak_rss_bytes": memory.take_peak()})
 
 
 class _PeakMemory:
@@ -337,11 +333,6 @@ def _find_function(module: Native, name: str) -> Native:
     return function
 
 
-def _make_array(value: ArgumentValue) -> Array:
-    dims, dtype = get_storage(value.shape, value.element_type)
-    return np.frombuffer(value.contents, dtype).reshape(dims)
-
-
 def _judge(
     actual: ArgumentValue, expected: ArgumentValue | None, limits: dict[str, list[float]], rule: list[Any] | None
 ) -> tuple[bool, float | None]:
@@ -355,7 +346,7 @@ def _judge(
         if actual.shape != expected.shape:
             return False, None
         rtol, atol, equal_nan = rule
-        return close_values(_make_array(actual), _make_array(expected), rtol=rtol, atol=atol, equal_nan=equal_nan)
+        return close_values(make_array(actual), make_array(expected), rtol=rtol, atol=atol, equal_nan=equal_nan)
     if expected.element_type in _PACKED:
         raise UnsupportedError(f"comparing {expected.element_type}")
     if actual.element_type != expected.element_type or actual.shape != expected.shape:
@@ -364,7 +355,7 @@ def _judge(
         return True, 0.0
     pair = limits.get(actual.element_type)
     passed, error = compare_values(
-        _make_array(actual), _make_array(expected), actual.element_type, None if pair is None else (pair[0], pair[1])
+        make_array(actual), make_array(expected), actual.element_type, None if pair is None else (pair[0], pair[1])
     )
     if not passed and actual.element_type.startswith("f8"):
         raise UnsupportedError(f"telling how {actual.element_type} differ")
@@ -397,7 +388,7 @@ def _keep(value: ArgumentValue, path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     if _NPY_TYPES.fullmatch(value.element_type):
         path = path.with_suffix(".npy")
-        np.save(path, _make_array(value))
+        np.save(path, make_array(value))
     else:
         path = path.with_suffix(".bin")
         path.write_bytes(value.contents)

@@ -55,7 +55,7 @@ if __name__ == "__main__":
 from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, get_host_type, read_plan
 from iree_gauntlet.workers.iree_side.rounding import difference, find_largest
-from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, get_storage, read_value
+from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, make_array, read_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,9 +74,8 @@ class ValueIndex:
     """Which tensors a program has, whatever their names and layouts: known by their sorted values.
 
     A transposed, packed or padded tensor has the values of the plain one, but for zeros. Of each, its count of other
-    values and some order statistics are kept, so that an index is small however large the tensors are.
-
-    `tolerances`: by element type, what a value may be off, as a share of the largest one; without, nothing.
+    values and some order statistics are kept, so that an index is small however large the tensors are. Tolerances are
+    a share of the largest value, by element type.
     """
 
     def __init__(self, tolerances: Mapping[str, float]) -> None:
@@ -383,9 +382,7 @@ def _emit(plan: _SidePlan, stream: BinaryIO) -> None:
         value = read_value(text, plan.cwd)
         if value is None:
             raise PlanError(f"the input {text!r} is no tensor")
-        shape, dtype = get_storage(value.shape, value.element_type)
-        array = np.frombuffer(value.contents, dtype).reshape(shape)
-        arguments.append(device.push(array, value.element_type))
+        arguments.append(device.push(make_array(value), value.element_type))
     trace(_RESULTS, program.invoke(arguments))
 
 
@@ -393,7 +390,7 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
     if "capture" in said:
         return _capture(read_plan(_CapturePlan, said))
     plan = read_plan(_TracePlan, said)
-    return (_compare_values if plan.by_values else _compare)(plan)
+    return _compare_values(plan) if plan.by_values else _compare(plan)
 
 
 def main(argv: Sequence[str]) -> int:
