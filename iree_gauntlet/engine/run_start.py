@@ -24,6 +24,7 @@ from iree_gauntlet.journal_events import Device, RunEvent, RunTarget, ToolchainF
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
+from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
 from iree_gauntlet.toolchains.devices import find_device
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import StepInput
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -218,6 +220,62 @@ def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: st
 
 def _make_golden(metric: Metric, value: float, origin: Origin, release: str = "") -> Golden:
     return Golden(metric, value, _FACTORS[metric], Statistic.MEAN, "", release, origin)
+
+
+def redo_changed(
+    steps: Sequence[Step], finished: Mapping[str, Verdict], record: JournalRecord, sha256: Callable[[Path], str]
+) -> tuple[tuple[Step, ...], dict[str, Verdict]]:
+    """The steps of a resumed run, and which are done: none that was made from what is not any more as it was.
+
+    A file of the user's own whose content the earlier plan did not know counts as changed where it was written to, or
+    put there, after the step began.
+
+    Args:
+        steps: as they are planned now.
+        finished: verdicts of those that the run has done.
+        record: of the run.
+        sha256: hashes a file.
+    """
+    planned = {step.id: step for step in record.planned}
+    # Why a step is done again: of one whose command is another now, its plan says that.
+    causes: dict[str, str] = {}
+    for step in steps:
+        before = planned.get(step.id)
+        if step.id in finished and before is not None:
+            began = datetime.fromisoformat(record.starts[step.id]).timestamp()
+            known = {(item.role, item.url, item.path): item.sha256 for item in before.inputs}
+            for item in step.inputs:
+                path = Path(file_path(item.url) or item.path)
+                if _is_changed(item, known.get((item.role, item.url, item.path), ""), began, sha256):
+                    causes[step.id] = f"done again: {shown(path)} has changed since the run began"
+        elif before is not None and step.id in record.results and before.command != step.command:
+            causes[step.id] = ""
+    # A fetch only looks after files: what became of them is said by those that read them.
+    made_again = {step.id for step in steps if step.id in causes and step.stage is not Stage.FETCH}
+    while more := {
+        step.id: next(need for need in step.needs if need in made_again)
+        for step in steps
+        if step.id in finished and step.id not in causes and not made_again.isdisjoint(step.needs)
+    }:
+        causes |= {name: f"done again, as {need} is" for name, need in more.items()}
+        made_again |= more.keys()
+    noted = (
+        replace(step, notes=(*step.notes, causes[step.id])) if step.id in finished and step.id in causes else step
+        for step in steps
+    )
+    return tuple(noted), {name: verdict for name, verdict in finished.items() if name not in causes}
+
+
+def _is_changed(item: StepInput, before: str, began: float, sha256: Callable[[Path], str]) -> bool:
+    """Whether an input is another than it was when a step began; one that is gone is left to what fetches it."""
+    path = file_path(item.url)
+    if before and item.sha256:
+        return before != item.sha256
+    try:
+        # The time of change, which a file moved or copied here has too.
+        return bool(path) and (sha256(Path(path)) != before if before else Path(path).stat().st_ctime > began)
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from iree_gauntlet.engine.run_start import (
     held_against,
     imports_possible,
     on_devices_here,
+    redo_changed,
     run_event,
     with_compile_statistics,
 )
@@ -233,6 +234,9 @@ def _open_engine(
     finished: dict[str, Verdict] = {}
     if folder.resume:
         finished = read_finished_verdicts(run_dir, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
+        record = read_journal(run_dir / JOURNAL)
+        steps, finished = redo_changed(plan.steps, finished, record, machine.store.verified.sha256)
+        plan = replace(plan, steps=steps)
     batches = make_batches(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
     event = replace(
