@@ -159,13 +159,13 @@ def run(
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
         parts = RunParts(machine, run_dir, progress, runs, elsewhere)
-        with _open_engine(plan, shard, chosen, parts) as (engine, steps, finished):
-            code = engine.run(steps, finished)
+        with _open_engine(plan, shard, chosen, parts) as (engine, steps, finished), engine.recorded() as performed:
+            performed.verdicts = engine.perform(steps, finished)
     presenter.ran(run_dir, brief=brief)
     if hold is None:
         # One that leaves steps to its caller is a part of a measurement, which is no run.
         add_itself(run_dir, machine.store.configuration, machine.cache_dir)
-    return EndedRun(code, plan.steps, later, run_dir)
+    return EndedRun(performed.code, plan.steps, later, run_dir)
 
 
 @contextmanager

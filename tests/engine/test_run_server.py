@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from iree_gauntlet.cases import KINDS_AT, Allclose, FailureKind, Origin, Stage, Verdict
+from iree_gauntlet.engine.operator_suites import check_served_threshold, run_job
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput, RunServers, RunVerdict
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
-from iree_gauntlet.engine.served_threshold import check_served_threshold, run_job
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype

@@ -76,10 +76,9 @@ class Kept(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class ModuleMaker:
-    """Makes what import, parameters, compile and reference steps make.
+    """Makes what import, parameters, compile, reference and count steps make.
 
     Attributes:
-        workbench: the caches.
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.
     """
@@ -89,13 +88,8 @@ class ModuleMaker:
     made_again: Path | None
 
     def make(self, step: Step) -> Result:
-        """Runs an import, parameters, compile or reference step."""
-        ingredients = dict(step.cache.ingredients)
-        for item in step.inputs:
-            if (item.role == "program" or item.role.startswith(FILE_ROLE)) and not ingredients[item.role]:
-                # What is fetched, or what another step has made.
-                fetched = self.workbench.store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
-                ingredients[item.role] = fetched
+        """Has what a step makes at its place: from a cache, or by its tool."""
+        ingredients = self._complete_ingredients(step)
         key = make_key(ingredients)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         dumps = step.command is not None and makes_dumps(step.command.argv)
@@ -120,7 +114,14 @@ class ModuleMaker:
                 reason = "--force-recompile" if forced else self._explain_miss(step, found, ingredients, dumps=dumps)
                 if answer.asked and not answer.note:
                     reason += "; not in the shared cache"
-                result = self._run_tool(step, key, ingredients, reason, found.entry)
+                for _, path in step.outputs:
+                    # One of an earlier attempt may share its bytes with the cache: the tool must not write into it.
+                    Path(path).unlink(missing_ok=True)
+                outcome = self.session.processes.run(step)
+                judge = self._judge if outcome.exit_code != 0 else self._publish_outputs
+                result = judge(step, key, ingredients, outcome, found.entry)
+                result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
+                result = self.session.processes.complete(step, outcome, result)
             if forced and result.verdict is Verdict.PASSED:
                 note_made_again(self.made_again, key)
         if made and shared is not None and result.verdict is Verdict.PASSED:
@@ -128,6 +129,15 @@ class ModuleMaker:
             note = shared.offer(key, cache, cancelled)
         notes = (*result.notes, *filter(None, (answer.note, note)))
         return replace(result, notes=notes, waited_seconds=waited)
+
+    def _complete_ingredients(self, step: Step) -> dict[str, str]:
+        """What a step depends on, with the hashes of what was fetched, or made by other steps, since it was planned."""
+        ingredients = dict(step.cache.ingredients)
+        for item in step.inputs:
+            if (item.role == "program" or item.role.startswith(FILE_ROLE)) and not ingredients[item.role]:
+                fetched = self.workbench.store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
+                ingredients[item.role] = fetched
+        return ingredients
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
@@ -184,18 +194,6 @@ class ModuleMaker:
             statistics=kept.statistics,
             notes=(*step.notes, *kept.notes),
         )
-
-    def _run_tool(
-        self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, previous: ModuleEntry | None
-    ) -> Result:
-        for _, path in step.outputs:
-            # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
-            Path(path).unlink(missing_ok=True)
-        outcome = self.session.processes.run(step)
-        judge = self._judge if outcome.exit_code != 0 else self._publish_outputs
-        result = judge(step, key, ingredients, outcome, previous)
-        result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
-        return self.session.processes.complete(step, outcome, result)
 
     def _publish_outputs(
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
