@@ -234,8 +234,12 @@ class Engine:
             # Of this step alone: a full disk, a file that somebody has removed.
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             result = Result(Verdict.ERROR, what, notes=step.notes)
-        if result.verdict in (Verdict.FAILED, Verdict.ERROR) and not said:
-            result = _with_gone_input(step, result)
+        inputs = step.inputs if result.verdict in (Verdict.FAILED, Verdict.ERROR) and step.command and not said else ()
+        if gone := next((item.path for item in inputs if not Path(item.path).exists()), ""):
+            # That is why.
+            what = f"{gone} is not there any more: was the cache or the run's folder cleared while this ran?"
+            tail, notes = ("Run again; `--resume` makes what is missing.",), step.notes
+            result = Result(Verdict.ERROR, what, notes=notes, tail=tail, command=result.command, log=result.log)
         waited += result.waited_seconds
         result = with_expectation(step, result, lenient=self.options.lenient)
         # Less than a millisecond is the cost of asking.
@@ -400,16 +404,6 @@ class Engine:
         return replace(
             result, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure
         )
-
-
-def _with_gone_input(step: Step, result: Result) -> Result:
-    """The result of a step that did not pass: where an input of its tool is not there, that is why."""
-    gone = [item.path for item in step.inputs if step.command is not None and not Path(item.path).exists()]
-    if not gone:
-        return result
-    what = f"{gone[0]} is not there any more: was the cache or the run's folder cleared while this ran?"
-    hint = "Run again; `--resume` makes what is missing."
-    return Result(Verdict.ERROR, what, notes=step.notes, tail=(hint,), command=result.command, log=result.log)
 
 
 def _judge(checks: Sequence[Check]) -> Result:

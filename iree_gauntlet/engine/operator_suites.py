@@ -89,14 +89,7 @@ def _is_small(step: Step) -> bool:
 
 @dataclass
 class ServedCompiles(Processes):
-    """Processes of which the small compiles are done by a fork server.
-
-    Attributes:
-        supervisor: owns the other processes.
-        run_dir: the run's folder.
-        server: compiles.
-        memory_bytes: that a compile may take.
-    """
+    """Processes of which the small compiles are done by a fork server, with a limit to the memory of each."""
 
     server: CompileServer
     memory_bytes: int
@@ -133,10 +126,8 @@ class OperatorSteps:
     """Performs compile and threshold steps of operator suites; those of other dialects are done as ever.
 
     Attributes:
-        session: its processes do small compiles by a server.
-        maker: compiles by itself what is in no batch.
         compiles: compile steps of the plan, by id.
-        batches: compiles batches; None where each case is compiled by itself.
+        batches: None where each case is compiled by itself.
     """
 
     session: Session[Any]
@@ -178,11 +169,11 @@ class OperatorSteps:
 
     def _check(self, runs: RunServers, step: Step) -> Result:
         result = check_served_threshold(step, runs, self.session.processes)
-        if result is None:
-            from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
+        if result is not None:
+            return result
+        from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
 
-            result = check_threshold(step, self.session.processes)
-        return result
+        return check_threshold(step, self.session.processes)
 
 
 def _compute_share_of_memory(jobs: int) -> int:
@@ -216,7 +207,12 @@ def started_runs(
     """The processes that run modules, where some are to be run: they start while the run is planned."""
     toolchain = machine.toolchain
     count = sum(case.dialect == DIALECT for case in cases) if Stage.THRESHOLD in stages else 0
-    if not count or toolchain is None or not _has_runtime(toolchain):
+    if not count or toolchain is None or not _has_compiler(toolchain):
+        yield None
+        return
+    # The compiler's Python has to have the very runtime that is under test: both are wheels of one environment.
+    site, runtime = _find_site_packages(toolchain), Path(toolchain.runtime.run_module).parent
+    if site is None or runtime.parts[-2:] != ("iree", "_runtime_libs") or site != runtime.parents[1]:
         yield None
         return
     environment = _make_environment(toolchain)
@@ -232,12 +228,7 @@ def operator_performers(
 ) -> Iterator[Mapping[Stage, Callable[[Step], Result]]]:
     """Performers for an engine that is to be; none where there are no such steps or no Python bindings.
 
-    Args:
-        session: what it runs in.
-        plan: what is to be done.
-        machine: what it is done with.
-        options: how to run.
-        runs: the processes that run modules; None where each run is one of its own.
+    `runs` are the processes that run modules; None where each run is one of its own.
     """
     toolchain = machine.toolchain
     mine = [step for step in plan.steps if step.dialect == DIALECT]
@@ -277,13 +268,6 @@ def _has_compiler(toolchain: Toolchain) -> bool:
     return bool(toolchain.compiler.python) and sys.platform == "linux"
 
 
-def _has_runtime(toolchain: Toolchain) -> bool:
-    """Whether the compiler's Python has the very runtime that is under test: both are wheels of one environment."""
-    site, runtime = _find_site_packages(toolchain), Path(toolchain.runtime.run_module).parent
-    together = site is not None and runtime.parts[-2:] == ("iree", "_runtime_libs") and site == runtime.parents[1]
-    return _has_compiler(toolchain) and together
-
-
 def _find_site_packages(toolchain: Toolchain) -> Path | None:
     """The folder that the compiler is installed in; None where it is no wheel."""
     compiler = Path(toolchain.compiler.compile).parent
@@ -302,7 +286,6 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
 
     Raises:
         ToolchainError: the toolchain's Python has no runtime, or cannot be run.
-        GauntletError: a log cannot be written.
     """
     job = run_job(step)
     if job is None:
@@ -404,7 +387,7 @@ def _ask_again(step: Step, processes: Processes) -> Result:
 
 @lru_cache(maxsize=64)
 def _find_limits(flags: tuple[str, ...]) -> tuple[tuple[str, float, float], ...] | None:
-    """The tolerances of a run's flags, as the tool computes with them; None for flags that cannot be read."""
+    """The tolerances of a run's flags, as the tool computes with them; None where they cannot be read."""
     try:
         tolerances = parse_tolerances(flags)
     except GauntletError:

@@ -1,11 +1,8 @@
 """Profiling a benchmark: what each dispatch takes, by the runtime's own means.
 
 `iree-benchmark-module` writes a profile (`--device_profiling_mode`, `--device_profiling_output`), and `iree-profile`
-next to it prints what is in it. Nothing here raises for what a tool does: a profile is an explanation, and where it
-is not available, the reason takes its place.
-
-A profile takes a time of its own, and its times are those of a program that is watched. They explain a difference;
-they are no evidence for one.
+next to it prints what is in it. Nothing here raises for what a tool does: where a profile is not available, the reason
+takes its place. Its times are those of a program that is watched: they explain a difference, and are no evidence.
 """
 
 from __future__ import annotations
@@ -55,11 +52,9 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Profiling:
-    """What came of profiling a benchmark.
+    """What came of profiling a benchmark: a profile, or the reason why there is none.
 
     Attributes:
-        profile: None where there is none.
-        reason: why there is none; empty where there is one.
         commands: what was started, as a person would type it.
         log: path of the log of the last tool; empty where none was started.
     """
@@ -91,7 +86,7 @@ def profile_dispatches(
     itself (`profile.ireeprof`), the rows of its dispatches and the tools' logs.
 
     Args:
-        step: a benchmark; gives folder and time limit, for each of the two tools.
+        step: a benchmark; its time limit is that of each of the two tools.
         toolchain: whose runtime it is.
         processes: starts the tools.
         known: the flags of its `iree-benchmark-module`.
@@ -131,10 +126,7 @@ def profile_dispatches(
 def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> ComparedDispatches:
     """For the record: what the dispatches of two sides explain, or why they explain nothing.
 
-    Args:
-        a: one side.
-        b: the other.
-        measured_ms: what A and B take without the profiler, which the reports show with it.
+    `measured_ms` is what A and B take without the profiler, which the reports show with it.
     """
     commands = {"a": list(a.commands), "b": list(b.commands)}
     seconds = a.seconds + b.seconds

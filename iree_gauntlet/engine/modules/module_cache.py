@@ -27,7 +27,7 @@ import re
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from iree_gauntlet.engine.modules.module_entry import (
     ENTRY_FILE,
     ENTRY_FORMAT,
     DamageError,
+    EntryFile,
     is_key,
     is_role,
     list_files,
@@ -204,7 +205,17 @@ class ModuleCache:
         format_canonical_json(document)
         try:
             with self.incoming(key) as temporary:
-                hashes = self._fill(temporary, sources, document)
+                described: dict[str, EntryFile] = {}
+                for role, source in sources.items():
+                    path = temporary / role
+                    link_or_copy(source, path)
+                    path.chmod(0o644)
+                    with path.open("rb") as stream:
+                        os.fsync(stream.fileno())
+                    described[role] = EntryFile(hash_file(path), path.stat().st_size)
+                document |= {"files": {role: asdict(said) for role, said in described.items()}}
+                write_atomic(temporary / ENTRY_FILE, sealed(document))
+                hashes = {role: said.sha256 for role, said in described.items()}
                 publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
             return Lookup(None, f"not kept in the cache: {error.strerror}")
@@ -314,20 +325,6 @@ class ModuleCache:
             known = self._verified.sha256(path, expected) if large else hash_file(path)
             self._checked[stamp] = known
         return known
-
-    def _fill(self, temporary: Path, sources: Mapping[str, Path], document: dict[str, Any]) -> dict[str, str]:
-        """Put an entry together; SHA-256 by role."""
-        described: dict[str, dict[str, Any]] = {}
-        for role, source in sources.items():
-            path = temporary / role
-            link_or_copy(source, path)
-            path.chmod(0o644)
-            with path.open("rb") as stream:
-                os.fsync(stream.fileno())
-            described[role] = {"sha256": hash_file(path), "bytes": path.stat().st_size}
-        document["files"] = described
-        write_atomic(temporary / ENTRY_FILE, sealed(document))
-        return {role: file["sha256"] for role, file in described.items()}
 
     def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Lookup:
         temporary.chmod(0o755)
