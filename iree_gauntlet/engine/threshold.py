@@ -178,6 +178,11 @@ def _read_kept_output(record: RunOutput) -> Tensor:
     return read_raw(path, tensor_type)
 
 
+def _find_other_types(complaints: Sequence[str]) -> frozenset[int]:
+    """Indices of the outputs whose type or shape the tool found wrong."""
+    return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
+
+
 def _with_figures(step: Step, processes: Processes, result: Result, complaints: Sequence[str]) -> Result:
     """Runs again with the outputs kept, and compares them here; of the first run the tool has complained so."""
     try:
@@ -197,7 +202,7 @@ def _with_figures(step: Step, processes: Processes, result: Result, complaints: 
         why = _format_status_line(processes.error_lines(step, "outputs."))
         note = shorten(f"no figures: the run that keeps the outputs failed: {why}")
         return replace(result, notes=(*result.notes, note))
-    other_types = {int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line))}
+    other_types = _find_other_types(complaints)
     try:
         actual = [
             _read(path, tensor, complained=index in other_types)
