@@ -94,33 +94,48 @@ def profile_dispatches(
         invocation_ms: what an invocation takes, to choose their number; the fewest (5) where not known.
         name: prefix of all files, to keep several profiles of a step apart.
     """
-    command = command or step.command
-    if command is None:
-        raise TypeError(f"{step.id} has no command")
-    work = _ProfileWork(step, processes)
+    command = command or step.process
+    commands: list[str] = []
+    seconds, log = 0.0, ""
+
+    def run(command: Command, tool: str, name: str) -> None:
+        nonlocal seconds, log
+        commands.append(format_shell_line(command))
+        outcome = processes.run(step, command, name=name)
+        seconds += outcome.seconds
+        log = processes.log(step, f"{name}stderr.txt")
+        if outcome.cancelled:
+            raise _NoProfileError(f"{tool} was interrupted")
+        if outcome.exit_code != 0:
+            lines = processes.error_lines(step, name)
+            # Google Benchmark puts its warnings before the error.
+            said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
+            raise _NoProfileError(judge_process(step, outcome, lines, tool=tool, reason=shorten(said)).reason)
+
+    profile, reason = None, ""
     try:
         tool = _find_profile_tool(toolchain, known)
         invocations = max(_FEWEST, min(_MOST, int(_ENOUGH_MS / invocation_ms))) if invocation_ms else _FEWEST
         bundle = Path(step.folder) / f"{name}ireeprof"
         bundle.unlink(missing_ok=True)
-        work.run(_profile(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
+        run(_profile(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
         benchmarks = parse_benchmark_rows(processes.stdout(step, name))
         if len(benchmarks) != 1:
             raise _NoProfileError("the module has several functions and the benchmark names none: their dispatches mix")
         times = benchmarks[0].real_time_ms
         rows = f"{name}dispatches."
         argv = (str(tool), "dispatch", "--dispatch_events", "--format=jsonl", str(bundle))
-        work.run(Command(argv, command.cwd, command.env), _PROFILE, rows)
+        run(Command(argv, command.cwd, command.env), _PROFILE, rows)
         profile = parse_dispatch_events(
             processes.stdout(step, rows).splitlines(),
             invocations=sum(benchmarks[0].iterations),
             elapsed_ns=round(statistics.median(times) * _NS_PER_MS),
         )
     except GauntletError as error:
-        return work.result(None, shorten(error.what))
+        reason = shorten(error.what)
     except OSError as error:
-        return work.result(None, shorten(f"{error.filename}: {error.strerror or error}"))
-    return work.result(profile, "")
+        reason = shorten(f"{error.filename}: {error.strerror or error}")
+    return Profiling(profile, reason, tuple(commands), seconds, log)
 
 
 def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> ComparedDispatches:
@@ -156,34 +171,6 @@ def describe_difference(changes: DispatchChanges, measured: MeasuredNs | None = 
         ),
         notes=changes.notes,
     )
-
-
-class _ProfileWork:
-    """The processes of one profile, and their results."""
-
-    def __init__(self, step: Step, processes: Processes) -> None:
-        self._step = step
-        self._processes = processes
-        self._commands: list[str] = []
-        self._seconds = 0.0
-        self._log = ""
-
-    def run(self, command: Command, tool: str, name: str) -> None:
-        """Raises _NoProfileError where the tool fails."""
-        self._commands.append(format_shell_line(command))
-        outcome = self._processes.run(self._step, command, name=name)
-        self._seconds += outcome.seconds
-        self._log = self._processes.log(self._step, f"{name}stderr.txt")
-        if outcome.cancelled:
-            raise _NoProfileError(f"{tool} was interrupted")
-        if outcome.exit_code != 0:
-            lines = self._processes.error_lines(self._step, name)
-            # Google Benchmark puts its warnings before the error.
-            said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
-            raise _NoProfileError(judge_process(self._step, outcome, lines, tool=tool, reason=shorten(said)).reason)
-
-    def result(self, profile: DispatchProfile | None, reason: str) -> Profiling:
-        return Profiling(profile, reason, tuple(self._commands), self._seconds, self._log)
 
 
 def _find_profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
