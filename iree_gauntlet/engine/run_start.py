@@ -209,12 +209,14 @@ def redo_changed(
     for step in steps:
         before = planned.get(step.id)
         if step.id in finished and before is not None:
-            began = datetime.fromisoformat(record.starts[step.id]).timestamp()
+            # It may have been started once more, and killed before it had a result.
+            ended = record.result_times[step.id]
+            began = min(map(datetime.fromisoformat, (record.starts.get(step.id, ended), ended))).timestamp()
             known = {(item.role, item.url, item.path): item.sha256 for item in before.inputs}
             for item in step.inputs:
-                path = Path(file_path(item.url) or item.path)
                 if _is_changed(item, known.get((item.role, item.url, item.path), ""), began, sha256):
-                    causes[step.id] = f"done again: {shown(path)} has changed since the run began"
+                    path = shown(Path(file_path(item.url) or item.path))
+                    causes[step.id] = f"done again: {path} has changed since the run began"
         elif before is not None and step.id in record.results and before.command != step.command:
             causes[step.id] = ""
     # A fetch only looks after files: what became of them is said by those that read them.

@@ -232,18 +232,19 @@ def _open_engine(
     selection, request = chosen.selection, chosen.request
     conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
+    restricted = folder.last_failed
     if folder.resume:
         finished = read_finished_verdicts(run_dir, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
         record = read_journal(run_dir / JOURNAL)
         steps, finished = redo_changed(plan.steps, finished, record, machine.store.verified.sha256)
-        plan = replace(plan, steps=steps)
+        plan, restricted = replace(plan, steps=steps), record.run.last_failed
     batches = make_batches(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
     event = replace(
         run_event(plan, run_dir, machine, selection.name, selection.targets, format_typed_command()),
         markers=request.selection.markers,
         resumed=folder.resume,
-        last_failed=folder.last_failed or (folder.resume and begun_with(run_dir) is not None),
+        last_failed=restricted,
         asked=Asked(request.kept, asdict(request.defaults), request.stages or None),
         shard=shard,
         batch=conduct.batch,
