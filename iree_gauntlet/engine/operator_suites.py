@@ -45,7 +45,7 @@ from iree_gauntlet.engine.processes.processes import Processes, is_plain_path
 from iree_gauntlet.engine.processes.run_client import RunJob, RunServers, RunVerdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.machine.machine_state import total_memory
-from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
+from iree_gauntlet.measuring.numerics.tolerances import TOLERANCE_FLAGS, parse_tolerances
 from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
@@ -66,18 +66,10 @@ _MEMORY_SHARE = 0.8
 _TOOL = "iree-run-module"
 _TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
 _FLAGS = ("--device", "--module", "--function", "--input", "--expected_output")
-_TOLERANCES = (
-    "--expected_f16_threshold",
-    "--expected_f32_threshold",
-    "--expected_f64_threshold",
-    "--expected_bf16_threshold",
-    "--expected_rtol",
-    "--equality_mode",
-)
 
 
 def _is_small(step: Step) -> bool:
-    """Whether a compile is one for the server: a small program, and flags that the server can take."""
+    """Whether a compile is one for the server: a small program, and flags that it can take."""
     if step.dialect != DIALECT or step.command is None:
         return False
     try:
@@ -348,7 +340,7 @@ def run_job(step: Step) -> RunJob | None:
         name, equals, value = word.partition("=")
         if equals and name in found:
             found[name].append(value)
-        elif equals and name in _TOLERANCES:
+        elif equals and name in TOLERANCE_FLAGS:
             tolerances.append(word)
         else:
             return None

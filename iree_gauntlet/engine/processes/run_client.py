@@ -304,13 +304,12 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
     def _find_ready(self, worker: RunWorker | None) -> RunWorker | None:
         """A process that serves; None where all was cancelled before it did."""
-        if worker is not None and not worker.get_ready(_START_SECONDS):
+        if worker is not None:
+            if worker.get_ready(_START_SECONDS):
+                return worker
             # Started early, and ended by somebody before it had anything to do: the next one shows whether any serves.
             worker.kill()
             self._end(worker)
-            worker = None
-        if worker is not None:
-            return worker
         if self._stop():
             return None
         worker = self._start()

@@ -27,6 +27,7 @@ _NUMBERS = {
     "--expected_rtol": "rtol",
 }
 _MODE = "--equality_mode"
+TOLERANCE_FLAGS = (*_NUMBERS, _MODE)
 # The tool keeps these three in a C float.
 _SINGLE = frozenset({"f16", "f32", "bf16"})
 _DEFAULT_RTOL = 1e-5
