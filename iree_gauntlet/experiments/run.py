@@ -158,7 +158,7 @@ def run(
             plan, shard = _plan(chosen, machine, run_dir, elsewhere)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
-        parts = RunParts(machine, run_dir, progress, runs, elsewhere)
+        parts = RunParts(machine, run_dir, progress, runs, elsewhere, measured=hold is not None)
         with _open_engine(plan, shard, chosen, parts) as (engine, steps, finished), engine.recorded() as performed:
             performed.verdicts = engine.perform(steps, finished)
     presenter.ran(run_dir, brief=brief)
@@ -236,8 +236,10 @@ def _open_engine(
     if folder.resume:
         finished = read_finished_verdicts(run_dir, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
         record = read_journal(run_dir / JOURNAL)
-        steps, finished = redo_changed(plan.steps, finished, record, machine.store.verified.sha256)
-        plan, restricted = replace(plan, steps=steps), record.run.last_failed
+        restricted = record.run.last_failed
+        if not parts.measured:
+            steps, finished = redo_changed(plan.steps, finished, record, machine.store.verified.sha256)
+            plan = replace(plan, steps=steps)
     batches = make_batches(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
     event = replace(
@@ -370,13 +372,18 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What a run works with."""
+    """What a run works with.
+
+    Attributes:
+        measured: its modules are measured by somebody else, who may have begun: they stay what they are.
+    """
 
     machine: Workbench
     run_dir: Path
     progress: Progress
     runs: RunServers | None
     elsewhere: Elsewhere | None = None
+    measured: bool = False
 
 
 def _start_run_servers(chosen: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:
