@@ -201,31 +201,29 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         raise _explain_reaper_lost()
 
     def _hand_over(self, connection: socket.socket) -> None:
+        """Gives the reaper, which is started for the first one, a connection, and the locks of this thread."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the supervisor is closed")
-            control = self._control or self._start_reaper()
+            control = self._control
+            if control is None:
+                control, theirs = socket.socketpair()
+                with theirs:
+                    # -I -S: neither the user's environment nor their packages have a say in it, and it starts in
+                    # a few milliseconds. A session of its own: Ctrl-C in the terminal is not for it.
+                    self._reaper = subprocess.Popen(
+                        [sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper.py"))],
+                        stdin=theirs.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                self._control = control
+                for _ in range(self._cancels):
+                    control.send(b"c")
             try:
-                descriptors = [connection.fileno(), *self.locks()]
-                socket.send_fds(control, [b"r"], descriptors)
+                socket.send_fds(control, [b"r"], [connection.fileno(), *self.locks()])
             except (BrokenPipeError, ConnectionResetError):
                 raise _explain_reaper_lost() from None
-
-    def _start_reaper(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # -I -S: neither the user's environment nor their packages have a say in it, and it starts in
-            # a few milliseconds. A session of its own: Ctrl-C in the terminal is not for it.
-            self._reaper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper.py"))],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self._control = ours
-        for _ in range(self._cancels):
-            ours.send(b"c")
-        return ours
 
 
 def _kill_unknown(private: str) -> None:
