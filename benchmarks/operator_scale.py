@@ -124,8 +124,8 @@ def status_bytes(field: str) -> int:
 def run_here(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
     """Has an engine of this machine perform steps, at once."""
     performers = {Stage.COMPILE: compiled_result, Stage.THRESHOLD: judged_result}
-    with opened_engine(steps, folder, run_dir, jobs, performers) as engine:
-        engine.run(steps, {})
+    with opened_engine(steps, folder, run_dir, jobs, performers) as engine, engine.recorded() as performed:
+        performed.verdicts = engine.perform(steps, {})
 
 
 @contextmanager

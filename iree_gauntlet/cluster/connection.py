@@ -235,12 +235,11 @@ class ClusterPart:
         self._early = _wait_for_the_first(self._link, self._fleet, self._progress)
         return replace(plan, steps=tuple(steps))
 
-    def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> ClusterRunner:
+    def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> dict[str, Verdict]:
         """Runs the steps on the workers."""
         queue = FleetQueue(steps, finished, self._fleet, fail_fast=engine.options.fail_fast)
-        return ClusterRunner(
-            queue, self._link, engine, keep_below(self._run_dir), self._progress, plan=engine, early=self._early
-        )
+        keep = keep_below(self._run_dir)
+        return ClusterRunner(queue, self._link, engine, keep, self._progress, plan=engine, early=self._early).run()
 
 
 class ComparisonPart:

@@ -45,7 +45,6 @@ class Places:
     """Where steps keep their files, and where a case's files lie when its steps run.
 
     Attributes:
-        run_dir: the run's folder.
         owners: the case in whose chain a module is made, by module id; a module that no spec defines has none.
         artifact: path of a URL's file.
         counted: whether modules, and what a compile makes beside them, are those whose instructions are counted.
@@ -57,7 +56,7 @@ class Places:
     counted: bool = False
 
     def folder(self, chain: str, stage: Stage, role: str = MAIN) -> str:
-        """The folder of a step."""
+        """Of a step."""
         case, _, target = chain.rpartition("@")
         name = stage.value if role == MAIN else f"{stage}.{role}"
         # iree-run-module reads `path@entry`, and iree-compile fills in a '%'.
@@ -151,14 +150,9 @@ def make_parameters_argv(
 
 
 def make_threshold_argv(tool: str, case: Case, flags: Sequence[str], places: Places, folder: str) -> tuple[str, ...]:
-    """`iree-run-module`, in the order of the case.
+    """`iree-run-module`, in the order of the case; its flags are as this toolchain spells them.
 
-    Args:
-        tool: its path.
-        case: what is run.
-        flags: the case's, as this toolchain spells them.
-        places: where its files lie.
-        folder: the step's own, where outputs are written that the spec asks for.
+    Outputs that the spec asks for are written to the step's own `folder`.
     """
     inputs = [f"--input={format_argument(item, places.artifact)}" for item in case.inputs]
     inputs += [REFERENCE_FLAGS] if case.reference else []

@@ -1,31 +1,42 @@
-"""A run: executes a plan under the journal, the locks and the scheduler, and reports progress."""
+"""A run: executes a plan under the journal, the locks and the scheduler, and reports progress.
+
+Figures are held against their goldens here: those of benchmarks, of counts and of modules.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+import zipfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict, exit_code_of
-from iree_gauntlet.engine.judging import with_expectation
-from iree_gauntlet.engine.modules.modules import ModuleMaker
+from iree_gauntlet.cases import EXPECTED_OUTPUT, FailureKind, Metric, Stage, Verdict, exit_code_of
+from iree_gauntlet.engine.judging import judge_process, require_whole_files, with_expectation
+from iree_gauntlet.engine.modules.modules import Kept, ModuleMaker, read_dispatch_count
 from iree_gauntlet.engine.modules.shared_modules import until_cancelled
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
+from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, MachinesLostError
 from iree_gauntlet.figures import counted
-from iree_gauntlet.measuring.machine.machine_state import free_memory
-from iree_gauntlet.results import CacheUse, Fetched, Result
+from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
+from iree_gauntlet.measuring.instructions.counters import is_usual_count
+from iree_gauntlet.measuring.machine.disturbance import RoundWatch
+from iree_gauntlet.measuring.machine.machine_state import free_memory, list_benchmark_warnings
+from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
+from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, find_new_and_gone
+from iree_gauntlet.results import CacheUse, Check, Fetched, Result, shorten
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from iree_gauntlet.engine.modules.module_cache import ModuleCache
     from iree_gauntlet.engine.plan import Plan
-    from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.records.event_log import Journal
@@ -35,6 +46,9 @@ if TYPE_CHECKING:
 _MEMORY_SECONDS = 0.05
 _MEMORY_RESERVE = 2 << 30
 _MEMORY_PER_PROGRAM = 8
+_MODULE = "module"
+# Parts of a module that hold weights.
+_CONSTANTS = "_const"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +57,6 @@ class RunOptions:
 
     Attributes:
         jobs: steps at once before the benchmarks.
-        fail_fast: start nothing more after the first failure.
         made_again: with --force-recompile, the folder in which all processes of a run note which modules they have
             made again; None to use what is in the cache.
         lenient: an unexpected pass does not fail the run.
@@ -57,33 +70,18 @@ class RunOptions:
     confirm: ConfirmRules | None
 
 
-class StepRunner(Protocol):
-    """Runs the steps of a plan."""
-
-    def run(self) -> dict[str, Verdict]:
-        """Runs everything and returns the verdicts by step id.
-
-        Raises:
-            BaseException: what a signal handler raises, after what runs was told to end.
-        """
-
-
 class Elsewhere(Protocol):
     """Other machines, which perform the steps of a plan."""
 
     def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
         """The plan, where the devices that it asks for are there; as `run_start.on_devices_here`.
 
-        Args:
-            plan: what is to be done.
-            optional: what no device there can do is skipped.
-
         Raises:
             UsageError: a device is not there.
         """
 
-    def runner(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> StepRunner:
-        """What runs steps there; arguments as for `Engine.perform`.
+    def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> dict[str, Verdict]:
+        """Runs steps there; as `Engine.perform`.
 
         It calls `engine.begin` when a step starts, `engine.conclude` with its result, and `engine.skip` for one that
         cannot run.
@@ -92,12 +90,7 @@ class Elsewhere(Protocol):
 
 @dataclass(slots=True)
 class Performed:
-    """What was performed.
-
-    Attributes:
-        verdicts: of all steps, by id.
-        code: the result; INTERRUPTED where Ctrl-C or SIGTERM ended it.
-    """
+    """Verdicts of all steps by id, and the exit code: INTERRUPTED where Ctrl-C or SIGTERM ended it."""
 
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     code: ExitCode = ExitCode.OK
@@ -105,12 +98,9 @@ class Performed:
 
 @dataclass
 class Engine:
-    """Executes steps.
+    """Executes steps, and journals their results.
 
     Attributes:
-        session: what it runs in; its log is the run's journal.
-        workbench: the caches and the IREE.
-        options: how to run.
         performers: what executes the steps of a stage, in place of what spec files mean by it.
         available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
         elsewhere: other machines that perform the steps; None for this one.
@@ -126,6 +116,7 @@ class Engine:
     results: dict[str, Result] = field(default_factory=dict)
     _quiet: QuietStretch = field(init=False)
     _maker: ModuleMaker = field(init=False)
+    _performers: dict[Stage, Callable[[Step], Result]] = field(init=False)
     # Expected outputs that a fetch did not get, by URL.
     _not_had: dict[str, ArtifactError] = field(default_factory=dict)
     # Asked not more often than it could have changed by what was started last.
@@ -135,20 +126,16 @@ class Engine:
     def __post_init__(self) -> None:
         self._quiet = QuietStretch(self.session.locks, self.session.progress.waiting)
         self._maker = ModuleMaker(self.session, self.workbench, self.options.made_again)
-
-    def run(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> ExitCode:
-        """Runs steps and journals their results, up to the `end` event.
-
-        Args:
-            steps: a plan's steps.
-            finished: verdicts of the steps that an earlier part of this run has done.
-
-        Returns:
-            The exit code; INTERRUPTED where Ctrl-C or SIGTERM ended it.
-        """
-        with self.recorded() as performed:
-            performed.verdicts = self.perform(steps, finished)
-        return performed.code
+        made = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.REFERENCE)
+        self._performers = {
+            Stage.FETCH: self._fetch,
+            **dict.fromkeys(made, self._maker.make),
+            Stage.COUNT: self._count,
+            Stage.THRESHOLD: self._check_numbers,
+            Stage.COMPSTAT: self._check_compile_statistics,
+            Stage.BENCHMARK: self._benchmark,
+            **self.performers,
+        }
 
     @contextmanager
     def recorded(self) -> Iterator[Performed]:
@@ -176,13 +163,13 @@ class Engine:
         """Runs some steps of a plan and journals their results; more may follow.
 
         Returns:
-            Verdicts by step id, those that were finished before among them.
+            Verdicts by step id, those of `finished` among them, which an earlier part of the run has done.
 
         Raises:
             BaseException: what a signal handler raises; what runs has been ended then, and the engine with it.
         """
         if self.elsewhere is not None:
-            return self.elsewhere.runner(steps, finished, self).run()
+            return self.elsewhere.perform(steps, finished, self)
         limits = ScheduleLimits(self.options.jobs, self.options.fail_fast, self._fits)
         # In their order, but for chains whose modules are all in the cache: they fill the time that compiles take.
         compiles = [step for step in steps if step.stage is Stage.COMPILE]
@@ -221,13 +208,7 @@ class Engine:
         self._quiet.rest()
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
-        """Journals that a step starts.
-
-        Args:
-            step: which one.
-            worker: who does it, where that is another machine.
-            again: it was begun before by another, which the journal knows.
-        """
+        """Journals that a step starts, `worker` where that is another machine, unless it is begun `again`."""
         if not again:
             self.session.log.start(step.id)
         self.session.progress.step_started(step, worker)
@@ -244,7 +225,7 @@ class Engine:
                 if step.stage is Stage.THRESHOLD:
                     self._require_expected(step)
                 with self._hold_locks(step) as waited:
-                    result = self.performers.get(step.stage, self._execute)(step)
+                    result = self._performers[step.stage](step)
         except GauntletError as error:
             said = said or isinstance(error, ArtifactError)
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
@@ -253,8 +234,12 @@ class Engine:
             # Of this step alone: a full disk, a file that somebody has removed.
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             result = Result(Verdict.ERROR, what, notes=step.notes)
-        if result.verdict in (Verdict.FAILED, Verdict.ERROR) and not said:
-            result = _with_gone_input(step, result)
+        inputs = step.inputs if result.verdict in (Verdict.FAILED, Verdict.ERROR) and step.command and not said else ()
+        if gone := next((item.path for item in inputs if not Path(item.path).exists()), ""):
+            # That is why.
+            what = f"{gone} is not there any more: was the cache or the run's folder cleared while this ran?"
+            tail, notes = ("Run again; `--resume` makes what is missing.",), step.notes
+            result = Result(Verdict.ERROR, what, notes=notes, tail=tail, command=result.command, log=result.log)
         waited += result.waited_seconds
         result = with_expectation(step, result, lenient=self.options.lenient)
         # Less than a millisecond is the cost of asking.
@@ -303,31 +288,6 @@ class Engine:
                     stack.enter_context(self.session.locks.device_lock(device, self.session.progress.waiting))
             yield time.monotonic() - began
 
-    def _execute(self, step: Step) -> Result:
-        match step.stage:
-            case Stage.FETCH:
-                return self._fetch(step)
-            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE:
-                return self._maker.make(step)
-            case Stage.COUNT:
-                from iree_gauntlet.engine.performance import check_instructions  # noqa: PLC0415 - counts are rare
-
-                return check_instructions(step, self._maker.make(step), self.workbench.release)
-            case Stage.THRESHOLD:
-                from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
-
-                return check_error(step, check_threshold(step, self.session.processes))
-            case Stage.COMPSTAT:
-                from iree_gauntlet.engine.performance import check_compile_statistics  # noqa: PLC0415
-
-                return check_compile_statistics(step, self.workbench.release, self.workbench.modules)
-            case Stage.BENCHMARK:
-                from iree_gauntlet.engine.performance import run_benchmark  # noqa: PLC0415
-
-                return run_benchmark(step, self.session.processes, self.options.confirm, self.session.cancelled)
-            case Stage.EXPORT:
-                raise TypeError(f"{step.id}: nothing that exports was given")
-
     def _fetch(self, step: Step) -> Result:
         fetched: list[Fetched] = []
         lost = 0
@@ -363,12 +323,121 @@ class Engine:
             if not self.workbench.store.present(url):
                 self._fetched(url)
 
+    def _check_numbers(self, step: Step) -> Result:
+        from iree_gauntlet.engine.threshold import check_error, check_threshold  # noqa: PLC0415 - it brings NumPy
 
-def _with_gone_input(step: Step, result: Result) -> Result:
-    """The result of a step that did not pass: where an input of its tool is not there, that is why."""
-    gone = [item.path for item in step.inputs if step.command is not None and not Path(item.path).exists()]
-    if not gone:
-        return result
-    what = f"{gone[0]} is not there any more: was the cache or the run's folder cleared while this ran?"
-    hint = "Run again; `--resume` makes what is missing."
-    return Result(Verdict.ERROR, what, notes=step.notes, tail=(hint,), command=result.command, log=result.log)
+        return check_error(step, check_threshold(step, self.session.processes))
+
+    def _benchmark(self, step: Step) -> Result:
+        """Runs a benchmark: all repetitions are kept, and held against the golden time by the dialect's rule."""
+        processes, confirm = self.session.processes, self.options.confirm
+        require_whole_files(step.process)
+        gpu = gpu_of(step)
+        watch = RoundWatch(gpu=bool(gpu), device=gpu)
+        outcome = processes.run(step)
+        state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
+        if outcome.exit_code != 0:
+            result = judge_process(step, outcome, processes.error_lines(step), tool=BENCHMARK_MODULE)
+            return processes.complete(step, outcome, result)
+        try:
+            samples = parse_benchmark_rows(processes.stdout(step))[0]
+        except GauntletError as error:
+            failed = Result(Verdict.ERROR, shorten(error.what), tail=tuple(outcome.tail), notes=(error.hint,))
+            return processes.complete(step, outcome, failed)
+        check = check_time(samples, step.goldens, step.golden_keys, step.sku)
+        result = replace(
+            _judge([check]),
+            samples=samples,
+            statistics={"machine": state.as_dict(), "disturbed": list(state.disturbances())},
+            notes=(*step.notes, *list_benchmark_warnings(state.watched)),
+            log=processes.log(step, "stdout.txt"),
+        )
+        # What is expected to fail needs no proof of it.
+        if check.passed is False and confirm is not None and FailureKind.MISSES_A_GOLDEN not in step.expect_kinds:
+            result = self._confirm(step, check, result, confirm)
+        return processes.complete(step, outcome, result)
+
+    def _confirm(self, step: Step, breach: Check, result: Result, rules: ConfirmRules) -> Result:
+        """The result of a benchmark that broke its golden, after further rounds."""
+        confirmed = confirm_time(step, breach, self.session.processes, rules, self.session.cancelled)
+        first = f"{describe(breach)} in the first run"
+        passed = confirmed.verdict is Verdict.PASSED
+        return replace(
+            result,
+            verdict=confirmed.verdict,
+            failure=result.failure if confirmed.verdict is Verdict.FAILED else None,
+            reason="" if passed else shorten(f"{confirmed.reason}; {first}"),
+            checks=(confirmed.check,),
+            statistics={**result.statistics, "confirmation": confirmed.record},
+            notes=(*result.notes, f"not confirmed: {first}; {confirmed.reason}") if passed else result.notes,
+            tool_seconds=result.tool_seconds + confirmed.tool_seconds,
+        )
+
+    def _check_compile_statistics(self, step: Step) -> Result:
+        """Holds a module's dispatch count and size against its goldens; every figure is reported."""
+        figures = {
+            Metric.DISPATCH_COUNT: read_dispatch_count(Path(step.input("statistics").path)),
+            Metric.BINARY_SIZE_BYTES: Path(step.input(_MODULE).path).stat().st_size,
+        }
+        release, cache = self.workbench.release, self.workbench.modules
+        known = {metric: measured for metric, measured in figures.items() if measured is not None}
+        checks = [check_figure(metric, measured, step.goldens, release) for metric, measured in known.items()]
+        more = [item.limit for item in checks if item.metric == Metric.DISPATCH_COUNT and item.passed is False]
+        why = [_describe_dispatch_changes(cache, step, limit) for limit in more if limit is not None]
+        statistics: dict[str, Any] = {metric.value: measured for metric, measured in figures.items()}
+        return replace(_judge(checks), statistics=statistics, notes=(*step.notes, *filter(None, why)))
+
+    def _count(self, step: Step) -> Result:
+        """Counts instructions, and holds them against their goldens."""
+        result = self._maker.make(step)
+        if result.verdict is not Verdict.PASSED:
+            return result
+        figures = result.statistics
+        # Of another counter, or of modules for another CPU, they say nothing.
+        usual = is_usual_count(str(figures["counter"]), str(figures["cpu"]))
+        goldens = step.goldens if usual else ()
+        check = check_figure(Metric.INSTRUCTIONS, figures["instructions"], goldens, self.workbench.release)
+        if step.goldens and not usual:
+            how = f"{figures['counter']}, for {figures['cpu'] or 'the CPU of the spec'}"
+            check = replace(check, note=f"its golden is of valgrind's usual count, and this is by {how}: measured only")
+        judged = _judge([check])
+        return replace(
+            result, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure
+        )
+
+
+def _judge(checks: Sequence[Check]) -> Result:
+    broken = [check for check in checks if check.passed is False]
+    verdict = Verdict.FAILED if broken else Verdict.PASSED
+    reason = shorten("; ".join(map(describe, broken)))
+    return Result(verdict, reason, checks=tuple(checks), failure=FailureKind.MISSES_A_GOLDEN if broken else None)
+
+
+def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> str:
+    """The dispatches that are new and gone against the newest module in the cache that kept the golden."""
+    # For the module that the step looks at, whatever compiled them.
+    compiled = (entry for entry in cache.list_entries() if entry.name in step.needs and _MODULE in entry.files)
+    counted = ((Kept.from_dict(entry.metadata).statistics.get("dispatch_count"), entry) for entry in compiled)
+    kept = [(count, entry) for count, entry in counted if count is not None and count <= limit]
+    if not kept:
+        return ""
+    count, newest = max(kept, key=lambda item: item[1].created)
+    found = cache.lookup(newest.key).entry
+    before = _list_names(found.files[_MODULE]) if found is not None else []
+    after = _list_names(step.input(_MODULE).path)
+    if not (before and after):
+        return ""
+    new, gone = find_new_and_gone(before, after)
+    changes = "; ".join(f"{what}: {', '.join(names)}" for what, names in (("new", new), ("gone", gone)) if names)
+    dispatches = f"{count} dispatch" + ("" if count == 1 else "es")
+    day = newest.created[:16].replace("T", " ")
+    return f"against the newest module with {dispatches} (of {day} UTC): {changes or 'the same names'}"
+
+
+def _list_names(module: Path | str) -> list[str]:
+    """Names of its dispatches; none where it is not an archive, as which the compiler writes modules."""
+    if not zipfile.is_zipfile(module):
+        return []
+    with zipfile.ZipFile(module) as archive:
+        parts = (item for item in archive.infolist() if not item.filename.startswith(_CONSTANTS))
+        return find_dispatch_names(map(archive.read, parts))

@@ -100,7 +100,7 @@ def judge_process(
     """The result of a step whose process ended badly.
 
     Args:
-        step: gives the folder that it wrote to, and its time limit.
+        step: whose.
         outcome: how it ended.
         lines: what it wrote to standard error.
         tool: its name, for messages.

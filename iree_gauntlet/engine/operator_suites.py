@@ -3,6 +3,12 @@
 A program of more than `_MOST_PROGRAM_BYTES`, and one whose flags the servers do not know, is compiled by a process of
 its own with the compiler's own threads, as the steps of every other dialect are. So is everything where the toolchain
 has no Python bindings.
+
+The threshold step's command stays what a person would type, and is taken apart here; what the servers cannot do as
+iree-run-module would is left to `threshold.check_threshold`. A case that passes leaves no files. Of one that does not,
+the outputs are compared once more, here, for the figures. Where nobody expects that, and a process costs little, the
+tool itself is asked: a case that reads memory that nothing has written finds zeros in a new process, and what other
+cases have left in one that serves many.
 """
 
 from __future__ import annotations
@@ -12,12 +18,13 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Case, Stage, Verdict
+from iree_gauntlet.cases import Case, FailureKind, Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
+from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.modules.batches import (
     BATCH_RECORD,
     BatchCompiler,
@@ -35,10 +42,11 @@ from iree_gauntlet.engine.processes.compile_client import (
     served,
 )
 from iree_gauntlet.engine.processes.processes import Processes, is_plain_path
-from iree_gauntlet.engine.processes.run_client import RunServers
-from iree_gauntlet.engine.served_threshold import check_served_threshold
+from iree_gauntlet.engine.processes.run_client import RunJob, RunServers, RunVerdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.machine.machine_state import total_memory
+from iree_gauntlet.measuring.numerics.tolerances import TOLERANCE_FLAGS, parse_tolerances
+from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -47,7 +55,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Command, Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -56,10 +63,13 @@ if TYPE_CHECKING:
 _MOST_PROGRAM_BYTES = 64 << 10
 _LEAST_MEMORY = 4 << 30
 _MEMORY_SHARE = 0.8
+_TOOL = "iree-run-module"
+_TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
+_FLAGS = ("--device", "--module", "--function", "--input", "--expected_output")
 
 
 def _is_small(step: Step) -> bool:
-    """Whether a compile is one for the server: a small program, and flags that the server can take."""
+    """Whether a compile is one for the server: a small program, and flags that it can take."""
     if step.dialect != DIALECT or step.command is None:
         return False
     try:
@@ -71,14 +81,7 @@ def _is_small(step: Step) -> bool:
 
 @dataclass
 class ServedCompiles(Processes):
-    """Processes of which the small compiles are done by a fork server.
-
-    Attributes:
-        supervisor: owns the other processes.
-        run_dir: the run's folder.
-        server: compiles.
-        memory_bytes: that a compile may take.
-    """
+    """Processes of which the small compiles are done by a fork server, with a limit to the memory of each."""
 
     server: CompileServer
     memory_bytes: int
@@ -115,10 +118,8 @@ class OperatorSteps:
     """Performs compile and threshold steps of operator suites; those of other dialects are done as ever.
 
     Attributes:
-        session: its processes do small compiles by a server.
-        maker: compiles by itself what is in no batch.
         compiles: compile steps of the plan, by id.
-        batches: compiles batches; None where each case is compiled by itself.
+        batches: None where each case is compiled by itself.
     """
 
     session: Session[Any]
@@ -160,11 +161,11 @@ class OperatorSteps:
 
     def _check(self, runs: RunServers, step: Step) -> Result:
         result = check_served_threshold(step, runs, self.session.processes)
-        if result is None:
-            from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
+        if result is not None:
+            return result
+        from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
 
-            result = check_threshold(step, self.session.processes)
-        return result
+        return check_threshold(step, self.session.processes)
 
 
 def _compute_share_of_memory(jobs: int) -> int:
@@ -198,7 +199,12 @@ def started_runs(
     """The processes that run modules, where some are to be run: they start while the run is planned."""
     toolchain = machine.toolchain
     count = sum(case.dialect == DIALECT for case in cases) if Stage.THRESHOLD in stages else 0
-    if not count or toolchain is None or not _has_runtime(toolchain):
+    if not count or toolchain is None or not _has_compiler(toolchain):
+        yield None
+        return
+    # The compiler's Python has to have the very runtime that is under test: both are wheels of one environment.
+    site, runtime = _find_site_packages(toolchain), Path(toolchain.runtime.run_module).parent
+    if site is None or runtime.parts[-2:] != ("iree", "_runtime_libs") or site != runtime.parents[1]:
         yield None
         return
     environment = _make_environment(toolchain)
@@ -214,12 +220,7 @@ def operator_performers(
 ) -> Iterator[Mapping[Stage, Callable[[Step], Result]]]:
     """Performers for an engine that is to be; none where there are no such steps or no Python bindings.
 
-    Args:
-        session: what it runs in.
-        plan: what is to be done.
-        machine: what it is done with.
-        options: how to run.
-        runs: the processes that run modules; None where each run is one of its own.
+    `runs` are the processes that run modules; None where each run is one of its own.
     """
     toolchain = machine.toolchain
     mine = [step for step in plan.steps if step.dialect == DIALECT]
@@ -259,13 +260,6 @@ def _has_compiler(toolchain: Toolchain) -> bool:
     return bool(toolchain.compiler.python) and sys.platform == "linux"
 
 
-def _has_runtime(toolchain: Toolchain) -> bool:
-    """Whether the compiler's Python has the very runtime that is under test: both are wheels of one environment."""
-    site, runtime = _find_site_packages(toolchain), Path(toolchain.runtime.run_module).parent
-    together = site is not None and runtime.parts[-2:] == ("iree", "_runtime_libs") and site == runtime.parents[1]
-    return _has_compiler(toolchain) and together
-
-
 def _find_site_packages(toolchain: Toolchain) -> Path | None:
     """The folder that the compiler is installed in; None where it is no wheel."""
     compiler = Path(toolchain.compiler.compile).parent
@@ -277,3 +271,117 @@ def _make_environment(toolchain: Toolchain) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     site = _find_site_packages(toolchain)
     return environment if site is None else {**environment, "PYTHONPATH": str(site)}
+
+
+def check_served_threshold(step: Step, servers: RunServers, processes: Processes) -> Result | None:
+    """Runs a threshold step; None where only iree-run-module itself can.
+
+    Raises:
+        ToolchainError: the toolchain's Python has no runtime, or cannot be run.
+    """
+    job = run_job(step)
+    if job is None:
+        return None
+    answer = servers.run(job)
+    if answer.verdict == RunVerdict.UNSUPPORTED:
+        return None
+    outcome = answer.outcome
+    typed = step
+    if step.command is not None and step.allclose is not None:
+        # As a person would type it: no tool compares, so that it keeps the outputs.
+        argv = [flag for flag in step.command.argv if not flag.startswith("--expected_output=")]
+        argv += [f"--output=@{path}" for _, path in step.outputs]
+        typed = replace(step, command=replace(step.command, argv=tuple(argv)))
+    result = Result(
+        Verdict.PASSED,
+        command=processes.typed(typed),
+        cpu_seconds=outcome.cpu_seconds,
+        peak_rss_bytes=outcome.peak_rss_bytes,
+        tool_seconds=outcome.seconds,
+        exit_code=outcome.exit_code,
+        notes=(*step.notes, *outcome.notes),
+        log=processes.log(step) if answer.logged else "",
+    )
+    if answer.verdict == RunVerdict.PASSED:
+        return result
+    if answer.verdict == RunVerdict.MISMATCH:
+        # A process of its own opens the CPU in milliseconds.
+        if FailureKind.WRONG_NUMBERS in step.expect_kinds or not job.on_cpu:
+            from iree_gauntlet.engine.threshold import make_mismatch_result  # noqa: PLC0415 - it brings NumPy
+
+            return make_mismatch_result(step, job, answer, processes, result)
+        return _ask_again(step, processes)
+    # As `threshold.check_threshold` says the same status: its text, and the first thing that was being done.
+    parts = [part.strip() for part in answer.message.split(";")]
+    reason = shorten("; ".join(parts[1:3]) if len(parts) > 1 else answer.message)
+    ended = judge_process(step, outcome, outcome.tail, tool=_TOOL, reason=reason)
+    if answer.message and not answer.logged:
+        result = replace(result, log=processes.write_log(step, "stderr.txt", [answer.message]))
+    return replace(
+        result,
+        verdict=ended.verdict,
+        reason=ended.reason,
+        signal=ended.signal,
+        timed_out=ended.timed_out,
+        tail=ended.tail,
+        failure=ended.failure,
+    )
+
+
+def run_job(step: Step) -> RunJob | None:
+    """What a threshold step asks of a run server; None where it asks for more than that."""
+    command, allclose = step.command, step.allclose
+    # A text that is expected is one of the tool's.
+    if command is None or command.env or step.expect_match:
+        return None
+    found: dict[str, list[str]] = {name: [] for name in _FLAGS}
+    tolerances = []
+    for word in command.argv[1:]:
+        name, equals, value = word.partition("=")
+        if equals and name in found:
+            found[name].append(value)
+        elif equals and name in TOLERANCE_FLAGS:
+            tolerances.append(word)
+        else:
+            return None
+    devices, modules, functions, inputs, expected = found.values()
+    limits = _find_limits(tuple(tolerances))
+    if limits is None or len(modules) != 1 or len(devices) != 1 or len(functions) > 1:
+        return None
+    return RunJob(
+        module=modules[0],
+        device=devices[0],
+        timeout=step.timeout,
+        cwd=command.cwd if command.cwd.startswith("/") else str(Path(command.cwd).absolute()),
+        function="".join(functions),
+        inputs=tuple(inputs),
+        expected=tuple(expected),
+        limits=limits,
+        allclose=(allclose.rtol, allclose.atol, allclose.equal_nan) if allclose else None,
+        kept=tuple(path for _, path in step.outputs),
+        log=f"{step.folder}/stderr.txt",
+    )
+
+
+def _ask_again(step: Step, processes: Processes) -> Result:
+    """What the tool says of a case whose outputs are not as expected here."""
+    from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
+
+    result = check_threshold(step, processes)
+    if result.verdict is not Verdict.PASSED:
+        return result
+    note = (
+        "its outputs were not as expected in a process that runs many cases, and are in one of its own: its results"
+        " are not deterministic, or it reads memory that nothing has written"
+    )
+    return replace(result, notes=(*result.notes, note))
+
+
+@lru_cache(maxsize=64)
+def _find_limits(flags: tuple[str, ...]) -> tuple[tuple[str, float, float], ...] | None:
+    """The tolerances of a run's flags, as the tool computes with them; None where they cannot be read."""
+    try:
+        tolerances = parse_tolerances(flags)
+    except GauntletError:
+        return None
+    return tuple((name, *tolerances.effective(name)) for name in _TOLERANT_TYPES if tolerances.applies_to(name))

@@ -40,7 +40,7 @@ from iree_gauntlet.engine.plan_modules import (
     parameters_step,
     reference_step,
 )
-from iree_gauntlet.engine.tolerance_flags import find_void_tolerances, find_wrong_tolerances
+from iree_gauntlet.measuring.numerics.tolerances import find_void_tolerances, find_wrong_tolerances
 from iree_gauntlet.steps import (
     ACTUAL_OUTPUT,
     NOTHING_COMPARED,

@@ -70,12 +70,7 @@ def import_step(step: Step, module: Module, options: OnnxImport, context: PlanCo
 def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | None, context: PlanContext) -> Step:
     """Completes the step that makes an archive for the parameters of one scope.
 
-    Args:
-        step: what all steps of the module's case have in common.
-        scope: whose parameters.
-        made: their values.
-        imported: the step that imports the program; None where the program is MLIR.
-        context: what planning knows of the machine.
+    `imported` is the step that imports the program; None where that is MLIR.
     """
     source = _make_source(made.module, context)
     program = imported.output("program") if imported else source.path
@@ -184,7 +179,7 @@ def count_step(
         benchmark: the benchmark's command, with the modules that are counted.
         modules: paths of them, the main one last.
         files: what it reads besides: inputs and parameters.
-        context: what planning knows of the machine.
+        context: as ever.
     """
     counter = context.counter()
     output = f"{step.folder}/counts.json"
@@ -296,7 +291,7 @@ class PlanContext:
     """What planning has to know of the machine.
 
     Attributes:
-        run_dir: the run's folder, absolute.
+        run_dir: absolute.
         compile, run_module, benchmark_module, python: paths of the tools.
         own_python: the interpreter that this toolkit runs in.
         reference_script: the program that runs a model in onnxruntime, in that interpreter.

@@ -1,11 +1,8 @@
 """Profiling a benchmark: what each dispatch takes, by the runtime's own means.
 
 `iree-benchmark-module` writes a profile (`--device_profiling_mode`, `--device_profiling_output`), and `iree-profile`
-next to it prints what is in it. Nothing here raises for what a tool does: a profile is an explanation, and where it
-is not available, the reason takes its place.
-
-A profile takes a time of its own, and its times are those of a program that is watched. They explain a difference;
-they are no evidence for one.
+next to it prints what is in it. Nothing here raises for what a tool does: where a profile is not available, the reason
+takes its place. Its times are those of a program that is watched: they explain a difference, and are no evidence.
 """
 
 from __future__ import annotations
@@ -55,11 +52,9 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Profiling:
-    """What came of profiling a benchmark.
+    """What came of profiling a benchmark: a profile, or the reason why there is none.
 
     Attributes:
-        profile: None where there is none.
-        reason: why there is none; empty where there is one.
         commands: what was started, as a person would type it.
         log: path of the log of the last tool; empty where none was started.
     """
@@ -91,7 +86,7 @@ def profile_dispatches(
     itself (`profile.ireeprof`), the rows of its dispatches and the tools' logs.
 
     Args:
-        step: a benchmark; gives folder and time limit, for each of the two tools.
+        step: a benchmark; its time limit is that of each of the two tools.
         toolchain: whose runtime it is.
         processes: starts the tools.
         known: the flags of its `iree-benchmark-module`.
@@ -99,42 +94,54 @@ def profile_dispatches(
         invocation_ms: what an invocation takes, to choose their number; the fewest (5) where not known.
         name: prefix of all files, to keep several profiles of a step apart.
     """
-    command = command or step.command
-    if command is None:
-        raise TypeError(f"{step.id} has no command")
-    work = _ProfileWork(step, processes)
+    command = command or step.process
+    commands: list[str] = []
+    seconds, log = 0.0, ""
+
+    def run(command: Command, tool: str, name: str) -> None:
+        nonlocal seconds, log
+        commands.append(format_shell_line(command))
+        outcome = processes.run(step, command, name=name)
+        seconds += outcome.seconds
+        log = processes.log(step, f"{name}stderr.txt")
+        if outcome.cancelled:
+            raise _NoProfileError(f"{tool} was interrupted")
+        if outcome.exit_code != 0:
+            lines = processes.error_lines(step, name)
+            # Google Benchmark puts its warnings before the error.
+            said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
+            raise _NoProfileError(judge_process(step, outcome, lines, tool=tool, reason=shorten(said)).reason)
+
+    profile, reason = None, ""
     try:
         tool = _find_profile_tool(toolchain, known)
         invocations = max(_FEWEST, min(_MOST, int(_ENOUGH_MS / invocation_ms))) if invocation_ms else _FEWEST
         bundle = Path(step.folder) / f"{name}ireeprof"
         bundle.unlink(missing_ok=True)
-        work.run(_profile(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
+        run(_profile(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
         benchmarks = parse_benchmark_rows(processes.stdout(step, name))
         if len(benchmarks) != 1:
             raise _NoProfileError("the module has several functions and the benchmark names none: their dispatches mix")
         times = benchmarks[0].real_time_ms
         rows = f"{name}dispatches."
         argv = (str(tool), "dispatch", "--dispatch_events", "--format=jsonl", str(bundle))
-        work.run(Command(argv, command.cwd, command.env), _PROFILE, rows)
+        run(Command(argv, command.cwd, command.env), _PROFILE, rows)
         profile = parse_dispatch_events(
             processes.stdout(step, rows).splitlines(),
             invocations=sum(benchmarks[0].iterations),
             elapsed_ns=round(statistics.median(times) * _NS_PER_MS),
         )
     except GauntletError as error:
-        return work.result(None, shorten(error.what))
+        reason = shorten(error.what)
     except OSError as error:
-        return work.result(None, shorten(f"{error.filename}: {error.strerror or error}"))
-    return work.result(profile, "")
+        reason = shorten(f"{error.filename}: {error.strerror or error}")
+    return Profiling(profile, reason, tuple(commands), seconds, log)
 
 
 def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> ComparedDispatches:
     """For the record: what the dispatches of two sides explain, or why they explain nothing.
 
-    Args:
-        a: one side.
-        b: the other.
-        measured_ms: what A and B take without the profiler, which the reports show with it.
+    `measured_ms` is what A and B take without the profiler, which the reports show with it.
     """
     commands = {"a": list(a.commands), "b": list(b.commands)}
     seconds = a.seconds + b.seconds
@@ -164,34 +171,6 @@ def describe_difference(changes: DispatchChanges, measured: MeasuredNs | None = 
         ),
         notes=changes.notes,
     )
-
-
-class _ProfileWork:
-    """The processes of one profile, and their results."""
-
-    def __init__(self, step: Step, processes: Processes) -> None:
-        self._step = step
-        self._processes = processes
-        self._commands: list[str] = []
-        self._seconds = 0.0
-        self._log = ""
-
-    def run(self, command: Command, tool: str, name: str) -> None:
-        """Raises _NoProfileError where the tool fails."""
-        self._commands.append(format_shell_line(command))
-        outcome = self._processes.run(self._step, command, name=name)
-        self._seconds += outcome.seconds
-        self._log = self._processes.log(self._step, f"{name}stderr.txt")
-        if outcome.cancelled:
-            raise _NoProfileError(f"{tool} was interrupted")
-        if outcome.exit_code != 0:
-            lines = self._processes.error_lines(self._step, name)
-            # Google Benchmark puts its warnings before the error.
-            said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
-            raise _NoProfileError(judge_process(self._step, outcome, lines, tool=tool, reason=shorten(said)).reason)
-
-    def result(self, profile: DispatchProfile | None, reason: str) -> Profiling:
-        return Profiling(profile, reason, tuple(self._commands), self._seconds, self._log)
 
 
 def _find_profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:

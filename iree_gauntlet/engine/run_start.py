@@ -24,6 +24,7 @@ from iree_gauntlet.journal_events import Device, RunEvent, RunTarget, ToolchainF
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
+from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
 from iree_gauntlet.toolchains.devices import find_device
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import StepInput
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -61,12 +63,8 @@ def imports_possible(plan: Plan, machine: Workbench) -> Plan:
 def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -> Plan:
     """Every step with the device that it runs on by its own name, so that two names of one device are one.
 
-    What no device here can do is blocked: a demand that cannot be met fails at once.
-
-    Args:
-        plan: what is to be done.
-        machine: what it is done with.
-        optional: what no device here can do is skipped instead.
+    What no device here can do is blocked, as a demand that cannot be met fails at once; or skipped where it is
+    `optional`.
     """
     found: dict[str, Device | ToolchainError] = {}
 
@@ -93,16 +91,7 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
 def run_event(
     plan: Plan, run_dir: Path, machine: Workbench, suite: str, targets: Sequence[Target], command: Sequence[str]
 ) -> RunEvent:
-    """The journal's `run` event, but for what was selected and by which options: those who know add that.
-
-    Args:
-        plan: what is to be done.
-        run_dir: the run's folder.
-        machine: what it is done with.
-        suite: its name.
-        targets: where it is done.
-        command: of the process, as typed.
-    """
+    """The journal's `run` event, but for what was selected and by which options: those who know add that."""
     return RunEvent(
         run=run_dir.name,
         version=__version__,
@@ -120,13 +109,9 @@ def run_event(
 def model_session(
     run_dir: Path, progress: Progress, event: RunEvent, steps: Sequence[Step]
 ) -> Iterator[Session[Journal]]:
-    """A session in a run's folder, whose journal has begun; Ctrl-C and SIGTERM end it.
+    """A session in a run's folder, whose journal has begun with an event; Ctrl-C and SIGTERM end it.
 
-    Args:
-        run_dir: the run's folder.
-        progress: shows how it goes.
-        event: the journal's first.
-        steps: that are known, of a resumed run those that are done.
+    Steps are those that are known; of a resumed run, those that are done.
     """
     with (
         Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
@@ -149,11 +134,7 @@ def model_engine(
 
 
 def require_importer(toolchain: Toolchain) -> None:
-    """Makes sure that a toolchain can import what torch exports.
-
-    Raises:
-        ToolchainError: it cannot.
-    """
+    """Raises ToolchainError where a toolchain cannot import what torch exports."""
     if not toolchain.compiler.python or not toolchain.compiler.onnx_version:
         raise ToolchainError(
             f"{toolchain.source} has no Python bindings, or no onnx package with them",
@@ -180,14 +161,8 @@ def with_compile_statistics(cases: CaseSet) -> CaseSet:
 def held_against(plan: Plan, record: JournalRecord, name: str, release: str) -> tuple[Plan, tuple[str, ...]]:
     """A plan with the figures of an earlier run as goldens, in addition to the specs' own.
 
-    Args:
-        plan: of the run to come.
-        record: the earlier run.
-        name: of it, for people.
-        release: of the compiler: the figures are held against it, whichever the earlier run had.
-
-    Returns:
-        The plan, and the chains of which the earlier run has no figure.
+    They are held against this release of the compiler, whichever the earlier run had. Returns also the chains of which
+    the earlier run has no figure.
     """
     steps, missing = [], []
     for step in plan.steps:
@@ -220,12 +195,63 @@ def _make_golden(metric: Metric, value: float, origin: Origin, release: str = ""
     return Golden(metric, value, _FACTORS[metric], Statistic.MEAN, "", release, origin)
 
 
+def redo_changed(
+    steps: Sequence[Step], finished: Mapping[str, Verdict], record: JournalRecord, sha256: Callable[[Path], str]
+) -> tuple[tuple[Step, ...], dict[str, Verdict]]:
+    """The steps of a resumed run, and which are done: none that was made from what is not any more as it was.
+
+    A file of the user's own whose content the earlier plan did not know counts as changed where it was written to, or
+    put there, after the step began.
+    """
+    planned = {step.id: step for step in record.planned}
+    # Why a step is done again: of one whose command is another now, its plan says that.
+    causes: dict[str, str] = {}
+    for step in steps:
+        before = planned.get(step.id)
+        if step.id in finished and before is not None:
+            # It may have been started once more, and killed before it had a result.
+            ended = record.result_times[step.id]
+            began = min(map(datetime.fromisoformat, (record.starts.get(step.id, ended), ended))).timestamp()
+            known = {(item.role, item.url, item.path): item.sha256 for item in before.inputs}
+            for item in step.inputs:
+                if _is_changed(item, known.get((item.role, item.url, item.path), ""), began, sha256):
+                    path = shown(Path(file_path(item.url) or item.path))
+                    causes[step.id] = f"done again: {path} has changed since the run began"
+        elif before is not None and step.id in record.results and before.command != step.command:
+            causes[step.id] = ""
+    # A fetch only looks after files: what became of them is said by those that read them.
+    made_again = {step.id for step in steps if step.id in causes and step.stage is not Stage.FETCH}
+    while more := {
+        step.id: next(need for need in step.needs if need in made_again)
+        for step in steps
+        if step.id in finished and step.id not in causes and not made_again.isdisjoint(step.needs)
+    }:
+        causes |= {name: f"done again, as {need} is" for name, need in more.items()}
+        made_again |= more.keys()
+    noted = (
+        replace(step, notes=(*step.notes, causes[step.id])) if step.id in finished and step.id in causes else step
+        for step in steps
+    )
+    return tuple(noted), {name: verdict for name, verdict in finished.items() if name not in causes}
+
+
+def _is_changed(item: StepInput, before: str, began: float, sha256: Callable[[Path], str]) -> bool:
+    """Whether an input is another than it was when a step began; one that is gone is left to what fetches it."""
+    path = file_path(item.url)
+    if before and item.sha256:
+        return before != item.sha256
+    try:
+        # The time of change, which a file moved or copied here has too.
+        return bool(path) and (sha256(Path(path)) != before if before else Path(path).stat().st_ctime > began)
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class MissingFile:
     """A file that is not available without the network.
 
     Attributes:
-        url: where it comes from.
         needed_by: what needs it: a field of a spec file, or a step.
         more: how many others need it, too.
     """
@@ -240,23 +266,14 @@ def find_missing_files(
 ) -> list[MissingFile]:
     """The files of steps that only the network has, in the order of the steps.
 
-    A file that the user named by its path (`file:`) is not among them, nor one that is made here (`random:`).
-
-    Args:
-        steps: of a plan; what is skipped, or cannot run, needs nothing.
-        cases: what the plan was made from; says which field of which spec names a file.
-        store: what there is.
-        finished: ids of steps that an earlier run has done.
-
-    Raises:
-        ArtifactError: the record of hashes cannot be read.
+    A file that the user named by its path (`file:`) is not among them, nor one that is made here (`random:`). The cases
+    say which field of which spec names a file; what is skipped, cannot run, or is finished needs nothing.
     """
     wanted: dict[str, list[str]] = {}
     for step in steps:
         if step.stage is Stage.FETCH and not (step.skip or step.blocked) and step.id not in finished:
             for item in step.inputs:
                 wanted.setdefault(item.url, []).append(step.id)
-    # It brings pydantic.
     from iree_gauntlet.dialects.load import list_urls  # noqa: PLC0415 - it brings pydantic
 
     missing = [url for url in wanted if _needs_network(store, url)]

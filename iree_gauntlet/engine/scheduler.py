@@ -71,11 +71,7 @@ class Scheduler:
         self._over.set()
 
     def run(self) -> dict[str, Verdict]:
-        """Runs everything and returns the verdicts by step id.
-
-        Raises:
-            Whatever `work` raises, after what runs at the same time has ended.
-        """
+        """Runs everything and returns the verdicts by step id; raises what `work` raises, after all has ended."""
         with ThreadPoolExecutor(self._jobs + _FETCHES_AT_ONCE, thread_name_prefix="step") as pool:
             try:
                 while True:
@@ -108,21 +104,19 @@ class Scheduler:
         try:
             step: Step | None = first
             while step is not None:
-                step = self._choose_next(step, self._work(step), pool)
+                verdict = self._work(step)
+                with self._mutex:
+                    self._queue.finish(step, verdict)
+                    # One for this thread, and threads for the rest.
+                    taken = self._take()
+                    for other in taken[1:]:
+                        pool.submit(self._run_steps_from, other, pool)
+                step = taken[0] if taken else None
             self._pause()
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             if self._error is None:
                 self._error = error
             self.cancel()
-
-    def _choose_next(self, step: Step, verdict: Verdict, pool: ThreadPoolExecutor) -> Step | None:
-        """Notes the result of a step; of the steps that may run now, one for this thread, and threads for the rest."""
-        with self._mutex:
-            self._queue.finish(step, verdict)
-            steps = self._take()
-            for other in steps[1:]:
-                pool.submit(self._run_steps_from, other, pool)
-            return steps[0] if steps else None
 
     def _take(self) -> list[Step]:
         """Steps to start now, after those were skipped that cannot run."""
@@ -262,12 +256,7 @@ class StepGraph:
 
 
 class ReadyQueue(StepGraph):
-    """The steps of a plan that are yet to be done on this machine.
-
-    Args:
-        steps, finished: as for `StepGraph`.
-        limits: what may run at once.
-    """
+    """The steps of a plan that are yet to be done on this machine; arguments as for `StepGraph`."""
 
     def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], limits: ScheduleLimits) -> None:
         self._limits = limits

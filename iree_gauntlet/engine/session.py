@@ -28,13 +28,7 @@ _Opened = TypeVar("_Opened", bound=EventLog)
 
 @dataclass(slots=True)
 class Session(Generic[Log]):
-    """What everything that runs processes works with.
-
-    Attributes:
-        folder: where it is kept.
-        processes: starts them, with their logs below the folder.
-        locks: keep other runs on this machine away.
-    """
+    """What everything that runs processes works with; their logs are below the folder."""
 
     folder: Path
     log: Log
@@ -58,11 +52,9 @@ class Session(Generic[Log]):
 
     @contextmanager
     def quiet(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
-        """Keeps other runs away from the machine, and from a device, while something is measured.
+        """Keeps other runs away from the machine, and from a GPU, while something is measured.
 
-        Args:
-            device: the GPU that is measured on; empty for none.
-            exclusive: whether steps that measure nothing wait too.
+        `exclusive` says whether steps that measure nothing wait too.
 
         Raises:
             WaitCancelledError: the session was ended while it waited.

@@ -81,7 +81,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
         reason = shorten(complaints[0].removeprefix("[FAILED] "))
         result = replace(result, reason=reason, failure=FailureKind.WRONG_NUMBERS)
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        result = _with_figures(step, processes, result, _find_other_types(complaints))
+        result = _with_figures(step, processes, result, complaints)
     if changed := "" if passed else "; ".join(find_changed_goldens(step.process)):
         result = replace(result, reason=shorten(f"{changed}; {result.reason}"))
     return processes.complete(step, outcome, result)
@@ -183,8 +183,8 @@ def _find_other_types(complaints: Sequence[str]) -> frozenset[int]:
     return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
 
 
-def _with_figures(step: Step, processes: Processes, result: Result, other_types: frozenset[int]) -> Result:
-    """Runs again with the outputs kept, and compares them here."""
+def _with_figures(step: Step, processes: Processes, result: Result, complaints: Sequence[str]) -> Result:
+    """Runs again with the outputs kept, and compares them here; of the first run the tool has complained so."""
     try:
         expected = _list_expected(step.process)
         tolerances = parse_tolerances(step.process.argv)
@@ -200,9 +200,9 @@ def _with_figures(step: Step, processes: Processes, result: Result, other_types:
     )
     if outcome.exit_code != 0:
         why = _format_status_line(processes.error_lines(step, "outputs."))
-        return replace(
-            result, notes=(*result.notes, shorten(f"no figures: the run that keeps the outputs failed: {why}"))
-        )
+        note = shorten(f"no figures: the run that keeps the outputs failed: {why}")
+        return replace(result, notes=(*result.notes, note))
+    other_types = _find_other_types(complaints)
     try:
         actual = [
             _read(path, tensor, complained=index in other_types)
@@ -212,8 +212,8 @@ def _with_figures(step: Step, processes: Processes, result: Result, other_types:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
     comparisons = compare_outputs(actual, expected, tolerances)
     result = replace(result, outputs=tuple(comparisons))
-    complaints = _list_complaints(comparisons)
-    if bool(complaints) == (result.verdict is Verdict.PASSED):
+    found = _list_complaints(comparisons)
+    if bool(found) == (result.verdict is Verdict.PASSED):
         note = (
             "a second run of the same module gives another verdict than the first: its results are not "
             "deterministic, or near the tolerance"
@@ -221,10 +221,10 @@ def _with_figures(step: Step, processes: Processes, result: Result, other_types:
         return replace(result, notes=(*result.notes, note))
     arrays = [tensor.array for tensor in expected if tensor is not None and tensor.array.size]
     several = sum(array.size for array in arrays) > len(arrays)
-    if not complaints and several and all((array == array.flat[0]).all() for array in arrays):
+    if not found and several and all((array == array.flat[0]).all() for array in arrays):
         note = "every expected value is the same: a model that always gives it would pass; choose other inputs"
         return replace(result, notes=(*result.notes, note))
-    return replace(result, reason=shorten(complaints[0])) if complaints else result
+    return replace(result, reason=shorten(found[0])) if found else result
 
 
 def _list_complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
@@ -267,10 +267,7 @@ def _format_status_line(lines: Sequence[str]) -> str:
 
 
 def _with_reference(step: Step) -> Step:
-    """A threshold step with its reference unpacked in its folder, and the flagfile's flags in its place.
-
-    A step without a reference is returned as it is.
-    """
+    """A threshold step with its reference, if any, unpacked in its folder, and the flagfile's flags in its place."""
     archive = next((item.path for item in step.inputs if item.role == "reference"), "")
     if not archive or step.command is None:
         return step
@@ -292,13 +289,7 @@ def _with_reference(step: Step) -> Step:
 def compare_allclose(
     actual: Sequence[Tensor], expected: Sequence[Tensor | None], allclose: Allclose
 ) -> list[OutputComparison]:
-    """Compares all outputs of a call; the call passes where every entry passes.
-
-    Args:
-        actual: what the module gave.
-        expected: what it should give; None for an output that is of no interest.
-        allclose: how far the values may be apart.
-    """
+    """Compares all outputs of a call, which passes where every entry does; None expects nothing of an output."""
     tolerances = Tolerances(f64=allclose.atol, rtol=allclose.rtol)
     found = compare_outputs(
         [_make_doubles(item) for item in actual], [item and _make_doubles(item) for item in expected], tolerances

@@ -43,10 +43,8 @@ class Workbench:
     """An IREE and the caches: what a command works with.
 
     Attributes:
-        toolchain: the IREE; None where there is none.
-        missing: why there is none; None where there is one.
-        known: the flags that its tools know; none where there is none.
-        cache_dir: folder of the caches.
+        missing: why there is no IREE; None where there is one.
+        known: the flags that its tools know.
         shared: modules that several machines share; None where there are none.
         leases: what of the cache this process uses, in addition to artifacts and modules: the toolchain.
     """
@@ -90,7 +88,7 @@ def open_workbench(
 
     Args:
         request: which IREE, and the folder of the caches.
-        progress: receives the progress of downloads.
+        progress: of downloads.
         network: how files are fetched.
         need_toolchain: whether a missing one is an error; nothing is installed otherwise.
         look_only: whether nothing runs, so that the folders of caches and locks need not be there.

@@ -40,10 +40,10 @@ class Selection:
 
     Attributes:
         name: of the suite, or `custom`; part of a run's name.
-        device_optional: where there is no such device, it is compiled and not run.
         specs: every spec file that was read.
         not_asked: a line for each config that was named and is for a target that was not asked for.
         notes: what was selected otherwise than its options alone say, a line each.
+        device_optional: where there is no such device, it is compiled and not run.
         read_from: folders of specs and of what they name, the suite's file, and configs.
     """
 
@@ -125,12 +125,9 @@ def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool = False) -> Selection:
-    """Reads specs and selects cases.
+    """Reads specs and selects cases, by what is asked for, and what the task selects by itself.
 
-    Args:
-        request: what is asked for.
-        defaults: what the task selects by itself.
-        for_problems: whether problems are what is asked for, also those of files that were not selected.
+    `for_problems`: problems are what is asked for, also those of files that were not selected.
 
     Raises:
         UsageError: options that do not fit together, or name what does not exist.

@@ -22,6 +22,7 @@ from iree_gauntlet.engine.run_start import (
     held_against,
     imports_possible,
     on_devices_here,
+    redo_changed,
     run_event,
     with_compile_statistics,
 )
@@ -159,14 +160,14 @@ def run(
             plan, shard = _plan(chosen, machine, run_dir, elsewhere)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
-        parts = RunParts(machine, run_dir, progress, runs, elsewhere)
-        with _open_engine(plan, shard, chosen, parts) as (engine, steps, finished):
-            code = engine.run(steps, finished)
+        parts = RunParts(machine, run_dir, progress, runs, elsewhere, measured=hold is not None)
+        with _open_engine(plan, shard, chosen, parts) as (engine, steps, finished), engine.recorded() as performed:
+            performed.verdicts = engine.perform(steps, finished)
     presenter.ran(run_dir, brief=brief)
     if hold is None:
         # One that leaves steps to its caller is a part of a measurement, which is no run.
         add_itself(run_dir, machine.store.configuration, machine.cache_dir)
-    return EndedRun(code, plan.steps, later, run_dir)
+    return EndedRun(performed.code, plan.steps, later, run_dir)
 
 
 @contextmanager
@@ -233,15 +234,21 @@ def _open_engine(
     selection, request = chosen.selection, chosen.request
     conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
+    restricted = folder.last_failed
     if folder.resume:
         finished = read_finished_verdicts(run_dir, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
+        record = read_journal(run_dir / JOURNAL)
+        restricted = record.run.last_failed
+        if not parts.measured:
+            steps, finished = redo_changed(plan.steps, finished, record, machine.store.verified.sha256)
+            plan = replace(plan, steps=steps)
     batches = make_batches(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
     event = replace(
         run_event(plan, run_dir, machine, selection.name, selection.targets, format_typed_command()),
         markers=request.selection.markers,
         resumed=folder.resume,
-        last_failed=folder.last_failed or (folder.resume and begun_with(run_dir) is not None),
+        last_failed=restricted,
         asked=Asked(request.kept, asdict(request.defaults), request.stages or None),
         shard=shard,
         batch=conduct.batch,
@@ -367,13 +374,18 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What a run works with."""
+    """What a run works with.
+
+    Attributes:
+        measured: its modules are measured by somebody else, who may have begun: they stay what they are.
+    """
 
     machine: Workbench
     run_dir: Path
     progress: Progress
     runs: RunServers | None
     elsewhere: Elsewhere | None = None
+    measured: bool = False
 
 
 def _start_run_servers(chosen: Chosen, machine: Workbench) -> AbstractContextManager[RunServers | None]:

@@ -164,10 +164,7 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
         outcome.answer,
         (f"IREE {compiler}" + (f" against {asked.base['compiler']}" if asked.base else ""),),
         tuple(block for case in cases.values() for block in _describe_case(case, folder)),
-        (
-            Paragraph(("Again, in ", Name(asked.cwd), ":")),
-            Code(say_explain_again(asked.command, outcome.run), "sh"),
-        ),
+        (Paragraph(("Again, in ", Name(asked.cwd), ":")), Code(say_explain_again(asked.command, outcome.run), "sh")),
         outcome.exit_code,
         meaning=_MEANINGS.get(outcome.exit_code, ""),
         provenance=provenance(

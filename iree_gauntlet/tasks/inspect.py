@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Case
     from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.run_start import MissingFile
-    from iree_gauntlet.engine.tolerance_flags import FlagFinding
+    from iree_gauntlet.measuring.numerics.tolerances import FlagFinding
     from iree_gauntlet.steps import Step
 
 
@@ -111,7 +111,11 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
     from iree_gauntlet.artifacts.registry_file import Registry  # noqa: PLC0415
     from iree_gauntlet.artifacts.store import ArtifactStore  # noqa: PLC0415
-    from iree_gauntlet.engine.tolerance_flags import find_loose_tolerances, find_void_tolerances, find_wrong_tolerances  # noqa: PLC0415
+    from iree_gauntlet.measuring.numerics.tolerances import (  # noqa: PLC0415
+        find_loose_tolerances,
+        find_void_tolerances,
+        find_wrong_tolerances,
+    )
     from iree_gauntlet.upkeep.lint_checks import list_doubts  # noqa: PLC0415 - it brings NumPy
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)

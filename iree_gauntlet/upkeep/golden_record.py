@@ -14,8 +14,6 @@ from iree_gauntlet import messages
 from iree_gauntlet.cases import Case, Kind
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.processes.supervisor import Supervisor
-from iree_gauntlet.engine.recording import measure_weight_effects, output_folder, record_outputs, why_not
-from iree_gauntlet.engine.reference_workers import ReferenceWorkers
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
@@ -23,6 +21,13 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.upkeep.recording import (
+    ReferenceWorkers,
+    measure_weight_effects,
+    output_folder,
+    record_outputs,
+    why_not,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +35,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.document import Cell
-    from iree_gauntlet.engine.reference_workers import ReferenceAnswer
     from iree_gauntlet.requests import RunRequest, SelectionRequest
+    from iree_gauntlet.upkeep.recording import ReferenceAnswer
 
 
 _LOST_COLUMNS = (

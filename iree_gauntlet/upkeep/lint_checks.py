@@ -11,13 +11,13 @@ from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_of_field
 from iree_gauntlet.engine.commands import format_shape
-from iree_gauntlet.engine.recording import changed_since
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.toolchains.devices import DRIVERS
+from iree_gauntlet.upkeep.recording import changed_since
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

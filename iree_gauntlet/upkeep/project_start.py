@@ -18,8 +18,6 @@ from iree_gauntlet import messages
 from iree_gauntlet.artifacts.publishing import lock_publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
-from iree_gauntlet.engine.recording import tolerance_flags
-from iree_gauntlet.engine.reference_workers import ReferenceAnswer, ReferencePlan
 from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
@@ -30,6 +28,7 @@ from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
 from iree_gauntlet.upkeep.golden_record import record, reference_workers
 from iree_gauntlet.upkeep.input_choices import NPY, GivenData, file_content, input_sets, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
+from iree_gauntlet.upkeep.recording import ReferenceAnswer, ReferencePlan, tolerance_flags
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
 
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.engine.reference_workers import ModelOutput, ReferenceWorkers
     from iree_gauntlet.upkeep.input_choices import InputChoice
     from iree_gauntlet.upkeep.onnx_program import OnnxProgram
+    from iree_gauntlet.upkeep.recording import ModelOutput, ReferenceWorkers
     from iree_gauntlet.upkeep.upkeep_requests import InitRequest
 
 

@@ -75,11 +75,12 @@ def performed(
     ):
         journal.run(RunEvent(), steps)
         engine = Engine(session, bench, options, performers, memory)
-        code = engine.run(steps, {})
+        with engine.recorded() as done:
+            done.verdicts = engine.perform(steps, {})
         locks = session.locks
     with locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         pass
-    return code, kept, read_journal(tmp_path / "journal.jsonl")
+    return done.code, kept, read_journal(tmp_path / "journal.jsonl")
 
 
 def test_a_performer_executes_the_steps_of_its_stage_and_the_engine_others(tmp_path: Path) -> None:

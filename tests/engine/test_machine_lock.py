@@ -34,6 +34,7 @@ from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 HOLDER = """
 import sys, threading
@@ -82,6 +83,11 @@ def held_elsewhere(folder: Path, what: str) -> Iterator[subprocess.Popen[bytes]]
         yield process
 
 
+def require_refusal(lock: AbstractContextManager[None], match: str) -> None:
+    with pytest.raises(GauntletError, match=match), lock:
+        pytest.fail("had it")
+
+
 def silent(_: str) -> None:
     pytest.fail("had to wait")
 
@@ -93,11 +99,8 @@ def noted(_: str) -> None:
 def test_device_of_another_process_is_waited_for_and_freed_by_sigkill(folder: Path) -> None:
     lines: list[str] = []
     with held_elsewhere(folder, "device") as process:
-        with (
-            pytest.raises(GauntletError, match=f"device hip://0 within 0.15 s: process {process.pid}"),
-            impatient(folder).device_lock("hip://0", lines.append),
-        ):
-            pytest.fail("two hold one device")
+        taken = impatient(folder).device_lock("hip://0", lines.append)
+        require_refusal(taken, f"device hip://0 within 0.15 s: process {process.pid}")
         assert lines == [f"for device hip://0: process {process.pid} of another run uses it"]
         with locks_in(folder).device_lock("hip://1", silent):
             pass
@@ -122,19 +125,11 @@ def test_noise_is_shared_and_quiet_excludes_it(folder: Path) -> None:
     with held_elsewhere(folder, "shared") as process:
         with locks_in(folder).quiet_machine(exclusive=False, on_wait=silent):
             pass
-        with (
-            pytest.raises(GauntletError, match=str(process.pid)),
-            impatient(folder).quiet_machine(exclusive=True, on_wait=noted),
-        ):
-            pytest.fail("a benchmark during a compile")
+        require_refusal(impatient(folder).quiet_machine(exclusive=True, on_wait=noted), str(process.pid))
         process.kill()
     with held_elsewhere(folder, "exclusive") as process:
         for exclusive in (True, False):
-            with (
-                pytest.raises(GauntletError, match=str(process.pid)),
-                impatient(folder).quiet_machine(exclusive=exclusive, on_wait=noted),
-            ):
-                pytest.fail("something during a benchmark")
+            require_refusal(impatient(folder).quiet_machine(exclusive=exclusive, on_wait=noted), str(process.pid))
         process.kill()
     with locks_in(folder).quiet_machine(exclusive=True, on_wait=silent):
         pass
@@ -184,14 +179,11 @@ def test_folder_of_a_stranger_or_a_link_is_refused(tmp_path: Path) -> None:
     elsewhere.mkdir()
     link = tmp_path / "link"
     link.symlink_to(elsewhere)
-    with pytest.raises(GauntletError, match="not a folder of yours"), locks_in(link).device_lock("x", silent):
-        pytest.fail("used it")
     plain = tmp_path / "plain"
     plain.touch()
-    with pytest.raises(GauntletError, match="not a folder of yours"), locks_in(plain).device_lock("x", silent):
-        pytest.fail("used it")
-    with pytest.raises(GauntletError, match="cannot make"), locks_in(tmp_path / "a/b").device_lock("x", silent):
-        pytest.fail("used it")
+    for place in (link, plain):
+        require_refusal(locks_in(place).device_lock("x", silent), "not a folder of yours")
+    require_refusal(locks_in(tmp_path / "a/b").device_lock("x", silent), "cannot make")
     assert list(elsewhere.iterdir()) == []
 
 
@@ -199,8 +191,7 @@ def test_foreign_owner_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch)
     folder.mkdir()
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    with pytest.raises(GauntletError, match="not a folder of yours"), locks_in(folder).device_lock("x", silent):
-        pytest.fail("used it")
+    require_refusal(locks_in(folder).device_lock("x", silent), "not a folder of yours")
 
 
 def test_link_in_place_of_a_lock_file_is_not_followed(folder: Path, tmp_path: Path) -> None:
@@ -208,8 +199,7 @@ def test_link_in_place_of_a_lock_file_is_not_followed(folder: Path, tmp_path: Pa
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (folder / "device-x.lock").symlink_to(victim)
-    with pytest.raises(GauntletError, match="cannot lock"), locks_in(folder).device_lock("x", silent):
-        pytest.fail("used it")
+    require_refusal(locks_in(folder).device_lock("x", silent), "cannot lock")
     assert victim.read_text() == "precious"
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -250,8 +240,7 @@ def test_a_gpu_of_two_drivers_is_one_device(folder: Path) -> None:
     cuda, vulkan = "cuda://GPU-b08a9e40-5f0c-29dd-4c3d-9692503045f4", "vulkan://GPU-b08a9e405f0c29dd4c3d9692503045f4"
     lines: list[str] = []
     with locks_in(folder).device_lock(cuda, silent):
-        with pytest.raises(GauntletError, match="no access to device vulkan"):
-            impatient(folder).device_lock(vulkan, lines.append).__enter__()
+        require_refusal(impatient(folder).device_lock(vulkan, lines.append), "no access to device vulkan")
         with locks_in(folder).device_lock(vulkan.replace("b08a9e40", "b08a9e41"), silent):
             pass
     assert lines == [f"for device {vulkan}: another step of this run uses it"]
@@ -398,8 +387,7 @@ def test_two_users_exclude_each_other_in_a_folder_for_both(tmp_path: Path, mode:
     with nobody_asks(tmp_path, "locks") as said:
         assert said == "held"
         assert (folder / "device-x.lock").stat().st_uid == NOBODY
-        with pytest.raises(GauntletError, match="no access to device x"), impatient(locks).device_lock("x", noted):
-            pytest.fail("held by both")
+        require_refusal(impatient(locks).device_lock("x", noted), "no access to device x")
     with locks_in(locks).device_lock("x", silent):
         pass
 
@@ -423,8 +411,7 @@ def test_a_folder_that_another_user_cannot_use_says_what_to_set(tmp_path: Path) 
 def test_the_default_folder_of_another_user_is_refused(folder: Path) -> None:
     folder.mkdir()
     os.chown(folder, NOBODY, NOBODY)
-    with pytest.raises(GauntletError, match="not a folder of yours"), locks_in(folder).device_lock("x", silent):
-        pytest.fail("used it")
+    require_refusal(locks_in(folder).device_lock("x", silent), "not a folder of yours")
 
 
 _HOLDER = """

@@ -16,7 +16,7 @@ import pytest
 from iree_gauntlet.artifacts import hashing
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.engine.modules import module_cache
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, ModuleEntry
 from iree_gauntlet.engine.modules.module_entry import sealed
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
@@ -48,6 +48,13 @@ def publish(
         metadata=METADATA,
         created=NOW,
     )
+
+
+def kept(cache: ModuleCache, folder: Path, content: bytes = b"vmfb") -> ModuleEntry:
+    """An entry that was just published."""
+    published = publish(cache, folder, content=content)
+    assert published.entry is not None
+    return published.entry
 
 
 @pytest.fixture
@@ -83,8 +90,7 @@ def test_round_trip(cache: ModuleCache, tmp_path: Path) -> None:
 
 
 def test_materialise_replaces_and_shares_bytes(cache: ModuleCache, tmp_path: Path) -> None:
-    entry = publish(cache, tmp_path / "run").entry
-    assert entry is not None
+    entry = kept(cache, tmp_path / "run")
     folder = tmp_path / "step"
     folder.mkdir()
     destination = folder / "m.vmfb"
@@ -105,8 +111,7 @@ def test_without_hard_links_files_are_copied(
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", across)
-    entry = publish(cache, tmp_path / "run").entry
-    assert entry is not None
+    entry = kept(cache, tmp_path / "run")
     entry.materialise("module", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == b"vmfb"
     assert (tmp_path / "out").stat().st_nlink == 1
@@ -150,15 +155,12 @@ def test_cut_or_missing_file_is_damage(cache: ModuleCache, tmp_path: Path, name:
 
 
 def test_writing_through_a_hard_link_is_noticed(cache: ModuleCache, tmp_path: Path) -> None:
-    entry = publish(cache, tmp_path / "run").entry
-    assert entry is not None
+    entry = kept(cache, tmp_path / "run")
     own = tmp_path / "run" / "m.vmfb"
     own.chmod(0o644)
     own.write_bytes(b"VMFB")
     assert cache.lookup(entry.key).note == "damaged: the checksum of module does not match"
-    again = publish(cache, tmp_path / "run")
-    assert again.entry is not None
-    assert again.entry.files["module"].read_bytes() == b"vmfb"
+    assert kept(cache, tmp_path / "run").files["module"].read_bytes() == b"vmfb"
 
 
 def test_entry_under_another_key_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
@@ -183,26 +185,21 @@ def test_entry_that_points_outside_is_damage(cache: ModuleCache, tmp_path: Path)
 
 
 def test_loser_of_a_race_uses_the_winner(cache: ModuleCache, tmp_path: Path) -> None:
-    first = publish(cache, tmp_path / "a", content=b"first")
-    second = publish(ModuleCache(cache.folder), tmp_path / "b", content=b"second")
-    assert second.entry is not None
-    assert second.entry == first.entry
-    assert second.entry.files["module"].read_bytes() == b"first"
+    first = kept(cache, tmp_path / "a", b"first")
+    second = kept(ModuleCache(cache.folder), tmp_path / "b", b"second")
+    assert second == first
+    assert second.files["module"].read_bytes() == b"first"
     assert leftovers(cache) == []
 
 
 def test_damaged_winner_is_replaced(cache: ModuleCache, tmp_path: Path) -> None:
-    first = publish(cache, tmp_path / "a", content=b"first")
-    assert first.entry is not None
-    first.entry.files["module"].unlink()
-    second = publish(ModuleCache(cache.folder), tmp_path / "b", content=b"second")
-    assert second.entry is not None
-    assert second.entry.files["module"].read_bytes() == b"second"
+    kept(cache, tmp_path / "a", b"first").files["module"].unlink()
+    second = kept(ModuleCache(cache.folder), tmp_path / "b", b"second")
+    assert second.files["module"].read_bytes() == b"second"
 
 
 def test_cleared_store_is_no_crash(cache: ModuleCache, tmp_path: Path) -> None:
-    entry = publish(cache, tmp_path / "run").entry
-    assert entry is not None
+    entry = kept(cache, tmp_path / "run")
     shutil.rmtree(cache.folder)
     with pytest.raises(EntryGoneError, match="was removed from the cache"):
         entry.materialise("module", tmp_path / "out")
@@ -353,8 +350,7 @@ def test_two_publishers_of_the_same_keys(cache: ModuleCache, tmp_path: Path) -> 
 def test_miss_is_explained(cache: ModuleCache, tmp_path: Path) -> None:
     name = "model/sub.main@cpu"
     assert cache.explain_miss(name, INGREDIENTS) == "never compiled here"
-    published = publish(cache, tmp_path / "run")
-    assert published.entry is not None
+    kept(cache, tmp_path / "run")
     assert cache.explain_miss(name, INGREDIENTS) == "was compiled here, but is no longer in the cache"
     changed = {**INGREDIENTS, "compiler": "3.14.0"}
     assert cache.explain_miss(name, changed) == "compiler changed: 3.13.0 → 3.14.0"
@@ -474,8 +470,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_large_file_is_hashed_once_for_all_processes(
     cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = publish(cache, tmp_path / "run", content=LARGE).entry
-    assert entry is not None
+    entry = kept(cache, tmp_path / "run", content=LARGE)
     names = hashed(monkeypatch)
     for _ in range(2):
         assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
@@ -490,8 +485,7 @@ def test_a_large_file_is_hashed_once_for_all_processes(
 
 
 def test_a_large_file_that_was_written_to_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
-    entry = publish(cache, tmp_path / "run", content=LARGE).entry
-    assert entry is not None
+    entry = kept(cache, tmp_path / "run", content=LARGE)
     with (tmp_path / "run" / "m.vmfb").open("r+b") as file:
         file.write(b"x")
     for reader in (cache, ModuleCache(cache.folder), ModuleCache(cache.folder)):
@@ -504,8 +498,7 @@ def test_a_large_file_that_was_written_to_is_damage(cache: ModuleCache, tmp_path
 def test_a_use_is_noted_at_most_once_an_hour(cache: ModuleCache, tmp_path: Path) -> None:
     clock = Clock(1_700_000_000.0)
     used = ModuleCache(cache.folder, clock=clock)
-    entry = publish(cache, tmp_path / "run").entry
-    assert entry is not None
+    entry = kept(cache, tmp_path / "run")
     file = cache.folder_of(entry.key) / "entry.json"
     for age, noted in ((30 * 86400, True), (3601, True), (3600, False), (1800, False), (-1800, False)):
         before = clock.now - age
@@ -519,8 +512,7 @@ def test_a_use_is_noted_at_most_once_an_hour(cache: ModuleCache, tmp_path: Path)
 def test_a_use_that_cannot_be_noted_does_no_harm(
     cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    entry = publish(cache, tmp_path / "run").entry
-    assert entry is not None
+    entry = kept(cache, tmp_path / "run")
     os.utime(cache.folder_of(entry.key) / "entry.json", (0, 0))
 
     def refuse(*_: object) -> None:

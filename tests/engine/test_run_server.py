@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from iree_gauntlet.cases import KINDS_AT, Allclose, FailureKind, Origin, Stage, Verdict
+from iree_gauntlet.engine.operator_suites import check_served_threshold, run_job
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput, RunServers, RunVerdict
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
-from iree_gauntlet.engine.served_threshold import check_served_threshold, run_job
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype
@@ -129,6 +129,30 @@ def served(step: Step, servers: RunServers, supervisor: Supervisor) -> Result:
     return result
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a server, and the tool itself, say of functions that give back their arguments."""
+
+    module: str
+    folder: Path
+    servers: RunServers
+    supervisor: Supervisor
+
+    def step(self, *flags: str) -> Step:
+        return threshold_step(self.folder, self.module, [*flags], self.folder)
+
+    def served(self, step: Step) -> Result:
+        return served(step, self.servers, self.supervisor)
+
+    def by_tool(self, step: Step) -> Result:
+        return check_threshold(step, Processes(self.supervisor, self.folder))
+
+
+@pytest.fixture
+def asked(identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor) -> Asked:
+    return Asked(identities, tmp_path, servers, supervisor)
+
+
 def workers(servers: RunServers) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in servers.pids]
 
@@ -187,39 +211,31 @@ def test_verdicts_are_the_tools_own(
 
 
 @pytest.mark.iree
-def test_a_damaged_file_is_an_error_of_the_file(
-    identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
-) -> None:
+def test_a_damaged_file_is_an_error_of_the_file(asked: Asked, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.ones(4, np.float32))
     whole = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "b.npy").write_bytes(whole[:-4])
-    flags = ["--function=f32", "--input=@a.npy", "--expected_output=@b.npy"]
-    step = threshold_step(tmp_path, identities, flags, tmp_path)
-    processes = Processes(supervisor, tmp_path)
-    assert check_served_threshold(step, servers, processes) is None, "left to the tool"
-    result = check_threshold(step, processes)
+    step = asked.step("--function=f32", "--input=@a.npy", "--expected_output=@b.npy")
+    processes = Processes(asked.supervisor, tmp_path)
+    assert check_served_threshold(step, asked.servers, processes) is None, "left to the tool"
+    result = asked.by_tool(step)
     assert result.verdict is Verdict.ERROR
     assert f"{tmp_path / 'b.npy'}: 4xf32 needs 16 bytes, the file has 12" in result.reason
 
 
 @pytest.mark.iree
-def test_a_run_that_fails_for_itself_is_no_error_of_its_files(
-    identities: str, tmp_path: Path, supervisor: Supervisor
-) -> None:
+def test_a_run_that_fails_for_itself_is_no_error_of_its_files(asked: Asked, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.ones(4, np.float32))
     (tmp_path / "a.bin").write_bytes(bytes(32))
     for text in ("@a.npy", "4xcomplex<f32>=@a.bin"):
-        flags = ["--function=f32", f"--input={text}", f"--input={text}", f"--expected_output={text}"]
-        step = threshold_step(tmp_path, identities, flags, tmp_path)
-        result = check_threshold(step, Processes(supervisor, tmp_path))
+        step = asked.step("--function=f32", f"--input={text}", f"--input={text}", f"--expected_output={text}")
+        result = asked.by_tool(step)
         assert (result.verdict, result.failure) == (Verdict.FAILED, FailureKind.DOES_NOT_RUN), result.reason
 
 
 @pytest.mark.iree
 @pytest.mark.parametrize("name", TYPES)
-def test_every_type_is_handled_as_the_tool_does(
-    name: str, identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
-) -> None:
+def test_every_type_is_handled_as_the_tool_does(name: str, asked: Asked, tmp_path: Path) -> None:
     rng = np.random.default_rng(20261122)
     data = rng.integers(0, 2 if name == "i1" else 60, 64, np.uint8).tobytes()
     other = bytes([data[0] ^ 1, *data[1:]])
@@ -229,17 +245,11 @@ def test_every_type_is_handled_as_the_tool_does(
     count = 128 if packed else 64 // get_storage_dtype(name).itemsize
     verdicts = set()
     for expected in ("a", "b"):
-        flags = [
-            f"--function={name}",
-            f"--input={count}x{name}=@a.bin",
-            f"--expected_output={count}x{name}=@{expected}.bin",
-        ]
-        step = threshold_step(tmp_path, identities, flags, tmp_path)
-        processes = Processes(supervisor, tmp_path)
-        result = check_served_threshold(
-            replace(step, expect_failure="or not", expect_kinds=KINDS_AT[Stage.THRESHOLD]), servers, processes
-        )
-        wanted = check_threshold(step, processes)
+        flags = [f"--input={count}x{name}=@a.bin", f"--expected_output={count}x{name}=@{expected}.bin"]
+        step = asked.step(f"--function={name}", *flags)
+        failing = replace(step, expect_failure="or not", expect_kinds=KINDS_AT[Stage.THRESHOLD])
+        result = check_served_threshold(failing, asked.servers, Processes(asked.supervisor, tmp_path))
+        wanted = asked.by_tool(step)
         if result is None:
             # The tool aborts here: it is the one to say so.
             assert (wanted.verdict, wanted.signal) == (Verdict.ERROR, "SIGABRT")
@@ -274,28 +284,24 @@ def test_every_type_is_handled_as_the_tool_does(
     ids=" ".join,
 )
 def test_arguments_and_tolerances_are_taken_as_the_tool_takes_them(
-    flags: list[str], identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
+    flags: list[str], asked: Asked, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "i64.npy", np.array([1, -2]))
     np.save(tmp_path / "i1.npy", np.array([True, False]))
     (tmp_path / "large.bin").write_bytes(np.arange(400000, dtype=np.float32).tobytes())
-    step = threshold_step(tmp_path, identities, flags, tmp_path)
-    wanted = check_threshold(step, Processes(supervisor, tmp_path))
-    result = served(step, servers, supervisor)
+    step = asked.step(*flags)
+    wanted, result = asked.by_tool(step), asked.served(step)
     assert (result.verdict, result.reason) == (wanted.verdict, wanted.reason)
 
 
 @pytest.mark.iree
-def test_a_status_reads_as_the_tools(
-    identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
-) -> None:
+def test_a_status_reads_as_the_tools(asked: Asked, tmp_path: Path) -> None:
     for wrong in (
         ["--function=f32", "--expected_output=f32=1"],
         ["--function=f32", "--input=f32=1", "--input=f32=2", "--expected_output=f32=1"],
     ):
-        step = threshold_step(tmp_path, identities, wrong, tmp_path)
-        wanted = check_threshold(step, Processes(supervisor, tmp_path))
-        result = served(step, servers, supervisor)
+        step = asked.step(*wrong)
+        wanted, result = asked.by_tool(step), asked.served(step)
         assert result.verdict is wanted.verdict is Verdict.FAILED
         assert "--input" in " ".join(wrong) or result.reason == wanted.reason
         assert result.exit_code == wanted.exit_code == 1
@@ -305,9 +311,7 @@ def test_a_status_reads_as_the_tools(
 
 @pytest.mark.iree
 def test_a_device_that_is_not_there_is_left_to_the_tool(identities: str, servers: RunServers) -> None:
-    job = RunJob(
-        identities, "no-such-driver", LIMIT_SECONDS, function="f32", inputs=("2xf32=1",), expected=("2xf32=1",)
-    )
+    job = replace(fault(identities, "f32", "2xf32=1"), device="no-such-driver", expected=("2xf32=1",))
     for _ in range(2):
         answer = servers.run(job)
         assert (answer.verdict, "no-such-driver" in answer.message) == (RunVerdict.UNSUPPORTED, True)
@@ -315,9 +319,8 @@ def test_a_device_that_is_not_there_is_left_to_the_tool(identities: str, servers
 
 
 @pytest.mark.iree
-def test_a_pass_leaves_no_files(identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor) -> None:
-    flags = ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2"]
-    result = served(threshold_step(tmp_path, identities, flags, tmp_path), servers, supervisor)
+def test_a_pass_leaves_no_files(asked: Asked, tmp_path: Path) -> None:
+    result = asked.served(asked.step("--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2"))
     assert result.verdict is Verdict.PASSED
     assert result.command.startswith(f"cd {tmp_path} && ")
     assert result.notes == ("a note",)
@@ -326,26 +329,23 @@ def test_a_pass_leaves_no_files(identities: str, tmp_path: Path, servers: RunSer
 
 
 @pytest.mark.iree
-def test_the_tool_decides_on_a_failure_that_nobody_expects(
-    identities: str, tmp_path: Path, supervisor: Supervisor
-) -> None:
+def test_the_tool_decides_on_a_failure_that_nobody_expects(asked: Asked, tmp_path: Path) -> None:
     class Confused(RunServers):
         def run(self, job: RunJob) -> RunAnswer:  # noqa: ARG002
             return RunAnswer(Outcome(1), RunVerdict.MISMATCH, outputs=(RunOutput(0, "", False, 0, ""),))
 
-    flags = ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2"]
+    flags = ("--function=f32", "--input=2xf32=1 2")
     with Confused(sys.executable, 1) as confused:
-        processes = Processes(supervisor, tmp_path)
-        good = threshold_step(tmp_path, identities, flags, tmp_path)
-        result = check_served_threshold(good, confused, processes)
+        processes = Processes(asked.supervisor, tmp_path)
+        result = check_served_threshold(asked.step(*flags, "--expected_output=2xf32=1 2"), confused, processes)
         assert result is not None
         assert result.verdict is Verdict.PASSED
         assert "memory that nothing has written" in result.notes[-1]
-        bad = threshold_step(tmp_path, identities, [*flags[:2], "--expected_output=2xf32=1 3"], tmp_path)
+        bad = asked.step(*flags, "--expected_output=2xf32=1 3")
         result = check_served_threshold(bad, confused, processes)
         assert result is not None
         assert result == replace(
-            check_threshold(bad, processes),
+            asked.by_tool(bad),
             cpu_seconds=result.cpu_seconds,
             tool_seconds=result.tool_seconds,
             peak_rss_bytes=result.peak_rss_bytes,
@@ -375,15 +375,12 @@ def test_what_a_server_cannot_do_is_left_to_the_tool(flags: list[str], tmp_path:
 
 
 @pytest.mark.iree
-def test_numpy_allclose_decides_where_it_is_asked_for(
-    identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
-) -> None:
+def test_numpy_allclose_decides_where_it_is_asked_for(asked: Asked, tmp_path: Path) -> None:
     def result(function: str, given: str, wanted: Any, rule: Allclose) -> Result:
         np.save(tmp_path / "wanted.npy", wanted)
-        flags = [f"--function={function}", f"--input={given}", "--expected_output=@wanted.npy"]
-        step = replace(threshold_step(tmp_path, identities, flags, tmp_path), allclose=rule)
-        answer = served(step, servers, supervisor)
-        tool = check_threshold(step, Processes(supervisor, tmp_path))
+        step = asked.step(f"--function={function}", f"--input={given}", "--expected_output=@wanted.npy")
+        step = replace(step, allclose=rule)
+        answer, tool = asked.served(step), asked.by_tool(step)
         assert (answer.verdict, answer.reason, answer.command) == (tool.verdict, tool.reason, tool.command)
         return answer
 
@@ -502,7 +499,7 @@ def test_a_large_case_is_not_charged_to_the_next(faults: str) -> None:
 
 @pytest.mark.iree
 def test_the_process_that_has_a_device_open_runs_the_next_case(identities: str) -> None:
-    job = RunJob(identities, "local-sync", LIMIT_SECONDS, function="f32", inputs=("2xf32=1 2",))
+    job = fault(identities, "f32", "2xf32=1 2")
     with RunServers(sys.executable, 3) as servers:
         servers.start()
         for _ in range(4):
@@ -512,9 +509,7 @@ def test_the_process_that_has_a_device_open_runs_the_next_case(identities: str) 
 
 @pytest.mark.iree
 def test_many_cases_leave_nothing_behind(identities: str) -> None:
-    job = RunJob(
-        identities, "local-sync", LIMIT_SECONDS, function="f32", inputs=("2xf32=1 2",), expected=("2xf32=1 2",)
-    )
+    job = replace(fault(identities, "f32", "2xf32=1 2"), expected=("2xf32=1 2",))
     with RunServers(sys.executable, 1) as servers:
         for _ in range(50):
             servers.run(job)

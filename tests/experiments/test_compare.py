@@ -153,10 +153,16 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, usual: MadeU
     other = project.gauntlet("compare", usual.iree, slow.iree, "--run-dir", "cmp", "--resume", "--seed", "9", *_QUICK)
     assert other.code == 2
     assert "--seed 9: cmp was begun with 1" in other.err
+    with (project.regressions / "abs.mlir").open("a") as program:
+        program.write("// edited\n")
     slow.go_on()
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 1, done.text
     assert "<span>--resume</span>" not in (project.folder / "cmp" / "comparison.html").read_text(), "what began it"
+    for side in "ab":
+        results = (project.folder / "cmp" / side / "journal.jsonl").read_text().splitlines()
+        compiled = [line for line in results if '"event":"result"' in line and ':compile"' in line]
+        assert len(compiled) == 1, "what has been measured stays what it was"
     model = _document(project)["models"]["toy/abs@cpu"]
     assert _blocks(project) == model["blocks"] + model["control_blocks"]
     assert before == 10

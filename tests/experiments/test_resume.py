@@ -7,9 +7,11 @@ import shutil
 import signal
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -22,7 +24,7 @@ from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import HANG, marked_hang
 from tests.support.processes import running, wait_until
 from tests.support.session_folder import made_once
-from tests.support.toy_project import TOOLS, Project
+from tests.support.toy_project import FLAGS, TOOLS, Project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -241,6 +243,63 @@ def test_a_step_whose_plan_changed_is_done_again(project: Project) -> None:
     lines = (project.newest / "journal.jsonl").read_text().splitlines()
     compiles = [line for line in lines if '"event":"result"' in line and f'"step":"{_COMPILE}"' in line]
     assert len(compiles) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "again"),
+    [
+        ("abs.mlir", ["fetch", "compile", "compstat", "threshold", "benchmark"]),
+        ("abs.npy", ["fetch", "threshold"]),
+        ("x.npy", ["fetch", "threshold"]),
+    ],
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_what_was_made_from_a_file_that_has_changed_is_done_again(
+    project: Project, file: str, again: list[str], *, known: bool
+) -> None:
+    np.save(project.regressions / "x.npy", np.ones(4, np.float32))
+    project.expected("abs", [1.0] * 4)
+    project.regression(inputs=[{"source": "x.npy"}])
+    assert project.gauntlet("run").code == 0
+    if known:
+        # Planned once more, with the hashes of all files.
+        assert project.gauntlet("run", "--resume").code == 0
+    before = len((project.newest / "journal.jsonl").read_text().splitlines())
+    path = project.regressions / file
+    if path.suffix == ".npy":
+        np.save(path, np.full(4, 2.0, np.float32))
+    else:
+        path.write_text(path.read_text().replace("math.absf", "arith.negf"))
+    if not known:
+        # A first resume was killed when the step had just begun.
+        later = (datetime.now(UTC) + timedelta(seconds=1)).isoformat(timespec="milliseconds")
+        with (project.newest / "journal.jsonl").open("a") as journal:
+            journal.write(json.dumps({"event": "start", "time": later, "step": "toy/abs@cpu:threshold"}) + "\n")
+        before += 1
+    assert project.gauntlet("run", "--resume").code == 1, "it does not give what is expected any more"
+    events = [json.loads(line) for line in (project.newest / "journal.jsonl").read_text().splitlines()[before:]]
+    done = [event["step"].partition("@cpu:")[2] for event in events if event["event"] == "result"]
+    assert sorted(done) == sorted(again)
+    assert project.verdict("toy/abs@cpu:threshold") == "failed"
+    results = project.journal.results
+    read_by = "compile" if file == "abs.mlir" else "threshold"
+    changed = f"done again: specs/regression_tests/toy/{file} has changed since the run began"
+    assert changed in results[f"toy/abs@cpu:{read_by}"].notes
+    if read_by == "compile":
+        assert f"done again, as {_COMPILE} is" in results["toy/abs@cpu:benchmark"].notes
+    before = len((project.newest / "journal.jsonl").read_text().splitlines())
+    assert project.gauntlet("run", "--resume").code == 1
+    later = (project.newest / "journal.jsonl").read_text().splitlines()[before:]
+    assert not [line for line in later if '"event":"result"' in line], "once"
+
+
+def test_what_needs_a_module_whose_flags_have_changed_is_done_again(project: Project) -> None:
+    tools = project.telling_tools()
+    assert project.gauntlet("run", **tools).code == 0
+    (project.folder / "calls.txt").unlink()
+    project.regression(compiler_flags=[*FLAGS, "--iree-opt-level=O1"])
+    assert project.gauntlet("run", "--resume", **tools).code == 0
+    assert {"compile", "threshold", "benchmark"} <= set(project.calls)
 
 
 def test_a_resumed_run_keeps_its_selection(project: Project) -> None:

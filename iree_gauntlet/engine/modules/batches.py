@@ -21,6 +21,7 @@ from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, Mo
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.engine.modules.modules import is_edited
 from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import BATCH_MODEL, CacheLookup, Step
 from iree_gauntlet.system.atomic import write_atomic
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
 
 
-# Its value is a path of the step's own folder; a batch has none of its own.
+# Names a file in the step's own folder; a batch has none of its own.
 _STATISTICS = "--iree-scheduling-dump-statistics-"
 # Beside a module that a case has from a batch.
 BATCH_RECORD = "batch.json"
@@ -45,8 +46,7 @@ class Batched:
     """A plan with batches.
 
     Attributes:
-        steps: of the plan, with the batches' own.
-        members: compile steps of a batch, by the id of the batch's step, in the order of the batch.
+        members: compile steps of a batch, in its order, by the id of the batch's step.
         wanted: whether batches were asked for: an earlier part of a run may have made some, although none is left.
     """
 
@@ -72,11 +72,19 @@ def with_batches(
         takes: whether a compile may be part of a batch at all.
         finished: ids of steps that an earlier part of the run has done.
     """
+
+    def names_files(step: Step) -> bool:
+        """Whether a compile is asked for dumps, or its flags name files in its folder: neither is of a batch."""
+        if step.command is None or makes_dumps(step.command.argv):
+            return True
+        values = (flag.partition("=")[2] for flag in flags_of(step))
+        return any("/" in value and not value.startswith("/") for value in values)
+
     done = set(finished)
     groups: dict[tuple[str, tuple[str, ...]], list[Step]] = {}
     for step in steps:
         wanted = step.stage is Stage.COMPILE and step.id not in done and takes(step)
-        if wanted and not (step.expect_failure or step.skip or step.blocked or _names_files(step)):
+        if wanted and not (step.expect_failure or step.skip or step.blocked or names_files(step)):
             groups.setdefault((step.target, flags_of(step)), []).append(step)
     members: dict[str, tuple[Step, ...]] = {}
     batches: list[Step] = []
@@ -95,14 +103,6 @@ def with_batches(
         replace(step, needs=(*step.needs, batch_of[step.id].id)) if step.id in batch_of else step for step in steps
     )
     return Batched((*batches, *others), members, wanted=True)
-
-
-def _names_files(step: Step) -> bool:
-    """Whether a compile is asked for dumps, or its flags name files in its folder: neither is of a batch."""
-    if step.command is None or makes_dumps(step.command.argv):
-        return True
-    values = (flag.partition("=")[2] for flag in flags_of(step))
-    return any("/" in value and not value.startswith("/") for value in values)
 
 
 def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: Path) -> Step:
@@ -132,32 +132,43 @@ def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: 
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchPart:
-    """A module of a batch: its file, and the functions of each case by the case's number in the batch, as text."""
+class _BatchPart(Recorded):
+    """A module of a batch: its file's name, and the functions of each case by the case's number there, as text."""
 
-    module: Path
-    functions: Mapping[str, Sequence[str]]
+    module: str
+    functions: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchRecord(Recorded):
+    """In a batch's folder its modules; beside a module that a case has from a batch, the batch and the function."""
+
+    parts: tuple[_BatchPart, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    batch: str = field(default="", metadata=UNLESS_DEFAULT)
+    function: str = field(default="", metadata=UNLESS_DEFAULT)
+
+    @classmethod
+    def read(cls, folder: Path) -> _BatchRecord:
+        return cls.from_dict(json.loads((folder / BATCH_RECORD).read_bytes()))
+
+    def write(self, folder: Path) -> None:
+        write_atomic(folder / BATCH_RECORD, json.dumps(self.as_dict()))
 
 
 def place_of(module: Path) -> tuple[str, str] | None:
-    """Of a case's module, the step of the batch that it comes from and the function there.
-
-    None where it was compiled by itself.
-    """
+    """Of a case's module, the batch's step and the function there; None where it was compiled by itself."""
     try:
-        record = json.loads(module.with_name(BATCH_RECORD).read_bytes())
+        record = _BatchRecord.read(module.parent)
     except FileNotFoundError:
         return None
-    return record["batch"], record["function"]
+    return record.batch, record.function
 
 
 @dataclass(slots=True)
 class BatchCompiler:
-    """Compiles batches, and hands their modules to the cases.
+    """Compiles batches, of which `members` are those of a plan, and hands their modules to the cases.
 
-    Attributes:
-        members: compile steps of each batch, by the id of its step.
-        memory_bytes: that a compile may take; 0 for no limit.
+    A compile may take `memory_bytes`; 0 for no limit.
     """
 
     server: CompileServer
@@ -167,7 +178,7 @@ class BatchCompiler:
     forced: bool
     progress: Progress
     # The modules of each batch that was made.
-    _made: dict[str, list[_BatchPart]] = field(default_factory=dict)
+    _made: dict[str, Sequence[_BatchPart]] = field(default_factory=dict)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     # Of each case, the batch and its number there.
     _places: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -199,7 +210,7 @@ class BatchCompiler:
                 if self.forced:
                     self.cache.remove(key)
                 self.cache.publish(
-                    {f"module{number}": part.module for number, part in enumerate(parts)},
+                    {f"module{number}": folder / part.module for number, part in enumerate(parts)},
                     name=step.id,
                     ingredients=dict(step.cache.ingredients),
                     metadata={"functions": [part.functions for part in parts]},
@@ -207,13 +218,12 @@ class BatchCompiler:
                 )
         else:
             parts = kept
-        record = [{"module": part.module.name, "functions": part.functions} for part in parts]
-        write_atomic(folder / BATCH_RECORD, json.dumps({"parts": record}))
+        _BatchRecord(parts=tuple(parts)).write(folder)
         with self._mutex:
             self._made[step.id] = parts
         together = sum(len(part.functions) for part in parts)
-        had = sum(member.cache.hit for member in self.members[step.id])
-        alone = max(len(self.members[step.id]) - had - together, 0)
+        had = sum(member.cache.hit for member in members)
+        alone = max(len(members) - had - together, 0)
         note = f"{together} cases in {len(parts)} module{'' if len(parts) == 1 else 's'}"
         note += f"; {alone} are compiled by themselves" if alone else ""
         note += f"; {had} are in the cache by themselves" if had else ""
@@ -234,8 +244,8 @@ class BatchCompiler:
         parts = []
         try:
             for number, functions in enumerate(entry.metadata["functions"]):
-                parts.append(_BatchPart(folder / f"module{number}.vmfb", functions))
-                entry.materialise(f"module{number}", parts[-1].module)
+                parts.append(_BatchPart.from_dict({"module": f"module{number}.vmfb", "functions": functions}))
+                entry.materialise(f"module{number}", folder / parts[-1].module)
         except EntryGoneError:
             return None
         return parts
@@ -246,37 +256,29 @@ class BatchCompiler:
         if place is None or step.cache.hit or is_edited(step):
             return None
         batch, number = place
-        found = self._find(batch, number)
-        if found is None:
+        case, _, chain_target = batch.rpartition(":")[0].rpartition("@")
+        steps = next(path for path in Path(step.folder).parents if path.name == "steps")
+        folder = steps / f"{case}.{chain_target}" / "compile"
+        with self._mutex:
+            if batch not in self._made:
+                # An earlier part of this run has made it.
+                self._made[batch] = _BatchRecord.read(folder).parts
+        # Where a case has several functions, its own compile says which.
+        found = [(part.module, names) for part in self._made[batch] if (names := part.functions.get(str(number), ()))]
+        if not found or len(found[0][1]) != 1:
             return None
-        module, function = found
+        module, (function,) = found[0]
         target = Path(step.output("module"))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        link_or_copy(module, target)
-        write_atomic(target.with_name(BATCH_RECORD), json.dumps({"batch": batch, "function": function}))
+        link_or_copy(folder / module, target)
+        _BatchRecord(batch=batch, function=function).write(target.parent)
         return Result(
             Verdict.PASSED,
             cache=CacheUse(False, reason=f"compiled in {batch}"),
             statistics={"binary_size_bytes": target.stat().st_size},
             notes=(*step.notes, f"compiled in {batch} as {function}: the module is the batch's, not the case's own"),
         )
-
-    def _find(self, batch: str, number: int) -> tuple[Path, str] | None:
-        """The module of a case and its function there; None where it has none, or several: which, its own says."""
-        with self._mutex:
-            if batch not in self._made:
-                # An earlier part of this run has made it, next to the steps of the cases.
-                case, _, target = batch.rpartition(":")[0].rpartition("@")
-                steps = next(path for path in Path(self.members[batch][number].folder).parents if path.name == "steps")
-                folder = steps / f"{case}.{target}" / "compile"
-                record = json.loads((folder / BATCH_RECORD).read_bytes())["parts"]
-                self._made[batch] = [_BatchPart(folder / item["module"], item["functions"]) for item in record]
-            for part in self._made[batch]:
-                names = part.functions.get(str(number), ())
-                if len(names) == 1:
-                    return part.module, names[0]
-        return None
 
     def _compile(self, step: Step, numbers: list[int], tally: _Tally) -> list[_BatchPart]:
         """Compiles some cases of a batch as one, without those that keep it from compiling."""
@@ -300,7 +302,7 @@ class BatchCompiler:
             if outcome.cancelled:
                 return []
             if outcome.exit_code == 0:
-                return [_BatchPart(module, dict(zip(map(str, numbers), functions, strict=True)))]
+                return [_BatchPart(module.name, dict(zip(map(str, numbers), functions, strict=True)))]
             if culprits and not (outcome.signal or outcome.timed_out):
                 guilty = {numbers[index] for index in culprits}
                 numbers = [number for number in numbers if number not in guilty]

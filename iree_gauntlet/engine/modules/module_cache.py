@@ -4,19 +4,16 @@
     <cache>/modules/by-name/<name>.json     what was last compiled under a name, to explain a miss
     <cache>/modules/making/                 entries being written, and damaged ones being removed
 
-An entry appears by one rename, so it is whole or not there. `entry.json` carries its own checksum and that
-of every file; a lookup checks them all, and damage is a miss. A file that a process has checked once is known
-to it by device, inode, size and time of modification, and not hashed again. For a large file the same is kept
-on disk (`artifacts/hashing`), so that synthetic weights of 2 GB cost the next process a stat and not a second of
-hashing; a small one is hashed by each process, which costs less than 1 ms for each MB. So whatever is written to
-a file is seen, as it changes the time of modification. What changes on the disk by itself is seen in a small file;
-in a large one `cache.verify` sees it.
+An entry appears by one rename, so it is whole or not there. `entry.json` carries its own checksum and that of every
+file; a lookup checks them all, and damage is a miss. A file that a process has checked once is known to it by device,
+inode, size and time of modification, and not hashed again; for a large file the same is kept on disk
+(`artifacts/hashing`). So whatever is written to a file is seen. What changes on the disk by itself is seen in a small
+file; in a large one `cache.verify` sees it. The time of modification of `entry.json` is that of the entry's last use,
+to the hour.
 
-The time of modification of `entry.json` is that of the entry's last use, to the hour.
-
-Files pass between the store and a run's folder as hard links where the file system allows, as copies
-otherwise. A writer to the run's file would thus write into the store: that is damage, which the next lookup
-sees. The files stay writable, so that a run's compile command can be pasted and run again as it stands.
+Files pass between the store and a run's folder as hard links where the file system allows. A writer to the run's file
+would thus write into the store: that is damage, which the next lookup sees. The files stay writable, so that a run's
+compile command can be pasted and run again as it stands.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ import re
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +37,10 @@ from iree_gauntlet.engine.modules.module_entry import (
     ENTRY_FILE,
     ENTRY_FORMAT,
     DamageError,
+    EntryFile,
     is_key,
     is_role,
+    list_files,
     open_sealed,
     sealed,
 )
@@ -80,7 +79,6 @@ class ModuleEntry:
 
     Attributes:
         files: where each of its files lies, by role. Not to be written to; use `materialise`.
-        metadata: what was kept with it: statistics, diagnostics, seconds, peak memory.
         name: whom it was compiled for first.
         ingredients: what its key was made from.
         created: when (ISO 8601, UTC).
@@ -97,9 +95,7 @@ class ModuleEntry:
         """Put a file of it at a path, replacing what is there; the folder must exist.
 
         Raises:
-            KeyError: it has no file of that role.
             EntryGoneError: the store was cleared since the lookup.
-            OSError: the destination cannot be written.
         """
         source = self.files[role]
         try:
@@ -112,12 +108,7 @@ class ModuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What the store has now.
-
-    Attributes:
-        note: why it has none, in one line: what is wrong with what is there, or what kept it from being published; or
-            what else is worth knowing of it. Empty for nothing.
-    """
+    """What the store has now; the note says why it has none, or what else is worth knowing of it."""
 
     entry: ModuleEntry | None
     note: str = ""
@@ -127,9 +118,7 @@ class Lookup:
 class ModuleCache:
     """The store in a cache folder, which need not exist yet. May be used by several threads.
 
-    Attributes:
-        folder: the cache's folder.
-        clock: seconds since 1970, to compare with when an entry was last used.
+    The clock tells seconds since 1970, to compare with when an entry was last used.
     """
 
     folder: Path
@@ -155,7 +144,10 @@ class ModuleCache:
             # Before it is read: what is in use is not collected.
             self._leases.use(place)
         try:
-            entry = self._read(key, place)
+            entry, hashes = _read_entry(key, place)
+            changed = (role for role, path in entry.files.items() if self._hash(path, hashes[role]) != hashes[role])
+            if role := next(changed, ""):
+                return Lookup(None, f"damaged: the checksum of {role} does not match")
             _note_use(place, self.clock())
             return Lookup(entry)
         except FileNotFoundError:
@@ -190,16 +182,12 @@ class ModuleCache:
         one gives a note. Where another process was first, its entry stands.
 
         Args:
-            files: what to keep, by role. They share their bytes with the store
+            files: what to keep, by role, which is a plain lower-case file name. They share their bytes with the store
                 where the file system allows.
-            name: a human name (the module's id) to explain later misses by.
+            name: the step's id, to explain later misses by.
             ingredients: what the key is made from.
-            metadata: JSON.
+            metadata: strict JSON.
             created: now, with a time zone.
-
-        Raises:
-            ValueError: a role that is no plain lower-case file name, or metadata that is no strict JSON.
-            FileNotFoundError: a file to keep is not there.
         """
         key = make_key(ingredients)
         for role in files:
@@ -217,7 +205,17 @@ class ModuleCache:
         format_canonical_json(document)
         try:
             with self.incoming(key) as temporary:
-                hashes = self._fill(temporary, sources, document)
+                described: dict[str, EntryFile] = {}
+                for role, source in sources.items():
+                    path = temporary / role
+                    link_or_copy(source, path)
+                    path.chmod(0o644)
+                    with path.open("rb") as stream:
+                        os.fsync(stream.fileno())
+                    described[role] = EntryFile(hash_file(path), path.stat().st_size)
+                document |= {"files": {role: asdict(said) for role, said in described.items()}}
+                write_atomic(temporary / ENTRY_FILE, sealed(document))
+                hashes = {role: said.sha256 for role, said in described.items()}
                 publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
             return Lookup(None, f"not kept in the cache: {error.strerror}")
@@ -225,11 +223,7 @@ class ModuleCache:
 
     @contextlib.contextmanager
     def incoming(self, key: str) -> Iterator[Path]:
-        """A folder of nobody else's, in which an entry can be put together for `adopt`; gone afterwards.
-
-        Raises:
-            OSError: it cannot be made.
-        """
+        """A folder of nobody else's, in which an entry can be put together for `adopt`; gone afterwards."""
         making = self._modules / "making"
         making.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{key[:16]}-", dir=making))
@@ -246,7 +240,7 @@ class ModuleCache:
             temporary: its folder, out of `incoming`.
             key: of the entry.
             hashes: the SHA-256 that its files turned out to have, by role.
-            name: to explain later misses by; by default the entry's own.
+            name: as for `publish`; by default the entry's own.
         """
         try:
             publication = self._put_in_place(temporary, key, hashes)
@@ -256,11 +250,7 @@ class ModuleCache:
         return self._name_entry(publication, name or entry.name, key, entry.ingredients) if entry else publication
 
     def remove(self, key: str) -> None:
-        """Take an entry out in one rename, then delete it at leisure; one that is not there is not missed.
-
-        Raises:
-            OSError: it cannot be moved.
-        """
+        """Take an entry out in one rename, then delete it at leisure; one that is not there is not missed."""
         making = self._modules / "making"
         making.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix="damaged-", dir=making))
@@ -274,10 +264,8 @@ class ModuleCache:
     def making(self, key: str, cancelled: threading.Event) -> Iterator[float]:
         """Be the one process that makes a module: others that want it wait until the block is left.
 
-        A store in which no lock can be made keeps nobody out: it can keep no module either.
-
-        Yields:
-            Seconds that it waited.
+        Yields the seconds that it waited. A store in which no lock can be made keeps nobody out: it can keep no module
+        either.
 
         Raises:
             WaitCancelledError: the run was cancelled while it waited.
@@ -328,14 +316,6 @@ class ModuleCache:
         digest = hashlib.sha256(name.encode()).hexdigest()[:12]
         return self._modules / "by-name" / f"{re.sub(r'[^A-Za-z0-9._@-]', '_', name)[:80]}-{digest}.json"
 
-    def _read(self, key: str, place: Path) -> ModuleEntry:
-        """Read and check an entry."""
-        entry, hashes = _read_entry(key, place)
-        for role, path in entry.files.items():
-            if self._hash(path, hashes[role]) != hashes[role]:
-                raise DamageError(f"the checksum of {role} does not match")
-        return entry
-
     def _hash(self, path: Path, expected: str) -> str:
         status = path.stat()
         stamp = _read_stamp(status)
@@ -345,20 +325,6 @@ class ModuleCache:
             known = self._verified.sha256(path, expected) if large else hash_file(path)
             self._checked[stamp] = known
         return known
-
-    def _fill(self, temporary: Path, sources: Mapping[str, Path], document: dict[str, Any]) -> dict[str, str]:
-        """Put an entry together; SHA-256 by role."""
-        described: dict[str, dict[str, Any]] = {}
-        for role, source in sources.items():
-            path = temporary / role
-            link_or_copy(source, path)
-            path.chmod(0o644)
-            with path.open("rb") as stream:
-                os.fsync(stream.fileno())
-            described[role] = {"sha256": hash_file(path), "bytes": path.stat().st_size}
-        document["files"] = described
-        write_atomic(temporary / ENTRY_FILE, sealed(document))
-        return {role: file["sha256"] for role, file in described.items()}
 
     def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Lookup:
         temporary.chmod(0o755)
@@ -393,7 +359,7 @@ class ModuleCache:
 def _read_entry(key: str, place: Path) -> tuple[ModuleEntry, dict[str, str]]:
     """An entry, and the SHA-256 that its files should have, by role."""
     document = open_sealed((place / ENTRY_FILE).read_bytes(), key)
-    hashes = {role: file["sha256"] for role, file in document["files"].items()}
+    hashes = {role: file.sha256 for role, file in list_files(document).items()}
     files = {role: place / role for role in hashes}
     said = {name: document[name] for name in ("metadata", "name", "ingredients", "created")}
     return ModuleEntry(key=key, files=files, **said), hashes

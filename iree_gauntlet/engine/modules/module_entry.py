@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.archive import (
@@ -47,6 +48,19 @@ class DamageError(Exception):
     """An entry is not what was written, or not what it should be; the text says what is wrong."""
 
 
+@dataclass(frozen=True, slots=True)
+class EntryFile:
+    """What an entry says of a file of its."""
+
+    sha256: str
+    bytes: int
+
+
+def list_files(document: dict[str, Any]) -> dict[str, EntryFile]:
+    """The files of an entry by role, in the order of their names."""
+    return {role: EntryFile(**file) for role, file in sorted(document["files"].items())}
+
+
 def is_key(text: str) -> bool:
     """Whether a text can be a key."""
     return _SHA256.fullmatch(text) is not None
@@ -70,7 +84,7 @@ def open_sealed(data: bytes, key: str) -> dict[str, Any]:
         DamageError: it is not what was written, or another one's.
     """
     try:
-        document = json.loads(data)["entry"]
+        document: dict[str, Any] = json.loads(data)["entry"]
         # The bytes themselves are compared, so that no changed byte is overlooked.
         intact = data == sealed(document)
         ours = intact and document["format"] == ENTRY_FORMAT and document["key"] == key
@@ -83,8 +97,7 @@ def open_sealed(data: bytes, key: str) -> dict[str, Any]:
     for role in document["files"]:
         if not is_role(role):
             raise DamageError(f"{ENTRY_FILE} names {role!r} as a file")
-    found: dict[str, Any] = document
-    return found
+    return document
 
 
 def open_foreign(data: bytes, key: str) -> dict[str, Any]:
@@ -129,14 +142,13 @@ def pack(folder: Path, key: str) -> Iterator[bytes]:
 
     Raises:
         DamageError: the entry is not what was written.
-        OSError: it cannot be read.
     """
     data = (folder / ENTRY_FILE).read_bytes()
     document = open_foreign(data, key)
     try:
         yield from member(ENTRY_FILE, len(data), [data])
-        for role, file in sorted(document["files"].items()):
-            yield from member(role, file["bytes"], _read_checked(folder / role, file["sha256"]))
+        for role, file in list_files(document).items():
+            yield from member(role, file.bytes, _read_checked(folder / role, file.sha256))
     except DamagedArchiveError as error:
         raise DamageError(str(error)) from error
     yield END
@@ -147,26 +159,22 @@ def packed_bytes(folder: Path, key: str) -> int:
 
     Raises:
         DamageError: the entry is not what was written.
-        OSError: it cannot be read.
     """
     data = (folder / ENTRY_FILE).read_bytes()
-    return _compute_bytes(data, open_foreign(data, key))
+    return _compute_bytes(data, list_files(open_foreign(data, key)))
 
 
 def unpack(
     stream: Readable, key: str, folder: Path, *, roles: Collection[str] = (), size: int | None = None
 ) -> dict[str, str]:
-    """Unpack an entry into an empty folder, which is worth nothing where this raises.
+    """Unpack the entry of a key into an empty folder, which is worth nothing where this raises; SHA-256 by role.
 
     Args:
         stream: the archive.
         key: of the entry that it must be.
         folder: gets `entry.json` and the files.
         roles: what it must have.
-        size: of the archive, where it is known.
-
-    Returns:
-        SHA-256 by role.
+        size: of the archive in bytes, where it is known.
 
     Raises:
         DamageError: it is not a whole entry of this key.
@@ -175,29 +183,27 @@ def unpack(
     reader = ArchiveReader(stream)
     try:
         data = reader.first(ENTRY_FILE, _LONGEST_ENTRY_FILE)
-        document = open_foreign(data, key)
-        files: dict[str, dict[str, Any]] = document["files"]
+        files = list_files(open_foreign(data, key))
         missing = sorted(set(roles) - files.keys())
         if missing:
             raise DamageError(f"it has no {' and no '.join(missing)}")
-        whole = _compute_bytes(data, document)
+        whole = _compute_bytes(data, files)
         if size not in (None, whole):
             raise DamageError(f"it has {size} bytes instead of {whole}")
         if whole > shutil.disk_usage(folder).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        for role, file in sorted(files.items()):
-            found = _write(reader.member(role, file["bytes"]), folder / role)
-            if found != file["sha256"]:
+        for role, file in files.items():
+            if _write(reader.member(role, file.bytes), folder / role) != file.sha256:
                 raise DamageError(f"the checksum of {role} does not match")
         reader.end()
     except DamagedArchiveError as error:
         raise DamageError(str(error)) from error
     write_atomic(folder / ENTRY_FILE, data)
-    return {role: file["sha256"] for role, file in files.items()}
+    return {role: file.sha256 for role, file in files.items()}
 
 
-def _compute_bytes(data: bytes, document: dict[str, Any]) -> int:
-    return archive_bytes([len(data), *(file["bytes"] for file in document["files"].values())])
+def _compute_bytes(data: bytes, files: dict[str, EntryFile]) -> int:
+    return archive_bytes([len(data), *(file.bytes for file in files.values())])
 
 
 def _read_checked(path: Path, sha256: str) -> Iterator[bytes]:

@@ -71,7 +71,7 @@ def join_flags(flags: Iterable[str]) -> str:
 def flag_ingredients(
     flags: Sequence[str], hash_file: Callable[[Path], str], *, folder: Path | None = None
 ) -> tuple[str, ...]:
-    """Compile flags as the compiler sees them, free of paths; their order is kept.
+    """Compile flags (without the program) as the compiler sees them, free of paths; their order is kept.
 
     - A value that is an existing file is replaced by its hash, also inside `scope=file`, `file@symbol` and
       `file,file`, and also as a token of its own. A name without a folder is kept with the hash: `host`
@@ -79,10 +79,7 @@ def flag_ingredients(
     - A value that says where another output goes is left out, and its flag is kept.
     - A folder stays as text: what it holds is not looked at.
 
-    Args:
-        flags: as given to iree-compile, without the program.
-        hash_file: gives the hash of a file's content.
-        folder: where relative paths lie; the working directory of the compile. The present one by default.
+    Relative paths lie in the `folder`, the compile's working directory.
     """
     content_of = partial(_replace_files, partial(_replace_file, folder or Path(), hash_file))
     result: list[str] = []
@@ -116,26 +113,14 @@ def _replace_files(hashed: Callable[[str], str | None], text: str) -> str:
 
 def _replace_item(hashed: Callable[[str], str | None], item: str) -> str:
     """One of a list of values: `file`, `scope=file`, `file@symbol` or `@file`."""
-    for prefix, rest in _list_heads(item):
-        for path, suffix in _list_tails(rest):
-            found = hashed(path)
+    starts = [0, *([1] if item.startswith("@") else ()), *(match.end() for match in re.finditer("=", item))]
+    for start in starts:
+        ends = [match.start() for match in re.finditer("@", item) if match.start() >= start]
+        for end in (len(item), *reversed(ends)):
+            found = hashed(item[start:end])
             if found is not None:
-                return prefix + found + suffix
+                return item[:start] + found + item[end:]
     return item
-
-
-def _list_heads(item: str) -> Iterator[tuple[str, str]]:
-    yield "", item
-    if item.startswith("@"):
-        yield "@", item[1:]
-    for match in re.finditer("=", item):
-        yield item[: match.end()], item[match.end() :]
-
-
-def _list_tails(rest: str) -> Iterator[tuple[str, str]]:
-    yield rest, ""
-    for match in reversed(list(re.finditer("@", rest))):
-        yield rest[: match.start()], rest[match.start() :]
 
 
 def _replace_file(base: Path, hash_file: Callable[[Path], str], text: str) -> str | None:
@@ -158,8 +143,10 @@ def describe_changes(before: Mapping[str, str], after: Mapping[str, str]) -> str
         old_flags, new_flags = _list_of(old), _list_of(new)
         if old_flags is not None and new_flags is not None:
             changes.extend(_list_flag_changes(old_flags, new_flags))
+        elif old is None or new is None or _HASH.fullmatch(old) or _HASH.fullmatch(new):
+            changes.append(f"{name} changed")
         else:
-            changes.append(_format_value_change(name, old, new))
+            changes.append(f"{name} changed: {_shorten(old) or 'none'} → {_shorten(new) or 'none'}")
     shown = changes[:_SHOWN_CHANGES]
     if len(changes) > len(shown):
         shown.append(f"and {len(changes) - len(shown)} more")
@@ -174,12 +161,6 @@ def _list_of(value: str | None) -> list[str] | None:
     except ValueError:
         return None
     return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else None
-
-
-def _format_value_change(name: str, old: str | None, new: str | None) -> str:
-    if old is None or new is None or _HASH.fullmatch(old) or _HASH.fullmatch(new):
-        return f"{name} changed"
-    return f"{name} changed: {_shorten(old) or 'none'} → {_shorten(new) or 'none'}"
 
 
 def _list_flag_changes(old: list[str], new: list[str]) -> Iterator[str]:

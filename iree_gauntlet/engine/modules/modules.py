@@ -61,12 +61,7 @@ class KeptFailure(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Kept(Recorded):
-    """What the cache keeps with what a step has made.
-
-    Attributes:
-        diagnostics: the end of what the tool said.
-        failure: None where it made what it should.
-    """
+    """What the cache keeps with what a step has made, or why it made nothing; `diagnostics` ends what the tool said."""
 
     statistics: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -76,10 +71,9 @@ class Kept(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class ModuleMaker:
-    """Makes what import, parameters, compile and reference steps make.
+    """Makes what import, parameters, compile, reference and count steps make.
 
     Attributes:
-        workbench: the caches.
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.
     """
@@ -89,13 +83,8 @@ class ModuleMaker:
     made_again: Path | None
 
     def make(self, step: Step) -> Result:
-        """Runs an import, parameters, compile or reference step."""
-        ingredients = dict(step.cache.ingredients)
-        for item in step.inputs:
-            if (item.role == "program" or item.role.startswith(FILE_ROLE)) and not ingredients[item.role]:
-                # What is fetched, or what another step has made.
-                fetched = self.workbench.store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
-                ingredients[item.role] = fetched
+        """Has what a step makes at its place: from a cache, or by its tool."""
+        ingredients = self._complete_ingredients(step)
         key = make_key(ingredients)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         dumps = step.command is not None and makes_dumps(step.command.argv)
@@ -120,7 +109,14 @@ class ModuleMaker:
                 reason = "--force-recompile" if forced else self._explain_miss(step, found, ingredients, dumps=dumps)
                 if answer.asked and not answer.note:
                     reason += "; not in the shared cache"
-                result = self._run_tool(step, key, ingredients, reason, found.entry)
+                for _, path in step.outputs:
+                    # One of an earlier attempt may share its bytes with the cache: the tool must not write into it.
+                    Path(path).unlink(missing_ok=True)
+                outcome = self.session.processes.run(step)
+                judge = self._judge if outcome.exit_code != 0 else self._publish_outputs
+                result = judge(step, key, ingredients, outcome, found.entry)
+                result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
+                result = self.session.processes.complete(step, outcome, result)
             if forced and result.verdict is Verdict.PASSED:
                 note_made_again(self.made_again, key)
         if made and shared is not None and result.verdict is Verdict.PASSED:
@@ -128,6 +124,15 @@ class ModuleMaker:
             note = shared.offer(key, cache, cancelled)
         notes = (*result.notes, *filter(None, (answer.note, note)))
         return replace(result, notes=notes, waited_seconds=waited)
+
+    def _complete_ingredients(self, step: Step) -> dict[str, str]:
+        """What a step depends on, with the hashes of what was fetched, or made by other steps, since it was planned."""
+        ingredients = dict(step.cache.ingredients)
+        for item in step.inputs:
+            if (item.role == "program" or item.role.startswith(FILE_ROLE)) and not ingredients[item.role]:
+                fetched = self.workbench.store.fetch(item.url).sha256 if item.url else hash_file(Path(item.path))
+                ingredients[item.role] = fetched
+        return ingredients
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
@@ -139,14 +144,34 @@ class ModuleMaker:
         """What an entry gives, put where the step wants it; None where it cannot be used."""
         if entry is None:
             return None
+        kept = Kept.from_dict(entry.metadata)
+        command, failure = self.session.processes.typed(step), kept.failure
+        if failure is not None:
+            # Of what a tool says, only the end is kept: the text that is expected may be in what is not.
+            if step.expect_match not in f"{failure.reason}\n{kept.diagnostics}":
+                return None
+            for _, path in step.outputs:
+                Path(path).unlink(missing_ok=True)
+            return Result(
+                Verdict.FAILED,
+                failure.reason,
+                command=command,
+                exit_code=failure.exit_code,
+                cache=CacheUse(True, entry.key, "failed before; --force-recompile tries again"),
+                notes=step.notes,
+                tail=failure.tail,
+                failure=FailureKind.DOES_NOT_COMPILE,
+                said=kept.diagnostics,
+            )
         try:
-            result = self._from_cache(step, entry, reason)
+            for role, path in step.outputs:
+                if role in entry.files:
+                    entry.materialise(role, Path(path))
         except EntryGoneError:
             # Somebody cleared the cache meanwhile.
             return None
-        # Of what a tool says, only the end is kept: the text that is expected may be in what is not.
-        kept = result.verdict is Verdict.PASSED or step.expect_match in f"{result.reason}\n{result.said}"
-        return result if kept else None
+        cache, notes = CacheUse(True, entry.key, reason), (*step.notes, *kept.notes)
+        return Result(Verdict.PASSED, command=command, cache=cache, statistics=kept.statistics, notes=notes)
 
     def _explain_miss(self, step: Step, found: Lookup, ingredients: Mapping[str, str], *, dumps: bool) -> str:
         if dumps:
@@ -155,47 +180,6 @@ class ModuleMaker:
             return self.workbench.modules.explain_miss(step.id, ingredients)
         self.session.progress.message(f"{step.id}: in the cache it is {found.note}: making it again")
         return found.note
-
-    def _from_cache(self, step: Step, entry: ModuleEntry, reason: str) -> Result:
-        kept = Kept.from_dict(entry.metadata)
-        command = self.session.processes.typed(step)
-        if kept.failure is not None:
-            # The same program, with the same flags.
-            for _, path in step.outputs:
-                Path(path).unlink(missing_ok=True)
-            return Result(
-                Verdict.FAILED,
-                kept.failure.reason,
-                command=command,
-                exit_code=kept.failure.exit_code,
-                cache=CacheUse(True, entry.key, "failed before; --force-recompile tries again"),
-                notes=step.notes,
-                tail=kept.failure.tail,
-                failure=FailureKind.DOES_NOT_COMPILE,
-                said=kept.diagnostics,
-            )
-        for role, path in step.outputs:
-            if role in entry.files:
-                entry.materialise(role, Path(path))
-        return Result(
-            Verdict.PASSED,
-            command=command,
-            cache=CacheUse(True, entry.key, reason),
-            statistics=kept.statistics,
-            notes=(*step.notes, *kept.notes),
-        )
-
-    def _run_tool(
-        self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, previous: ModuleEntry | None
-    ) -> Result:
-        for _, path in step.outputs:
-            # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
-            Path(path).unlink(missing_ok=True)
-        outcome = self.session.processes.run(step)
-        judge = self._judge if outcome.exit_code != 0 else self._publish_outputs
-        result = judge(step, key, ingredients, outcome, previous)
-        result = replace(result, cache=CacheUse(False, key, reason), log=self.session.processes.log(step))
-        return self.session.processes.complete(step, outcome, result)
 
     def _publish_outputs(
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
@@ -227,12 +211,16 @@ class ModuleMaker:
 
     def _publish(self, step: Step, files: Mapping[str, Path], ingredients: Mapping[str, str], **metadata: Any) -> str:
         """Puts files into the cache, with what the tool said; a note, empty where all is well."""
-        metadata["diagnostics"] = "\n".join(self.session.processes.error_lines(step))[-_MOST_DIAGNOSTICS:]
-        metadata["command"] = self.session.processes.typed(step)
-        created = datetime.now(UTC)
-        return self.workbench.modules.publish(
-            files, name=step.id, ingredients=ingredients, metadata=metadata, created=created
-        ).note
+        processes = self.session.processes
+        diagnostics = "\n".join(processes.error_lines(step))[-_MOST_DIAGNOSTICS:]
+        published = self.workbench.modules.publish(
+            files,
+            name=step.id,
+            ingredients=ingredients,
+            metadata={**metadata, "diagnostics": diagnostics, "command": processes.typed(step)},
+            created=datetime.now(UTC),
+        )
+        return published.note
 
     def _judge(
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: ModuleEntry | None
@@ -242,9 +230,8 @@ class ModuleMaker:
         ours = _SAYING.get(step.stage, "\n")
         said = next((line for line in lines if line.startswith(ours)), "")
         only = [line.strip() for line in lines if line.strip()]
-        reason = (
-            shorten(said.removeprefix(ours)) or find_first_error(lines) or (shorten(only[0]) if len(only) == 1 else "")
-        )
+        reason = shorten(said.removeprefix(ours)) or find_first_error(lines)
+        reason = reason or (shorten(only[0]) if len(only) == 1 else "")
         result = judge_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
@@ -260,7 +247,6 @@ class ModuleMaker:
         placed = any(map(_PLACED_ERROR.search, lines)) and not any(map(_PASSING.search, lines))
         if not placed:
             return result
-        # Kept without files; where the cache cannot, the next run compiles again.
         if previous is not None and Kept.from_dict(previous.metadata).failure is None:
             # Made again, with another end: the compiler is not deterministic here, and this end is the news.
             note = "it compiled before: that module was taken out of the cache"
@@ -272,25 +258,25 @@ class ModuleMaker:
 
     def _read_statistics(self, step: Step, outcome: Outcome) -> dict[str, Any]:
         figures: dict[str, Any] = {"tool_seconds": outcome.seconds, "peak_rss_bytes": outcome.peak_rss_bytes}
-        made = {role: Path(path) for role, path in step.outputs}
+        made = Path(step.outputs[0][1])
         match step.stage:
             case Stage.PARAMETERS:
-                figures |= {"archive_bytes": made["parameters"].stat().st_size}
+                figures |= {"archive_bytes": made.stat().st_size}
             case Stage.COUNT:
                 # Which CPU and which counter say what the count is worth.
                 ingredients = dict(step.cache.ingredients)
-                counts = read_counts(made["counts"])
+                counts = read_counts(made)
                 figures |= {"instructions": counts.instructions, "calls": counts.calls}
                 figures |= {name: ingredients[name] for name in ("counter", "cpu")}
             case Stage.COMPILE:
-                figures |= {"binary_size_bytes": made["module"].stat().st_size}
-                if "statistics" in made:
-                    figures |= {"dispatch_count": read_dispatch_count(made["statistics"])}
+                figures |= {"binary_size_bytes": made.stat().st_size}
+                if statistics := dict(step.outputs).get("statistics"):
+                    figures |= {"dispatch_count": read_dispatch_count(Path(statistics))}
         return figures
 
 
 def note_made_again(folder: Path | None, key: str) -> None:
-    """Notes that something was made again in this run, so that it is not once more; nothing without a folder for it."""
+    """Notes in a folder, where there is one, that something was made again in this run, so that it is not once more."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / key).touch()

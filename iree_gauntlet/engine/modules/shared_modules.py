@@ -56,12 +56,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SharedLookup:
-    """The result of a look into the shared store.
-
-    Attributes:
-        entry: now in the local store too; None where it was not available.
-        note: what a person should know; empty for nothing.
-    """
+    """The result of a look into the shared store: an entry that is in the local one too now, or none."""
 
     entry: ModuleEntry | None = None
     asked: bool = False
@@ -74,12 +69,9 @@ class _RemoteError(Exception):
 
 @dataclass(slots=True)
 class SharedModules:
-    """A shared store, for one run; may be used by several threads.
+    """A shared store, for one run, which fills it where it may `write`; may be used by several threads.
 
     Attributes:
-        url: where it is.
-        configuration: credentials and options.
-        write: whether it may be filled.
         stall_timeout: seconds without a byte after which it is given up.
     """
 
@@ -99,14 +91,7 @@ class SharedModules:
     def find(
         self, key: str, cache: ModuleCache, name: str, roles: Collection[str], cancelled: threading.Event
     ) -> SharedLookup:
-        """Get an entry into the local store.
-
-        Args:
-            key: of the entry.
-            cache: the local store.
-            name: for whom, to explain later misses by.
-            roles: the files that it must have.
-            cancelled: ends the wait.
+        """Get an entry, which must have files of these roles, into the local store; `name` explains later misses.
 
         Raises:
             GauntletError: the run was cancelled.
@@ -220,33 +205,24 @@ class SharedModules:
             with _explain_remote_errors(), suppress(FileNotFoundError):
                 obstore.head(location.store, path)
                 return
-        blocks = _Source(pack(folder, key))
+        ours: list[DamageError | OSError] = []
+
+        def blocks() -> Iterator[bytes]:
+            try:
+                yield from pack(folder, key)
+            except (DamageError, OSError) as error:
+                ours.append(error)
+                raise
+
         try:
             with _explain_remote_errors():
-                obstore.put(location.store, path, blocks, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+                obstore.put(location.store, path, blocks(), chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         except _RemoteError:
-            if blocks.error is not None:
-                raise blocks.error from None
+            if ours:
+                # What went wrong on this side, and not the store's words of it.
+                raise ours[0] from None
             raise
         self._damaged.discard(key)
-
-
-class _Source:
-    """Blocks on their way to the store, and what went wrong with them on this side."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self.error: DamageError | OSError | None = None
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        try:
-            return next(self._blocks)
-        except (DamageError, OSError) as error:
-            self.error = error
-            raise
 
 
 def shared_modules(configuration: Configuration, *, offline: bool) -> SharedModules | None:

@@ -61,7 +61,6 @@ class CompileJob:
     Attributes:
         programs: paths of MLIR, text or bytecode.
         output: where the module goes, whole or not at all; its folder is there.
-        stdout, stderr: log files; their folders are made.
         cwd: where relative paths begin; empty for the toolkit's own folder.
         timeout: seconds until it gets SIGTERM, and SIGKILL after the server's grace; `inf` for no limit.
         memory_bytes: limit of its address space, the compiler's own 0.3 GB included; 0 for none.
@@ -98,11 +97,7 @@ class CompileAnswer(Report, Recorded):
 
 
 def served(flags: Sequence[str]) -> bool:
-    """Whether a compile with these flags can be done by the server.
-
-    A child runs the tool's own main function, so that all flags can but those that print something and end, and those
-    that the server gives itself.
-    """
+    """Whether a compile with these flags can be done by the server: a child runs the tool's own main function."""
     return not any(_UNSERVED.fullmatch(flag) for flag in flags)
 
 
@@ -115,7 +110,6 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
     Attributes:
         python: the toolchain's Python, which has `iree.compiler`.
         tmpdir: folder for private TMPDIRs; the system's temporary folder where a shell would not leave its path alone.
-        environment: what the compiler inherits; the toolkit's own environment by default.
         grace: seconds between SIGTERM and SIGKILL.
     """
 
@@ -147,17 +141,13 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         return self._ask(job, None)[0]
 
     def compile_batch(self, job: CompileJob) -> tuple[Outcome, tuple[tuple[str, ...], ...], tuple[int, ...]]:
-        """Compile programs as one and wait for it.
+        """Compile programs as one and wait for it; raises as `compile`.
 
         Returns:
             How it ended; the public functions of each program, under the names that they have in the module (empty
             where the merge was not reached); and, after a failure, indices of programs that are at fault: those that
             do not parse, or else those that the compiler's errors point at. The compiler may stop at the first.
             Empty where neither is known.
-
-        Raises:
-            ToolchainError: the server cannot be started.
-            GauntletError: a folder is missing or cannot be written.
         """
         # What goes before the names of each one's symbols.
         prefixes = tuple(f"c{index}_" for index in range(len(job.programs)))
@@ -168,10 +158,7 @@ class CompileServer(contextlib.AbstractContextManager["CompileServer"]):
         return outcome, detail.functions, culprits
 
     def cancel(self) -> None:
-        """End every compile, and start no further one.
-
-        Takes no lock and does not wait, so that a signal handler may call it.
-        """
+        """End every compile, and start no further one; safe in a signal handler, as it takes no lock."""
         self._cancelled = True
         server = self._server
         if server is not None:

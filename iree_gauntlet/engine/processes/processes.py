@@ -26,24 +26,13 @@ _PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
 
 @dataclass
 class Processes:
-    """Runs the processes of steps under one supervisor.
-
-    Attributes:
-        supervisor: owns them.
-        run_dir: the run's folder, for relative log paths.
-    """
+    """Runs the processes of steps under one supervisor; paths of logs are relative to the run's folder."""
 
     supervisor: Supervisor
     run_dir: Path
 
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
-        """Runs a step's command, or another one for it, to its end.
-
-        Args:
-            step: gives folder and time limit.
-            command: in place of the step's.
-            name: prefix of the log files, to keep two processes of a step apart.
-        """
+        """Runs a step's command, or another one for it, to its end; `name` is the prefix of its logs."""
         command = command or step.process
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -65,11 +65,7 @@ class Request:
 
 @dataclass(slots=True)
 class Report:
-    """How it went.
-
-    `started` is false where nothing was started: for `cancelled`, or for an error of the system with its
-    number, text and the file that it is about. `stuck` says that it outlived SIGKILL.
-    """
+    """How it went; not `started` where it was `cancelled`, or for an error of the system. `stuck` as of `Outcome`."""
 
     started: bool = False
     error_number: int = 0
@@ -106,10 +102,7 @@ class _ReapedProcess:
 class _Reaper:
     """One run's processes. Single-threaded: all is done between two waits of the selector.
 
-    Args:
-        control: where commands come from.
-        wake: a pipe that can be read after a signal.
-        clock: seconds.
+    A signal has a byte in the `wake` pipe.
     """
 
     def __init__(self, control: socket.socket, wake: int, clock: Callable[[], float] = time.monotonic) -> None:

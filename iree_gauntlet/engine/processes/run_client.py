@@ -57,19 +57,15 @@ _SENT = ("cwd", "device", "module", "function", "inputs", "expected", "allclose"
 
 
 class RunVerdict:
-    """The result of a case.
-
-    Attributes:
-        PASSED: its outputs are what was expected.
-        ERROR: the module could not be run; the message is IREE's status.
-        UNSUPPORTED: only iree-run-module itself can run it.
-        DIED: its process ended, or was ended.
-    """
+    """The result of a case."""
 
     PASSED = "passed"
     MISMATCH = "mismatch"
+    # The module could not be run; the message is IREE's status.
     ERROR = "error"
+    # Only iree-run-module itself can run it.
     UNSUPPORTED = "unsupported"
+    # Its process ended, or was ended.
     DIED = "died"
 
 
@@ -108,10 +104,9 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True)
 class RunOutput(Recorded):
-    """An output of a case that gives something else than it should.
+    """An output of a case that gives something else than it should; one that is missing has no type.
 
     Attributes:
-        type: empty for one that is missing.
         file: what keeps it; empty for none.
         max_abs_error: None where it was not looked for.
     """
@@ -144,7 +139,7 @@ class RunAnswer:
         outcome: as of a process of its own; its exit code is 0 where the case passed, and 1 where it did not.
         verdict: one of `RunVerdict`.
         message: IREE's status of an error, without the place in its source.
-        outputs: of a mismatch, each output; else empty.
+        outputs: of a mismatch.
         logged: bytes that it printed.
     """
 
@@ -166,7 +161,7 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
     Args:
         python: the toolchain's.
         count: how many processes; a thread that finds none free waits.
-        environment: what they inherit; the toolkit's own environment by default.
+        environment: what they inherit; by default the toolkit's own.
         memory_bytes: address space that a process may take for its cases, so that one which asks for more fails with
             RESOURCE_EXHAUSTED; 0 for no limit. Those of a GPU have none.
     """
@@ -309,13 +304,12 @@ class RunServers(contextlib.AbstractContextManager["RunServers"]):
 
     def _find_ready(self, worker: RunWorker | None) -> RunWorker | None:
         """A process that serves; None where all was cancelled before it did."""
-        if worker is not None and not worker.get_ready(_START_SECONDS):
+        if worker is not None:
+            if worker.get_ready(_START_SECONDS):
+                return worker
             # Started early, and ended by somebody before it had anything to do: the next one shows whether any serves.
             worker.kill()
             self._end(worker)
-            worker = None
-        if worker is not None:
-            return worker
         if self._stop():
             return None
         worker = self._start()
@@ -395,12 +389,7 @@ def _may_be_anothers_fault(answer: RunAnswer, job: RunJob) -> bool:
 
 
 class RunWorker:
-    """A process that answers requests, one at a time, and the pipes to it.
-
-    Args:
-        python: the toolchain's.
-        environment: what it inherits; the toolkit's own environment for None.
-        memory_bytes: address space that it may take for its cases; 0 for no limit.
+    """A process that answers requests, one at a time, and the pipes to it; arguments as for `RunServers`.
 
     Attributes:
         ready: whether it has begun to serve.
@@ -465,10 +454,7 @@ class RunWorker:
         return self.ready
 
     def ask(self, request: bytes, timeout: float) -> _RunRecord | None:
-        """Has a request answered; None where the process died, or did not answer in time.
-
-        `taken` says whether it had begun to read it: a process that was ended while it was idle has not.
-        """
+        """Has a request answered; None where the process died (`taken`: not while it was idle), or was `overdue`."""
         deadline = time.monotonic() + timeout
         self.cases += 1
         try:

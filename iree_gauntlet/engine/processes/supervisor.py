@@ -22,7 +22,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.processes.reaper import Report, Request
 from iree_gauntlet.errors import GauntletError, ToolchainError
@@ -54,7 +54,6 @@ class Outcome:
     Attributes:
         exit_code: None where a signal ended it, or where it never started (cancelled before).
         signal: name of the signal that ended it (`SIGSEGV`); empty for none.
-        timed_out: it was ended because its time was up.
         cancelled: it was ended, or not started, because of `cancel_all`.
         seconds: wall time from start to the end of the process.
         cpu_seconds: user and system time, with the descendants that it waited for.
@@ -64,7 +63,6 @@ class Outcome:
         truncated: whether there is more output than the tail shows.
         stuck: it outlived SIGKILL (a driver holds it) and is still there.
         out_of_memory: it ran into a limit of memory that it was given.
-        notes: what else a person should know.
     """
 
     exit_code: int | None
@@ -115,11 +113,10 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
 
         Args:
             command: what to run. An empty `cwd` means the toolkit's own.
-            stdout: file that its output goes to; made or emptied. May be the same as `stderr`.
-            stderr: file that its errors go to. Folders of both are made.
+            stdout: file that its output goes to; made or emptied, with its folder. May be the same as `stderr`.
+            stderr: as `stdout`.
             timeout: seconds until its group gets SIGTERM; `inf` for no limit.
-            tmpdir: folder in which its private TMPDIR is made (and removed afterwards); the system's
-                temporary folder by default.
+            tmpdir: folder in which its private TMPDIR is made and removed; the system's temporary folder by default.
 
         Raises:
             ToolchainError: the executable is missing or cannot be run.
@@ -159,10 +156,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             return process_outcome(report, stdout, stderr, tuple(notes))
 
     def cancel_all(self) -> None:
-        """End every process, and start no further one; a second call kills without grace.
-
-        Takes no lock and does not wait, so that a signal handler may call it.
-        """
+        """End every process, and start no further one; a second call kills without grace. Safe in a signal handler."""
         self._cancels += 1
         control = self._control
         if control is not None:
@@ -184,8 +178,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
     def _ask(self, request: Request) -> Report:
         """Hand a request over and wait for its report.
 
-        The wait is in the kernel. An exception that breaks it (Ctrl-C) closes the connection, which ends
-        the process.
+        An exception that breaks the wait (Ctrl-C) closes the connection, which ends the process.
         """
         ours, theirs = socket.socketpair()
         with ours:
@@ -208,39 +201,33 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         raise _explain_reaper_lost()
 
     def _hand_over(self, connection: socket.socket) -> None:
+        """Gives the reaper, which is started for the first one, a connection, and the locks of this thread."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the supervisor is closed")
-            if self._control is None:
-                self._start_reaper()
             control = self._control
+            if control is None:
+                control, theirs = socket.socketpair()
+                with theirs:
+                    # -I -S: neither the user's environment nor their packages have a say in it, and it starts in
+                    # a few milliseconds. A session of its own: Ctrl-C in the terminal is not for it.
+                    self._reaper = subprocess.Popen(
+                        [sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper.py"))],
+                        stdin=theirs.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                self._control = control
+                for _ in range(self._cancels):
+                    control.send(b"c")
             try:
-                descriptors = [connection.fileno(), *self.locks()]
-                socket.send_fds(cast("socket.socket", control), [b"r"], descriptors)
+                socket.send_fds(control, [b"r"], [connection.fileno(), *self.locks()])
             except (BrokenPipeError, ConnectionResetError):
                 raise _explain_reaper_lost() from None
 
-    def _start_reaper(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # -I -S: neither the user's environment nor their packages have a say in it, and it starts in
-            # a few milliseconds. A session of its own: Ctrl-C in the terminal is not for it.
-            self._reaper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper.py"))],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self._control = ours
-        for _ in range(self._cancels):
-            ours.send(b"c")
-
 
 def _kill_unknown(private: str) -> None:
-    """Kill a process that was started by a reaper which was killed before it could say which one it is.
-
-    It is found by its private folder, which no other process has. Linux alone says what others' variables are.
-    """
+    """Kill a process, known by its private folder, whose reaper was killed before it said which one it is (Linux)."""
     mark = f"TMPDIR={private}".encode()
     for _ in range(_LOOKS):
         for process in Path("/proc").glob("[0-9]*"):
@@ -270,11 +257,7 @@ def format_shell_line(command: Command) -> str:
 def is_disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
     """Whether the file system of a path (or of its nearest parent that exists) has no room left.
 
-    True also where a process said so: by the time that one looks, its temporary files are gone.
-
-    Args:
-        path: a file or folder that was written.
-        tail: last lines of the output of the process that wrote.
+    True also where the tail of its writer's output says so: by now its temporary files are gone.
     """
     if any(word in line.lower() for line in tail for word in _DISK_FULL_WORDS):
         return True
@@ -287,14 +270,7 @@ def is_disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
 
 
 def process_outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str, ...]) -> Outcome:
-    """How a process ended that was started.
-
-    Args:
-        report: the reaper's, or the compile server's answer.
-        stdout: the file of its output.
-        stderr: the file of its errors, which may be the same.
-        notes: what else a person should know.
-    """
+    """How a process ended that was started, by the reaper's report or the compile server's answer."""
     number = os.WTERMSIG(report.status) if os.WIFSIGNALED(report.status) else 0
     ended = not (number or report.stuck)
     errors = read_tail(stderr, TAIL_LINES)

@@ -69,7 +69,6 @@ class PlannedBlock:
         order: of its rounds, as the log has it.
         rounds: whose, and how each is started.
         attempts: how often a round is taken while other work disturbs it, before the block is given up.
-        cpus: that its rounds are pinned to.
     """
 
     chain: str
@@ -106,6 +105,7 @@ class RoundsEvidence:
 
     Attributes:
         attempts: blocks that were begun, by kind.
+        count: blocks that count.
         disturbances: what disturbed rounds, and how many.
         failure: why there can be no verdict; empty where nothing failed.
         peak_bytes: largest resident set of a process, by side.
@@ -195,25 +195,16 @@ class PairEvidence(RoundsEvidence):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A model, as both sides run it.
-
-    Attributes:
-        ways: CPUs that its rounds may be pinned to: one that was asked for, or those to choose from.
-        measured: how rounds of A and of B are taken on some CPUs.
-    """
+    """A model, as both sides run it: the CPUs to choose from, and how rounds of A and of B are taken on some."""
 
     chain: str
     ways: tuple[Cpus, ...]
     measured: Callable[[Cpus], tuple[Measurement, Measurement]]
 
     def block(self, kind: str, evidence: PairEvidence, seed: int, cpus: Cpus) -> PlannedBlock:
-        """The next block of a kind.
+        """The next block of a kind, in an order that coins of the seed choose.
 
-        Args:
-            kind: `AB` or `OWN`; or `CONTROL` or `_TRIAL`, in which B's rounds are A's too.
-            evidence: what there is so far.
-            seed: of the coins that choose the order of each block.
-            cpus: that its rounds are pinned to.
+        In a `CONTROL` and a `_TRIAL`, B's rounds are A's too.
         """
         begun = {OWN: evidence.own_tried, _TRIAL: evidence.tried[cpus]}
         number = begun.get(kind, evidence.attempts[kind])
@@ -243,10 +234,9 @@ def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, PairEvidence]:
 
 @dataclass(slots=True)
 class BlockTaker:
-    """Takes blocks.
+    """Takes blocks, into the session's log.
 
     Attributes:
-        session: what it runs in; its log takes every block.
         replace_disturbed: whether what other work disturbed is taken again.
         waited: seconds that went by until the machine was ours: they are no measuring time.
     """
@@ -266,11 +256,7 @@ class BlockTaker:
     def take(self, block: PlannedBlock, evidence: RoundsEvidence) -> list[tuple[str, TakenRound]]:
         """Takes a block, into the evidence and the log; not where it is cut short or cannot be of use.
 
-        Returns:
-            A round for each of the plan's, with its side, where the block counts; else nothing.
-
-        Raises:
-            GauntletError: a process cannot be started at all, or the log cannot be written.
+        Returns the rounds with their sides, where the block counts; else nothing.
         """
         if not self.goes_on(evidence):
             return []
@@ -333,9 +319,7 @@ def _without_figures(cause: str) -> str:
 def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
     """The CPUs that rounds of a benchmark can be pinned to: the spec's own way (none) first, one, one for each worker.
 
-    Args:
-        step: the benchmark; one on a GPU, or with a topology of its own, has no other way than its own.
-        root: where /sys is looked for.
+    One on a GPU, or with a topology of its own, has no other way than its own. /sys is looked for below `root`.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
     device = step.resources.device
@@ -365,11 +349,7 @@ def spread(blocks: Sequence[Block]) -> float:
 
 
 def steadiest(trials: Mapping[Cpus, Sequence[Block]]) -> Cpus:
-    """The way whose rounds spread least; a way with fewer undisturbed blocks than another comes after it.
-
-    Args:
-        trials: blocks of A against itself by way, the spec's own first.
-    """
+    """The way whose rounds spread least, by A against itself; one with fewer undisturbed blocks comes after others."""
 
     def rank(cpus: Cpus) -> tuple[int, float]:
         return -len(trials[cpus]), spread(trials[cpus]) * (1.0 if cpus else _STEADIER)
@@ -378,17 +358,10 @@ def steadiest(trials: Mapping[Cpus, Sequence[Block]]) -> Cpus:
 
 
 def choose_way(pair: Pair, evidence: PairEvidence, taker: BlockTaker, seed: int, goes_on: Callable[[], bool]) -> None:
-    """Sets the evidence's way, by a trial where it has none; not where that is cut short.
+    """Sets the evidence's way, by a trial where the pair has several; not where that is cut short.
 
-    Args:
-        pair: what is measured; where it has one way, that.
-        evidence: what there is so far: a trial that was cut short is continued, and what has blocks keeps its way.
-        taker: takes the trial's blocks.
-        seed: of the coins that choose the order of each block.
-        goes_on: whether there is time for one more.
-
-    Raises:
-        GauntletError: a process cannot be started at all.
+    A trial that was cut short is continued, and what has blocks keeps its way. `goes_on` says whether there is time for
+    one more block.
     """
     if evidence.cpus is not None:
         return

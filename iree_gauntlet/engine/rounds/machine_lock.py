@@ -41,11 +41,7 @@ class WaitCancelledError(GauntletError):
 
 @dataclass(frozen=True, slots=True)
 class LockFolder:
-    """Where the machine's locks lie.
-
-    Attributes:
-        named: it was named by `$IREE_GAUNTLET_LOCKS`, and is whoever's it was made for; otherwise it is this user's.
-    """
+    """Where the machine's locks lie: this user's own, or whoever's whom `$IREE_GAUNTLET_LOCKS` names it for."""
 
     path: Path
     named: bool = False
@@ -56,10 +52,8 @@ class MachineLocks:
     """The locks of this machine, as one run uses them.
 
     Attributes:
-        folder: where they lie.
         patience: seconds to wait for one before giving up.
         cancelled: when set, every wait ends with `WaitCancelledError`.
-        clock: seconds.
     """
 
     folder: LockFolder
@@ -76,7 +70,7 @@ class MachineLocks:
         """Hold a device (`hip://0`, `local-task`) alone; a GPU that several drivers have is one device.
 
         Args:
-            device: its name, spelled alike by all who use it.
+            device: as all who use it spell it.
             on_wait: called once with a line that says for whom one waits, if one has to.
 
         Raises:
@@ -89,19 +83,11 @@ class MachineLocks:
 
     @contextlib.contextmanager
     def quiet_machine(self, *, exclusive: bool, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Hold the machine: work that makes noise holds it shared, a benchmark alone.
+        """Hold the machine: work that makes noise holds it shared, a benchmark alone (`exclusive`).
 
         Not reentrant: whoever holds it shared and asks for it again may wait for itself. A waiting
         benchmark goes before new noise, or a busy machine would never let it in: all pass a gate one by
-        one, and a benchmark waits inside it.
-
-        Args:
-            exclusive: whether nothing else may run meanwhile.
-            on_wait: as for `device_lock`.
-
-        Raises:
-            GauntletError: as for `device_lock`.
-            WaitCancelledError: as for `device_lock`.
+        one, and a benchmark waits inside it. Otherwise as `device_lock`.
         """
         name = "a quiet machine" if exclusive else "this machine, kept quiet for a measurement"
         with contextlib.ExitStack() as stack:
@@ -145,11 +131,7 @@ class MachineLocks:
 
 
 def make_machine_locks(environ: Mapping[str, str], cancelled: threading.Event) -> MachineLocks:
-    """The locks of this machine; a wait for one takes an hour at most.
-
-    Raises:
-        UsageError: as for `lock_folder`.
-    """
+    """The locks of this machine; a wait for one takes an hour at most. Raises as `lock_folder`."""
     return MachineLocks(lock_folder(environ), patience=_PATIENCE_SECONDS, cancelled=cancelled)
 
 
@@ -197,11 +179,7 @@ def require_lock_folder(environ: Mapping[str, str]) -> None:
 
 
 def lock_facts(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a record says of the locks: `lock_folder`, where it is not this user's own.
-
-    Raises:
-        UsageError: as for `lock_folder`.
-    """
+    """What a record says of the locks: `lock_folder`, where it is not this user's own. Raises as `lock_folder`."""
     folder = lock_folder(environ)
     return {"lock_folder": str(folder.path)} if folder.named else {}
 
@@ -266,10 +244,8 @@ class QuietStretch:
     than such a step calls `rest` first, or a benchmark, of this run too, would wait for nobody.
 
     Attributes:
-        locks: of this machine.
         on_wait: called with a line that says for whom one waits.
         seconds: the age at which a stretch takes no more steps.
-        clock: seconds.
     """
 
     locks: MachineLocks
@@ -281,12 +257,21 @@ class QuietStretch:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the machine shared.
-
-        Raises:
-            GauntletError: as for `MachineLocks.quiet_machine`.
-        """
-        stretch = self._join() or self._begin()
+        """Hold the machine shared; raises as `MachineLocks.quiet_machine`."""
+        with self._mutex:
+            if self._current is not None and self.clock() - self._current.began >= self.seconds:
+                self._retire()
+            stretch = self._current
+            if stretch is not None:
+                stretch.steps += 1
+        if stretch is None:
+            # Several threads may begin one each; the last one counts from then on.
+            held = contextlib.ExitStack()
+            held.enter_context(self.locks.quiet_machine(exclusive=False, on_wait=self.on_wait))
+            stretch = _Stretch(held, self.clock())
+            with self._mutex:
+                self._retire()
+                self._current = stretch
         try:
             yield
         finally:
@@ -300,25 +285,6 @@ class QuietStretch:
         with self._mutex:
             if self._current is not None and not self._current.steps:
                 self._retire()
-
-    def _join(self) -> _Stretch | None:
-        """The present stretch with a step more; None where there is none that is young enough."""
-        with self._mutex:
-            if self._current is not None and self.clock() - self._current.began >= self.seconds:
-                self._retire()
-            if self._current is not None:
-                self._current.steps += 1
-            return self._current
-
-    def _begin(self) -> _Stretch:
-        """A new stretch. Several threads may begin one each; the last one counts from then on."""
-        held = contextlib.ExitStack()
-        held.enter_context(self.locks.quiet_machine(exclusive=False, on_wait=self.on_wait))
-        stretch = _Stretch(held, self.clock())
-        with self._mutex:
-            self._retire()
-            self._current = stretch
-        return stretch
 
     def _retire(self) -> None:
         retired, self._current = self._current, None

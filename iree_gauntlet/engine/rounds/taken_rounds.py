@@ -89,11 +89,7 @@ class TakenRound:
 
     @property
     def evidence(self) -> Round:
-        """The round as statistics take it.
-
-        Raises:
-            EvidenceError: it failed.
-        """
+        """The round as statistics take it; EvidenceError where it failed."""
         return Round(self.times)
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,11 +124,9 @@ class Measurement:
 
 
 def parse_cpus(text: str, available: frozenset[int] | None) -> tuple[int, ...]:
-    """The CPUs that `0,2-5` names, rising; none for an empty text.
+    """The CPUs that `0,2-5` names, rising, as taskset and `lscpu` write them; none for an empty text.
 
-    Args:
-        text: numbers and ranges, as taskset and `lscpu` write them.
-        available: what may be used; None where that is not known yet.
+    What is `available` may be used; None where that is not known yet.
 
     Raises:
         UsageError: it is no such list, or names a CPU that may not be used.
@@ -182,11 +176,7 @@ def gpu_of(step: Step) -> str:
 
 
 def compile_round(step: Step, settings: RoundSettings) -> Measurement:
-    """A compile step as rounds; they write next to its outputs, never over them.
-
-    Raises:
-        UsageError: CPUs are asked for, and there is no taskset.
-    """
+    """A compile step as rounds, which write next to its outputs, never over them; raises as `timed`."""
     argv = list(step.process.argv)
     for _, path in step.outputs:
         argv = [word.replace(path, f"{path}.round") for word in argv]
@@ -195,11 +185,7 @@ def compile_round(step: Step, settings: RoundSettings) -> Measurement:
 
 
 def pinned(command: Command, cpus: Sequence[int]) -> Command:
-    """The command on some CPUs only, in a form that a person can paste.
-
-    Raises:
-        UsageError: there is no taskset.
-    """
+    """The command on some CPUs only, in a form that a person can paste; raises as `timed`."""
     if not cpus:
         return command
     taskset = shutil.which("taskset")
@@ -209,16 +195,7 @@ def pinned(command: Command, cpus: Sequence[int]) -> Command:
 
 
 def take_round(measurement: Measurement, processes: Processes, name: str) -> TakenRound:
-    """Starts the process, waits for its end, and reads its times.
-
-    Args:
-        measurement: what to start.
-        processes: starts it.
-        name: prefix of its logs, which the next round of that name writes over.
-
-    Raises:
-        GauntletError: it cannot be started at all.
-    """
+    """Starts the process, waits for its end, and reads its times; the next round of the `name` writes over its logs."""
     step = measurement.step
     watch = RoundWatch(gpu=bool(measurement.device), cpus=measurement.cpus, device=measurement.device)
     outcome = processes.run(step, measurement.command, name=name)
@@ -227,9 +204,8 @@ def take_round(measurement: Measurement, processes: Processes, name: str) -> Tak
     failure = ""
     if outcome.exit_code != 0:
         lines = processes.error_lines(step, name)
-        failure = judge_process(
-            step, outcome, lines, tool=measurement.tool, reason=find_first_error(lines) or None
-        ).reason
+        reason = find_first_error(lines) or None
+        failure = judge_process(step, outcome, lines, tool=measurement.tool, reason=reason).reason
     else:
         try:
             times = measurement.read(processes.stdout(step, name), outcome.seconds)
@@ -276,13 +252,7 @@ class Confirmed:
 
 
 def confirm_rules(verdict: str, budget: float, *, replace_disturbed: bool = True) -> ConfirmRules | None:
-    """The rules of a run; None where the dialects' plain rule is the verdict.
-
-    Args:
-        verdict: `confirm` or `strict`.
-        budget: seconds for the rounds of one benchmark.
-        replace_disturbed: whether a round that other work disturbed is taken again.
-    """
+    """The rules of a run whose verdict is to `confirm`; None for `strict`, the dialects' plain rule."""
     if verdict == "strict":
         return None
     return ConfirmRules(plan_looks(_ALPHA, _MOST_ROUNDS), budget, replace_disturbed)
@@ -291,24 +261,16 @@ def confirm_rules(verdict: str, budget: float, *, replace_disturbed: bool = True
 def confirm_time(
     step: Step, check: Check, processes: Processes, rules: ConfirmRules, cancelled: threading.Event
 ) -> Confirmed:
-    """Takes rounds of a benchmark until it is clear whether its golden is broken.
+    """Takes rounds of a benchmark, which has the machine alone, until it is clear whether it breaks its golden.
 
-    Args:
-        step: the benchmark; the machine is its alone.
-        check: the golden that its first run broke.
-        processes: starts the rounds.
-        rules: when it is clear.
-        cancelled: set to end it.
-
-    Raises:
-        GauntletError: a process cannot be started at all.
+    `check` is that of its first run, which broke it.
     """
     # With the spec's own command: the golden is of just these settings.
     measurement = Measurement(step, step.process, BENCHMARK_MODULE, _read_benchmark_times, gpu_of(step))
     deadline = time.monotonic() + rules.budget
     rounds: list[Round] = []
     records: list[dict[str, Any]] = []
-    disturbance, seconds, failure = "", 0.0, ""
+    disturbance, marked, seconds, failure = "", 0, 0.0, ""
     verdict: Confirmation | None = None
     while not cancelled.is_set():
         replaced = len(records) - len(rounds)
@@ -326,6 +288,7 @@ def confirm_time(
         disturbance = next(iter(taken.disturbed), disturbance)
         if taken.disturbed and rules.replace_disturbed:
             continue
+        marked += bool(taken.disturbed)
         rounds.append(taken.evidence)
         verdict = confirm_breach(rounds, check.golden, check.factor, Statistic(check.statistic), rules.plan)
         if verdict.next_look is None:
@@ -337,7 +300,6 @@ def confirm_time(
     else:
         passed = verdict.passed
         late = "; the time is up" if passed is None and verdict.next_look is not None else ""
-        marked = sum(bool(record["disturbed"]) for record in records) if not rules.replace_disturbed else 0
         disturbed_text = f" ({marked} of them disturbed; for example: {disturbance})" if marked else ""
         reason = f"after {len(rounds)} more rounds{disturbed_text}, {verdict.reason}{late}"
     outcomes = {True: Verdict.PASSED, False: Verdict.FAILED, None: Verdict.INCONCLUSIVE}

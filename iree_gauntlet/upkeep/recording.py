@@ -1,4 +1,7 @@
-"""Recording expected outputs: a model's published ONNX file, run as it says itself, next to its spec."""
+"""Recording expected outputs: a model's published ONNX file, run as it says itself, next to its spec.
+
+The programs that run ONNX models are processes of their own, which may crash or hang.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -22,11 +25,13 @@ from iree_gauntlet.dialects.spec_file import read_text
 from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.engine.commands import format_argument
 from iree_gauntlet.engine.judging import PROVENANCE_FILE, read_provenance
-from iree_gauntlet.engine.reference_workers import CHOOSE_INPUTS, ReferenceAnswer, ReferencePlan, WeightEffects
-from iree_gauntlet.errors import UsageError
+from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerance, parse_tolerances
+from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.rounding import Allowed
 
 if TYPE_CHECKING:
@@ -35,9 +40,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Argument, Case
     from iree_gauntlet.dialects.spec import Spec
-    from iree_gauntlet.engine.reference_workers import ModelInput, ModelOutput, ReferenceWorkers, WeightEffect
+    from iree_gauntlet.engine.processes.supervisor import Supervisor
 
 
+_CHOOSE_INPUTS = "Choose sizes and inputs that suit the model (`onnx_import.shapes`, `inputs`): docs/start/own-model.md"
+_TIMEOUT_SECONDS = 1800.0
+# What a worker ends with where the model, the sizes or the inputs are no use.
+_REFUSED = 2
 # A mistake of so much of an output's largest value should show.
 _VISIBLE = 0.01
 # Slices of fewer values, and axes of more slices, say little of what a model computes.
@@ -47,6 +56,147 @@ _LEAST_VALUES, _MOST_SLICES = 8, 4096
 _IN_NPY = ("f16", "f32", "f64", "i1")
 _LARGE_BYTES = 1_000_000
 _QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinear", "ConvInteger", "MatMulInteger")
+_Answer = TypeVar("_Answer", bound=Recorded)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan(Recorded):
+    """What workers are told of a model.
+
+    Attributes:
+        inputs: sets of them, as iree-run-module takes them, in the order of wishes.
+        cwd: where their files lie.
+        folder: for outputs.
+        tolerances: what the spec allows outputs to differ by, by element type, and `rtol`; None to have it chosen.
+        last: whether no other sets come.
+    """
+
+    model: str
+    inputs: tuple[tuple[str, ...], ...]
+    cwd: str
+    folder: str
+    tolerances: dict[str, float] | None
+    last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceName(Recorded):
+    """What ran a model: `onnxruntime`, or onnx's own evaluator."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput(Recorded):
+    """An input of a model, as it was run."""
+
+    name: str
+    dtype: str
+    declared_shape: list[int | str | None]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput(Recorded):
+    """An output of a model.
+
+    Attributes:
+        type: IREE's.
+        file: its raw values.
+        dtype: NumPy's.
+        least, most: of its finite values; None where there are none.
+        differs: from run to run.
+        optimised, other: by how much onnxruntime with optimisations, and the other reference, differ by more than is
+            allowed; None where they don't, or were not run; -1 for an infinite difference.
+        input: its place, of one that is handed through; None for what is computed.
+    """
+
+    name: str
+    type: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    count: int
+    nans: int
+    infinities: int
+    differs: bool
+    least: float | None = None
+    most: float | None = None
+    optimised: float | None = None
+    other: float | None = None
+    input: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAnswer(Recorded):
+    """What `run_onnx` says.
+
+    Attributes:
+        taken: which set of inputs.
+        tells: whether the outputs can tell right from wrong.
+        refused: why other sets that were tried were not taken.
+        random: operators of the model that make random numbers.
+        allowed: what outputs may differ by, by element type: the fields of a worker's `Allowed`.
+    """
+
+    taken: int
+    tells: bool
+    refused: tuple[str, ...]
+    reference: ReferenceName
+    inputs: tuple[ModelInput, ...]
+    outputs: tuple[ModelOutput, ...]
+    random: tuple[str, ...]
+    allowed: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEffect(Recorded):
+    """What scaling a tensor of a model by 1.01 does: its largest effect in units of the tolerance, seen above 1."""
+
+    name: str
+    elements: int
+    effect: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEffects(Recorded):
+    """What `golden_sensitivity` says."""
+
+    weights: tuple[WeightEffect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceWorkers:
+    """The programs that run ONNX models, in a Python that has onnx and onnxruntime; `folder` is for their files."""
+
+    supervisor: Supervisor
+    python: str
+    folder: Path
+
+    def answer(self, name: str, what: str, plan: ReferencePlan, kind: type[_Answer]) -> _Answer:
+        """What a worker says of a plan; `what` does not happen where it fails, for messages.
+
+        Raises:
+            UsageError: the plan cannot be used with this model.
+            GauntletError: no reference can run the model, or the worker crashed.
+        """
+        file, out, err = (self.folder / f"{name}{suffix}" for suffix in (".json", ".stdout.txt", ".stderr.txt"))
+        file.write_text(json.dumps(plan.as_dict()), encoding="utf-8")
+        script = str(Path(iree_side.__file__).with_name(f"{name}.py"))
+        command = Command((self.python, script, str(file)), str(Path.cwd()))
+        outcome = self.supervisor.run(command, stdout=out, stderr=err, timeout=_TIMEOUT_SECONDS)
+        if outcome.exit_code == 0:
+            return kind.from_dict(json.loads(out.read_text(encoding="utf-8")))
+        lines = err.read_text(encoding="utf-8", errors="replace").splitlines()
+        ended = f"it crashed with {outcome.signal}" if outcome.signal else f"exit code {outcome.exit_code}"
+        said = next((line for line in reversed(lines) if line.strip()), ended)
+        why = f"it ran longer than {_TIMEOUT_SECONDS:g} s" if outcome.timed_out else said
+        raise (UsageError if outcome.exit_code == _REFUSED else GauntletError)(f"{what}: {why}", _CHOOSE_INPUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +216,11 @@ class RecordedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Expected outputs of a case, as they were recorded.
+    """Expected outputs of a case, as they were recorded, in the order of the graph's.
 
     Attributes:
-        outputs: in the order of the graph's.
         reference: what computed them, `onnxruntime 1.32.0`.
         tolerance: flags that say what outputs may differ by, where the spec said nothing.
-        notes: what a person should know of them.
     """
 
     outputs: tuple[RecordedOutput, ...]
@@ -101,7 +249,7 @@ def record_outputs(
     """Records the expected outputs of a quality case, with their provenance, and names them in its spec.
 
     Args:
-        case: a case whose last module is of an ONNX program.
+        case: its last module is of an ONNX program.
         spec: where it is written.
         store: fetches the model and its inputs.
         workers: run the model.
@@ -135,11 +283,6 @@ def record_outputs(
 
 def measure_weight_effects(case: Case, store: ArtifactStore, workers: ReferenceWorkers) -> Sequence[WeightEffect]:
     """What each weight of a quality case's model does to its outputs, in the order of the file.
-
-    Args:
-        case: a case whose last module is of an ONNX program.
-        store: fetches the model and its inputs.
-        workers: run the model.
 
     Raises:
         UsageError, ArtifactError, GauntletError: as of `record_outputs`.
@@ -197,7 +340,7 @@ def _require_worth(name: str, answer: ReferenceAnswer, given: Mapping[str, float
             why = f"{hidden}; remove the spec's tolerance to have one chosen"
             idle.append(f"output {item.name!r} ({item.type}): {why}")
     if len(idle) == len(answer.outputs):
-        raise UsageError(f"{name}: nothing was recorded: {'; '.join(idle)}", CHOOSE_INPUTS)
+        raise UsageError(f"{name}: nothing was recorded: {'; '.join(idle)}", _CHOOSE_INPUTS)
 
 
 def _list_notes(
@@ -232,12 +375,10 @@ def _list_notes(
 
 
 def _make_output(spec: Spec, folder: Path, index: int, answer: ReferenceAnswer, plan: ReferencePlan) -> RecordedOutput:
-    """An output to be written.
-
-    An input that a module hands through keeps the type that it came with, the .npy file's.
-    """
+    """An output to be written."""
     item = answer.outputs[index]
     content = item.file.read_bytes()
+    # An input that a module hands through keeps the type that it came with, the .npy file's.
     signed = item.input is not None and plan.inputs[0][item.input].startswith("@")
     plain = item.type.rpartition("x")[2] in _IN_NPY or signed
     if plain:
