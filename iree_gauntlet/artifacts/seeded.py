@@ -46,7 +46,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
-from iree_gauntlet.artifacts.parameters.parameter import ML_DTYPES
+from iree_gauntlet.artifacts.program_parameters import ML_DTYPES
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.system.atomic import write_atomic
 

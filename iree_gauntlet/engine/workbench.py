@@ -24,10 +24,9 @@ from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import find_cache_folder, find_project_folder, make_cache_folder
 from iree_gauntlet.steps import CacheLookup
+from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
 from iree_gauntlet.toolchains.find import chosen, find_toolchain, make_toolchain_place
-from iree_gauntlet.toolchains.flags import NO_FLAGS, KnownFlags, read_known_flags
-from iree_gauntlet.toolchains.host import means_host, read_host_cpu
-from iree_gauntlet.toolchains.translate import Translation, translate
+from iree_gauntlet.toolchains.flags import NO_FLAGS, KnownFlags, Translation, read_known_flags, translate
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:

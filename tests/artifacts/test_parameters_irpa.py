@@ -12,9 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, make_random_bytes, write_archive
-from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, archive_name
+from iree_gauntlet.artifacts.parameters import RandomContent, make_random_bytes, write_archive
+from iree_gauntlet.artifacts.program_parameters import Parameter, ParameterError, archive_name, collect_parameters
 from iree_gauntlet.errors import ArtifactError
 from tests.support.native_tools import find_native
 

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.parameters.__main__ import main
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, write_archive
-from iree_gauntlet.artifacts.parameters.parameter import select_scope
+from iree_gauntlet.artifacts.parameters import RandomContent, main, write_archive
+from iree_gauntlet.artifacts.program_parameters import collect_parameters, select_scope
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
