@@ -41,11 +41,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_watched(path: Path, read: Callable[[int], None], algorithms: Collection[str] = ("sha256",)) -> dict[str, str]:
-    """Hashes of a file's content, in hex by hashlib's names; read once, and `read` is called with each block's size.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Hashes of a file's content, in hex by hashlib's names; read once, and `read` is called with each block's size."""
     digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
     block = bytearray(1 << 20)
     view = memoryview(block)
@@ -88,11 +84,7 @@ class _Stamp(Recorded):
 
 
 class VerifiedHashes:
-    """Hashes of any files on this machine, remembered across runs.
-
-    Args:
-        folder: where the stamps stay; made when the first one is written.
-    """
+    """Hashes of any files on this machine, remembered across runs in a folder of stamps."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,9 +108,6 @@ class VerifiedHashes:
         """SHA-256 of a file, from memory where it has not changed, else by reading it.
 
         Another hash than the `expected` one is not remembered: what the file ought to be would be lost.
-
-        Raises:
-            OSError: if the file cannot be read.
         """
         known = self.known(path)
         if known:
@@ -140,9 +129,7 @@ class VerifiedHashes:
     def touch(self, path: Path, used: float | None = None) -> None:
         """Note that a file with a stamp was used, at most once an hour; the stamp's own time tells when.
 
-        Args:
-            path: the file.
-            used: when, in seconds since 1970, noted in any case; by default now.
+        What is `used` (seconds since 1970) is noted in any case.
         """
         stamp = self._locate_stamp(path)
         try:

@@ -38,6 +38,17 @@ _DEVELOPMENT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6
 _DEVELOPMENT_ENDPOINT = "http://127.0.0.1:10000/devstoreaccount1"
 
 _SECRETS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY")
+# Words of a connection string (learn.microsoft.com/azure/storage/common/storage-configure-connection-string), with what
+# they are where it lacks them.
+_CONNECTION = {
+    "UseDevelopmentStorage": "",
+    "AccountName": "",
+    "AccountKey": "",
+    "SharedAccessSignature": "",
+    "BlobEndpoint": "",
+    "EndpointSuffix": "core.windows.net",
+    "DefaultEndpointsProtocol": "https",
+}
 
 # Of Microsoft Entra, by the variables' names, as obstore calls them.
 _ENTRA = {
@@ -120,12 +131,8 @@ class AzureAccess:
         return bool(self.sas) or self.signs
 
 
-def expanded(options: Mapping[str, str], configuration: Configuration, url: str) -> dict[str, str]:
-    """Options with `$NAME` replaced by what the environment says.
-
-    Raises:
-        ArtifactError: a variable that is not set.
-    """
+def _expand(options: Mapping[str, str], configuration: Configuration, url: str) -> dict[str, str]:
+    """Options with `$NAME` replaced by what the environment says; ArtifactError where it is not set."""
     found = {}
     for name, value in options.items():
         match = _VARIABLE.match(value)
@@ -149,7 +156,7 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
     environ = {name: value.strip() for name, value in configuration.environ.items() if name in _VARIABLES}
     base = f"az://{account}"
     own = configuration.options_of(url or base) or configuration.options_of(base)
-    options = expanded(own, configuration, base)
+    options = _expand(own, configuration, base)
     endpoint = options.pop("endpoint", "")
     instance = options.pop("instance_profile", "") == "true"
     sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).strip()
@@ -170,7 +177,12 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
     sas = sas.removeprefix("?")
     if sas:
         said_by += _describe_expiry(sas)
-    _require_key(account, options.get("account_key", ""), said_by, url or base)
+    try:
+        base64.b64decode(options.get("account_key", ""), validate=True)
+    except binascii.Error as error:
+        # Not repeated: it is a secret.
+        what = f"the key of the account {account} is none: not base64 ({said_by}); needed for {url or base}"
+        raise ArtifactError(url or base, what, "Copy it again from the account's page.") from error
     endpoint = endpoint.rstrip("/") or f"https://{account}.blob.core.windows.net"
     return AzureAccess(account, endpoint, sas, options, instance, said_by)
 
@@ -199,21 +211,8 @@ def _describe_expiry(sas: str) -> str:
     return f", which expired at {end}" if moment < datetime.now(UTC) else ""
 
 
-def _require_key(account: str, key: str, said_by: str, url: str) -> None:
-    try:
-        base64.b64decode(key, validate=True)
-    except binascii.Error as error:
-        # Not repeated: it is a secret.
-        what = f"the key of the account {account} is none: not base64 ({said_by}); needed for {url}"
-        raise ArtifactError(url, what, "Copy it again from the account's page.") from error
-
-
 def parse_azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str, str] | None:
-    """Access, container and blob of an `https:` URL that names one; None for any other.
-
-    Raises:
-        ArtifactError: as `find_azure_access`.
-    """
+    """Access, container and blob of an `https:` URL that names one; None for any other."""
     if match := _BLOB_URL.match(url):
         return find_azure_access(match[1], configuration, f"az://{match[1]}/{match[2]}"), match[2], match[3]
     for store in configuration.stores:
@@ -230,13 +229,16 @@ def parse_azure_blob(url: str, configuration: Configuration) -> tuple[AzureAcces
 
 
 def _parse_connection(text: str) -> AzureAccess | None:
-    """What a connection string says (learn.microsoft.com/azure/storage/common/storage-configure-connection-string)."""
+    """What a connection string says; None for an empty one."""
     if not text:
         return None
-    words = dict(part.partition("=")[::2] for part in text.strip().strip(";").split(";"))
-    if words.get("UseDevelopmentStorage", "").lower() == "true":
+    given = dict(part.partition("=")[::2] for part in text.strip().strip(";").split(";"))
+    development, account, key, sas, endpoint, suffix, protocol = (
+        {**_CONNECTION, **given}[name] for name in _CONNECTION
+    )
+    if development.lower() == "true":
         return AzureAccess("devstoreaccount1", _DEVELOPMENT_ENDPOINT, options={"account_key": _DEVELOPMENT_KEY})
-    account, endpoint = words.get("AccountName", ""), words.get("BlobEndpoint", "").rstrip("/")
+    endpoint = endpoint.rstrip("/")
     if not account and endpoint:
         # With a shared access signature alone: the account is the first part of the host.
         account = endpoint.partition("://")[2].partition(".")[0]
@@ -244,10 +246,8 @@ def _parse_connection(text: str) -> AzureAccess | None:
         # Not repeated: it is a secret.
         what = "AZURE_STORAGE_CONNECTION_STRING names no account"
         raise ArtifactError("az:", what, "Copy it from the account's page: AccountName=…;AccountKey=…")
-    suffix, protocol = words.get("EndpointSuffix", "core.windows.net"), words.get("DefaultEndpointsProtocol", "https")
-    options = {"account_key": words["AccountKey"]} if words.get("AccountKey") else {}
     endpoint = endpoint or f"{protocol}://{account}.blob.{suffix}"
-    return AzureAccess(account, endpoint, words.get("SharedAccessSignature", ""), options)
+    return AzureAccess(account, endpoint, sas, {"account_key": key} if key else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ def open_store(
         url: `az://account/container/path`, `s3://bucket/path`, `gs://bucket/path` or `file:///folder`.
         configuration: credentials and options.
         stall_timeout: seconds without a byte after which a request is given up.
-        retries: further attempts of a request, by obstore itself.
+        retries: further attempts, by obstore itself.
 
     Raises:
         ArtifactError: the URL is none of these, or an option is wrong.
@@ -295,11 +295,7 @@ def open_store(
 def open_azure(
     access: AzureAccess, container: str, path: str, url: str, stall_timeout: float, retries: int = 0
 ) -> StoreLocation:
-    """A container of an account.
-
-    Raises:
-        ArtifactError: the credentials are malformed.
-    """
+    """A container of an account; ArtifactError where the credentials are malformed."""
     from obstore.store import AzureStore  # noqa: PLC0415 - a large library, which few runs need
 
     options: dict[str, Any] = {"endpoint": access.endpoint, "account_name": access.account, **access.options}
@@ -353,7 +349,7 @@ def _collect_options(
     """Options of the environment and of `gauntlet.toml`, and whether there are credentials among them."""
     environ = configuration.environ
     options = {option: environ[variable] for variable, option in variables.items() if environ.get(variable)}
-    options |= expanded(configuration.options_of(url), configuration, url)
+    options |= _expand(configuration.options_of(url), configuration, url)
     known = any(options.get(name) for name in credentials) or options.pop("instance_profile", "") == "true"
     return options, known
 
