@@ -48,12 +48,7 @@ class Checkout:
 
     @classmethod
     def of(cls, folder: Path | None, search_path: str) -> Checkout:
-        """The checkout in a folder.
-
-        Raises:
-            NoSuchToolchainError: there is none of IREE.
-            ToolchainError: there is no git.
-        """
+        """The checkout in a folder; ToolchainError where there is none of IREE, or no git."""
         clone = "git clone https://github.com/iree-org/iree.git && git -C iree submodule update --init"
         if folder is None or not folder.is_dir():
             raise NoSuchToolchainError(f"source:{folder} is not a folder", f"Get the sources: {clone}")
@@ -75,11 +70,7 @@ class Checkout:
         return cls(folder, git)
 
     def commit_of(self, ref: str) -> str:
-        """The commit that a branch, a tag or the beginning of a hash means.
-
-        Raises:
-            NoSuchToolchainError: there is none.
-        """
+        """The commit that a branch, a tag or the beginning of a hash means."""
         commit = self._find_commit(ref)
         if not commit:
             names = self._ask(["for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes"])
@@ -95,11 +86,7 @@ class Checkout:
         return commit
 
     def version_commit(self, text: str) -> str:
-        """The commit of a release or nightly (`3.6.0`, by its tag), or of anything else that `commit_of` takes.
-
-        Raises:
-            NoSuchToolchainError: there is none.
-        """
+        """The commit of a release or nightly (`3.6.0`, by its tag), or of anything else that `commit_of` takes."""
         by_tag = self._find_commit(f"refs/tags/iree-{text}") or self._find_commit(f"refs/tags/v{text}")
         return by_tag or self.commit_of(text)
 
@@ -110,11 +97,8 @@ class Checkout:
     def commits_between(self, one: str, other: str) -> tuple[list[str], bool]:
         """The commits of the first-parent history from the older of two to the newer one, both among them.
 
-        Returns:
-            They, from the oldest on; and whether the first that was given is the older one.
-
-        Raises:
-            UsageError: both are the same, or neither leads to the other.
+        Returned is also whether the first that was given is the older one; UsageError where both are the same, or
+        neither leads to the other.
         """
         if one == other:
             raise UsageError(f"both ends are {one[:12]}", "Name two commits.")
@@ -140,11 +124,7 @@ class Checkout:
         return bool(self._ask_or_fail(["status", "--porcelain", "--untracked-files=no"]))
 
     def require_submodules(self, commit: str, *, runtime_only: bool) -> dict[str, str]:
-        """The submodules that a build of a commit needs: path → their commit.
-
-        Raises:
-            ToolchainError: the work tree lacks some.
-        """
+        """The submodules that a build of a commit needs (path → their commit), which the work tree must have."""
         wanted = self._list_submodules(commit, runtime_only=runtime_only)
         missing = [path for path in wanted if not (self.folder / path / ".git").exists()]
         if missing:
@@ -157,10 +137,7 @@ class Checkout:
     def lay_out(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
         """Makes a worktree of a commit, with its submodules; of one that is there, only what differs is written.
 
-        Args:
-            commit: of this checkout.
-            tree: the folder; nobody else uses it.
-            runtime_only: leave out the submodules that the compiler alone needs.
+        Nobody else uses its folder. `runtime_only` leaves out the submodules that the compiler alone needs.
 
         Raises:
             ToolchainError: a submodule, or its commit, is not there; or git fails.

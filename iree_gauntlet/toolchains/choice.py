@@ -65,11 +65,7 @@ class Choice:
 
 
 def parse_choice(text: str, option: str = "--iree") -> Choice:
-    """What a value of `--iree` asks for; `installed` for an empty one.
-
-    Raises:
-        UsageError: it is of no known form.
-    """
+    """What a value of `--iree` asks for; `installed` for an empty one."""
     text = text.strip()
     if not text:
         return Choice(ChoiceKind.INSTALLED, str(ChoiceKind.INSTALLED))

@@ -37,13 +37,11 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 20.0
 _DRIVER = re.compile(r"^\s+([\w-]+): ", re.MULTILINE)
 # A device in a dump: `# --device=URI`, a line with its name, facts as `key: value` below the rule.
-_DUMPED = re.compile(
-    r"^# --device=(?P<uri>\S+)\n#\s*(?P<name>.*)\n# ===[-=]+\n(?P<facts>(?:(?!# ).*\n?)*)", re.MULTILINE
-)
+_DUMPED = re.compile(r"^# --device=(\S+)\n#\s*(.*)\n# ===[-=]+\n((?:(?!# ).*\n?)*)", re.MULTILINE)
 # Vulkan's word for a device that computes on the processor, and drivers that do.
 _SOFTWARE = re.compile(r"^type: cpu$|^name: (?:llvmpipe|SwiftShader)", re.MULTILINE)
 # `c/runtime/src/…/file.c:155: UNAVAILABLE; what happened; what was being done`
-_STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (?P<message>.*)$", re.MULTILINE)
+_STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (.*)$", re.MULTILINE)
 
 # Drivers that open a device by its own name alone.
 # Those of IREE's own; plugins may bring others.
@@ -78,12 +76,7 @@ _SYSCTL_FEATURES = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a device can be run on.
-
-    Attributes:
-        reason: one line: the device that was found, or why there is none.
-        hint: how to get it; empty where it is there.
-    """
+    """Whether a device can be run on; in one line which was found, or why there is none, and how to get it."""
 
     ok: bool
     reason: str
@@ -92,11 +85,7 @@ class Availability:
 
 @functools.cache
 def compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
-    """Names of the backends that the compiler can generate code for (`llvm-cpu`, `rocm`).
-
-    Raises:
-        ToolchainError: where the compiler does not answer.
-    """
+    """Names of the backends that the compiler can generate code for (`llvm-cpu`, `rocm`)."""
     answer = ask([toolchain.compiler.compile, "--iree-hal-list-target-backends"], timeout=_TIMEOUT_SECONDS)
     lines = answer.stdout.splitlines()
     return tuple(line.strip() for line in lines if line.startswith("  ") and line.strip())
@@ -104,11 +93,7 @@ def compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
 
 @functools.cache
 def list_drivers(toolchain: Toolchain) -> tuple[str, ...]:
-    """Names of the HAL drivers that the runtime was built with; their devices may still be missing.
-
-    Raises:
-        ToolchainError: where the runtime does not answer.
-    """
+    """Names of the HAL drivers that the runtime was built with; their devices may still be missing."""
     answer = ask([toolchain.runtime.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
     found = tuple(_DRIVER.findall(answer.stdout))
     if not found:
@@ -130,21 +115,22 @@ def devices(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
     answer = ask([toolchain.runtime.run_module, question], timeout=_TIMEOUT_SECONDS)
     if answer.exit_code != 0:
         status = _STATUS.search(answer.stderr)
-        reason = status["message"].strip().rstrip(":") if status else f"exit code {answer.exit_code}"
+        reason = status[1].strip().rstrip(":") if status else f"exit code {answer.exit_code}"
         raise ToolchainError(f"{question} failed: {reason}", _HINTS.get(driver, ""))
     return tuple(line.strip() for line in answer.stdout.splitlines() if "://" in line)
 
 
 @functools.cache
 def describe_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
-    """The devices of a driver, with what the runtime says of each.
-
-    Raises:
-        ToolchainError: as for `devices`.
-    """
+    """The devices of a driver, with what the runtime says of each."""
     uris = devices(toolchain, driver)
     dump = ask([toolchain.runtime.run_module, f"--dump_devices={driver}"], timeout=_TIMEOUT_SECONDS).stdout
-    described = {match["uri"]: _describe(match) for match in _DUMPED.finditer(dump)}
+    described = {}
+    for uri, title, text in _DUMPED.findall(dump):
+        facts = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        name = facts.get("name", "" if title == "default" else title.strip())
+        said = " ".join(filter(None, (facts.get("driver"), facts.get("driver_info"))))
+        described[uri] = Device(uri, name, said, software=bool(_SOFTWARE.search(text)))
     found = [described.get(uri, Device(uri)) for uri in uris]
     if driver == "cuda":
         # IREE's runtime does not say it.
@@ -163,13 +149,6 @@ def _ask_nvidia_drivers() -> dict[str, str]:
     return {uuid: f"NVIDIA {version}" for uuid, _, version in pairs if version}
 
 
-def _describe(match: re.Match[str]) -> Device:
-    facts = dict(line.split(": ", 1) for line in match["facts"].splitlines() if ": " in line)
-    name = facts.get("name", "" if match["name"] == "default" else match["name"].strip())
-    driver = " ".join(filter(None, (facts.get("driver", ""), facts.get("driver_info", ""))))
-    return Device(match["uri"], name, driver, software=bool(_SOFTWARE.search(match["facts"])))
-
-
 def find_device(toolchain: Toolchain, device: str) -> Device:
     """The device that is meant, as `--device=` names it: a driver (`hip`), an ordinal (`hip://1`), or its own URI.
 
@@ -182,12 +161,7 @@ def find_device(toolchain: Toolchain, device: str) -> Device:
 
 @functools.cache
 def check_device(toolchain: Toolchain, device: str) -> Availability:
-    """Whether a device, as `--device=` names it, is there.
-
-    Args:
-        toolchain: whose runtime.
-        device: a driver (`hip`), an ordinal (`hip://1`), or a device's own URI.
-    """
+    """Whether a device is there, named as for `find_device`."""
     try:
         return Availability(ok=True, reason=_find_uri(toolchain, device))
     except ToolchainError as problem:
@@ -222,11 +196,7 @@ def _choose(found: tuple[str, ...], driver: str, path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostCpu:
-    """A CPU, as far as code that is made for it cares.
-
-    Attributes:
-        kind: what identifies it, as `field=value`, once for each kind of core.
-    """
+    """A CPU, as far as code that is made for it cares; its kind as `field=value`, once for each kind of core."""
 
     name: str
     kind: tuple[str, ...]
@@ -302,19 +272,9 @@ def means_host(flags: Sequence[str]) -> bool:
 
 
 def ask_host_cpu(toolchain: Toolchain) -> str:
-    """LLVM's name of the CPU that the compiler takes `host` for (`znver4`); compiles an empty program.
-
-    Raises:
-        ToolchainError: where the compiler does not say.
-    """
-    argv = [
-        toolchain.compiler.compile,
-        "-",
-        "--iree-hal-target-backends=llvm-cpu",
-        "--iree-llvmcpu-target-cpu=host",
-        "--compile-to=executable-targets",
-    ]
-    answer = ask(argv, timeout=_HOST_SECONDS, stdin="module {}")
+    """LLVM's name of the CPU that the compiler takes `host` for (`znver4`); compiles an empty program."""
+    flags = ("--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host", "--compile-to=executable-targets")
+    answer = ask([toolchain.compiler.compile, "-", *flags], timeout=_HOST_SECONDS, stdin="module {}")
     cpu = re.search(r'\bcpu = "([^"]+)"', answer.stdout)
     if cpu is None:
         raise ToolchainError(

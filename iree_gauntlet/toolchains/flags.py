@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 # An option of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
 # `  --flag`; six spaces where several flags set one value. Descriptions continue far to the right.
-_COMPILER_OPTION = re.compile(r"^ {2,8}--?(?P<name>\w[\w.+-]*)(?P<value>[= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE)
+_COMPILER_OPTION = re.compile(r"^ {2,8}--?(\w[\w.+-]*)([= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE)
 # A flag of IREE's runtime: `--flag=default`, or `# --flag=...` where it has no default.
-_RUNTIME_FLAG = re.compile(r"^(?:# )?--(?P<name>\w+)(?P<value>=(?!(?:true|false)$).*)?(?:=.*)?$")
+_RUNTIME_FLAG = re.compile(r"^(?:# )?--(\w+)(=(?!(?:true|false)$).*)?(?:=.*)?$")
 # Google Benchmark's own usage text: `[--benchmark_filter=<regex>]`.
-_BENCHMARK_FLAG = re.compile(r"\[--(?P<name>\w+)=(?P<switch>\{true\|false\})?")
+_BENCHMARK_FLAG = re.compile(r"\[--(\w+)=(\{true\|false\})?")
 # To be raised whenever the parsers change what they find.
 _FORMAT = 1
 # What makes a tool list all of its flags.
@@ -119,7 +119,7 @@ def parse_compiler_help(text: str) -> FlagSet:
 
     Lines of values (`    =none`) and continued descriptions are no flags.
     """
-    return _make_flag_set((option["name"], bool(option["value"])) for option in _COMPILER_OPTION.finditer(text))
+    return _make_flag_set((name, bool(value)) for name, value in _COMPILER_OPTION.findall(text))
 
 
 def parse_runtime_help(text: str) -> FlagSet:
@@ -130,11 +130,11 @@ def parse_runtime_help(text: str) -> FlagSet:
     take values with `=` only.
     """
     lines = text.splitlines()
-    found = [(flag["name"], not flag["switch"]) for flag in _BENCHMARK_FLAG.finditer(text)]
+    found = [(name, not switch) for name, switch in _BENCHMARK_FLAG.findall(text)]
     for line, following in zip_longest(lines, lines[1:], fillvalue=""):
         flag = _RUNTIME_FLAG.match(line)
         if flag and (not line.startswith("#") or not following.strip()):
-            found.append((flag["name"], bool(flag["value"])))
+            found.append((flag[1], bool(flag[2])))
     return _make_flag_set(found)
 
 
@@ -166,9 +166,6 @@ def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
     They are kept in `<cache_dir>/toolchains/<identity>.json`, a file for the compiler and one for the
     runtime. A file that is damaged is made again; a cache that cannot be written costs the question again
     in the next process, and nothing else.
-
-    Raises:
-        ToolchainError: where a tool does not answer, or with something that is no list of flags.
     """
     compiler = _find_kept(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
     runtime = _find_kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
@@ -289,26 +286,18 @@ def read_flag_releases() -> FlagReleases:
     """What `flag_releases.toml` says, read once."""
     document = tomllib.loads(FLAG_RELEASES.read_text(encoding="utf-8"))
     compared = tuple(document.pop("compared"))
-    tables = {
-        name: {
-            flag: tuple(release for release, has in zip(compared, pattern, strict=True) if has == "x")
-            for pattern, flags in rows.items()
-            for flag in flags
-        }
-        for name, rows in document.items()
-    }
-    runtime = tables["runtime"]
-    having = {COMPILE: tables["compile"], RUN_MODULE: runtime, BENCHMARK_MODULE: runtime | tables["benchmark"]}
-    return FlagReleases(compared, having)
+    tables: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in ("compile", "runtime", "benchmark")}
+    for name, rows in document.items():
+        for pattern, flags in rows.items():
+            having = tuple(release for release, has in zip(compared, pattern, strict=True) if has == "x")
+            tables[name] |= dict.fromkeys(flags, having)
+    compiler, runtime, benchmark = tables.values()
+    return FlagReleases(compared, {COMPILE: compiler, RUN_MODULE: runtime, BENCHMARK_MODULE: runtime | benchmark})
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownFlag:
-    """A flag that the tool does not know under any name, or whose value it cannot say.
-
-    Attributes:
-        flag: as written, with `=`.
-    """
+    """A flag (as written, with `=`) that the tool does not know under any name, or whose value it cannot say."""
 
     flag: str
     message: str
@@ -334,14 +323,12 @@ class _CannotSayError(Exception):
 
 
 def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
-    """Flags of one command line in the spelling that a tool knows.
-
-    Args:
-        flags: as in a spec: one dash or two, `--flag=value` or `--flag` and `value`.
-        known: the flags of the tool.
-        tool: its name, `iree-compile`, `iree-run-module` or `iree-benchmark-module`.
-    """
-    written = list(split_flags(flags, known.valued | _list_other_names(known.valued)))
+    """Flags of one command line (one dash or two, `--flag=value` or `--flag` and `value`) in the spelling of a tool."""
+    # Other names of flags that take a value.
+    same = [rename for rename in RENAMED if not rename.to_new]
+    renamed = {rename.old for rename in same if rename.new in known.valued}
+    renamed |= {rename.new for rename in same if rename.old in known.valued}
+    written = list(split_flags(flags, known.valued | renamed))
     words: list[str] = []
     notes: list[str] = []
     unknown: list[UnknownFlag] = []
@@ -375,15 +362,6 @@ def _is_implied(flag: Flag, tool: str) -> bool:
         return tool == RUN_MODULE and flag.name == "expected_rtol" and float(flag.value or "nan") == _DEFAULT_RTOL
     except ValueError:
         return False
-
-
-def _list_other_names(names: frozenset[str]) -> frozenset[str]:
-    """The other names of renamed flags, which take a value where the known one does."""
-    same_values = [rename for rename in RENAMED if not rename.to_new]
-    return frozenset(
-        [rename.old for rename in same_values if rename.new in names]
-        + [rename.new for rename in same_values if rename.old in names]
-    )
 
 
 def _find_successors(flag: Flag, written: Sequence[Flag], known: FlagSet, tool: str) -> tuple[list[Flag], str]:
@@ -423,15 +401,10 @@ def _translate_forward(flag: Flag, rename: Rename, written: Sequence[Flag]) -> l
         differing = next((other for other in others if other.value != name.value), None)
         if differing is not None:
             raise _CannotSayError(f"it is called --{name.name} here, which {differing.text} sets too: keep one of them")
-    return [successor for successor in successors if not _was_said_before(successor, flag, siblings, written)]
-
-
-def _was_said_before(successor: Flag, flag: Flag, siblings: Sequence[str], written: Sequence[Flag]) -> bool:
-    """Whether another flag gives what a flag would be written as."""
-    if any(other.name == successor.name for other in written):
-        return True
-    earlier = written[: written.index(flag)]
-    return any(other.name in siblings and other.value == flag.value for other in earlier)
+    # What another flag gives already is not said again.
+    if any(other.name in siblings and other.value == flag.value for other in written[: written.index(flag)]):
+        return []
+    return [successor for successor in successors if all(other.name != successor.name for other in written)]
 
 
 def _require_companion(rename: Rename, companion: tuple[str, str], written: Sequence[Flag]) -> None:
@@ -465,7 +438,7 @@ def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> s
         lacking = [release for release in releases.compared if release not in having]
         newest = having[-1] == releases.compared[-1]
         advice = "use one of those that have it" if newest else "nothing took its place: remove it from the spec"
-        return f"{_join_words(having)} {_have(having)} it, {_join_words(lacking)} {_have(lacking)} not; {advice}"
+        return f"{_list_having(having)} it, {_list_having(lacking)} not; {advice}"
     for rename in renames:
         if flag.name in (rename.old, rename.new):
             other = rename.new if flag.name == rename.old else rename.old
@@ -474,11 +447,7 @@ def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> s
     return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP[tool]}"
 
 
-def _join_words(releases: Sequence[str]) -> str:
-    """`3.5.0, 3.9.0 and 3.12.0`."""
+def _list_having(releases: Sequence[str]) -> str:
+    """`3.5.0, 3.9.0 and 3.12.0 have`."""
     *most, last = releases
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def _have(releases: Sequence[str]) -> str:
-    return "has" if len(releases) == 1 else "have"
+    return f"{', '.join(most)} and {last} have" if most else f"{last} has"

@@ -38,9 +38,8 @@ IMPORTER = "iree.compiler.tools.import_onnx"
 class WheelKind:
     """What one of IREE's two wheels looks like.
 
-    Attributes:
-        identifying: how the names of the files inside `tools` start whose content makes its behaviour;
-            Python's own binding libraries are left out, as they differ between Pythons for one compiler.
+    The content of files inside `tools` whose names start as `identifying` says makes its behaviour; Python's own
+    binding libraries are left out, as they differ between Pythons for one compiler.
     """
 
     distribution: str
@@ -69,13 +68,7 @@ RUNTIME_WHEEL = WheelKind(
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One of IREE's wheels, unpacked.
-
-    Attributes:
-        release: version of the wheel (`3.13.0`).
-        version: what it calls itself inside (`3.13.0rc20261016`).
-        commit: IREE's commit; empty where the wheel does not say.
-    """
+    """One of IREE's wheels, unpacked; release, version and commit as of a `Part`."""
 
     kind: WheelKind
     root: Path
@@ -91,13 +84,8 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     The identity takes the content from the wheel's own RECORD, so nothing large is read. Of a change made
     after installation it sees a different size, not a different content of the same size.
 
-    Args:
-        kind: which wheel.
-        search_path: folders as in `sys.path`.
-        python: the interpreter that they belong to, for messages.
-
     Raises:
-        ToolchainError: where it is not there, or is not an installed wheel.
+        ToolchainError: it is not there, or is not an installed wheel.
     """
     root = next((f for p in search_path if ((f := Path(p).absolute()) / kind.version_file).is_file()), None)
     install = f"{python} -m pip install {kind.distribution}"
@@ -182,11 +170,7 @@ def find_installed() -> Toolchain:
 
 
 def find_site_packages(python: Path) -> list[Path]:
-    """The package folders of a virtual environment, read from its layout.
-
-    Raises:
-        ToolchainError: where the interpreter belongs to no virtual environment.
-    """
+    """The package folders of the virtual environment of an interpreter, read from its layout."""
     prefix = python.parent.parent
     if not (prefix / "pyvenv.cfg").is_file():
         raise ToolchainError(
@@ -197,16 +181,7 @@ def find_site_packages(python: Path) -> list[Path]:
 
 
 def find_compiler_on(search_path: Sequence[str], python: str, source: str) -> Compiler:
-    """The compiler's wheel on a search path.
-
-    Args:
-        search_path: folders as in `sys.path`.
-        python: the interpreter that they belong to.
-        source: where it comes from, for people; its folder is added.
-
-    Raises:
-        ToolchainError: it is missing or damaged.
-    """
+    """The compiler's wheel on the search path of a Python; ToolchainError where it is missing or damaged."""
     wheel = find_wheel(COMPILER_WHEEL, search_path, python)
     onnx = next(iter(Distribution.discover(name="onnx", path=list(search_path))), None)
     opt = wheel.root / wheel.kind.tools / "iree-opt"
@@ -225,7 +200,7 @@ def find_compiler_on(search_path: Sequence[str], python: str, source: str) -> Co
 
 
 def find_runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
-    """The runtime's wheel on a search path; arguments and errors as for `find_compiler_on`."""
+    """The runtime's wheel, as `find_compiler_on`."""
     wheel = find_wheel(RUNTIME_WHEEL, search_path, python)
     return Runtime(
         source=f"{source}: {wheel.root}",
@@ -243,10 +218,6 @@ def find_on(search_path: Sequence[str], python: str) -> Toolchain:
 
     The native programs inside the wheels are taken, not the wrapper scripts next to the interpreter, which
     cost a Python start each.
-
-    Raises:
-        ToolchainError: where a wheel is missing or damaged; it names what, in which Python, and the command
-            that installs it.
     """
     try:
         compiler = find_compiler_on(search_path, python, "installed")

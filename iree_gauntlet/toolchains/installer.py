@@ -38,11 +38,7 @@ _PIP_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where packages come from, in addition to the user's own settings.
-
-    Attributes:
-        find_links: a page or folder with links to wheels; empty for none.
-    """
+    """Where packages come from, in addition to the user's own settings, such as a page with links to wheels."""
 
     find_links: str = ""
     only_links: bool = False
@@ -57,24 +53,14 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """uv.
-
-    Attributes:
-        program: its path; empty for the one that is installed with this toolkit.
-    """
+    """uv: by default the one that is installed with this toolkit."""
 
     program: str = ""
 
     def make_environment(self, folder: Path, held: int, news: Callable[[str], None]) -> None:
-        """Make an empty virtual environment of this Python.
+        """Make an empty virtual environment of this Python in a folder that does not exist.
 
-        Args:
-            folder: must not exist.
-            held: descriptor of a lock that is held for as long as the program lives.
-            news: receives a line for each thing that is done.
-
-        Raises:
-            ToolchainError: it cannot be made.
+        The lock whose descriptor is `held` is held for as long as the program lives.
         """
         argv = ["venv", "--quiet", "--no-project", "--python", sys.executable, str(folder)]
         self._run(argv, held, news, f"cannot make a virtual environment in {folder}")
@@ -82,20 +68,12 @@ class Installer:
     def install(
         self, python: Path, requirements: Sequence[str], sources: Sources, held: int, news: Callable[[str], None]
     ) -> None:
-        """Install into an environment that `make_environment` has made.
-
-        Raises:
-            ToolchainError: it does not go; the hint is what the program said.
-        """
+        """Install into an environment that `make_environment` has made; errors hint at what the program said."""
         argv = ["pip", "install", "--python", str(python), *sources.flags(), *requirements]
         self._run(argv, held, news, f"uv cannot install {' '.join(requirements)}")
 
     def versions(self, distribution: str, wanted: SpecifierSet, sources: Sources) -> list[Version]:
-        """Versions in a range that fit this Python, in order: at least the lowest and the highest; none for none.
-
-        Raises:
-            ToolchainError: the index does not answer.
-        """
+        """Versions in a range that fit this Python, in order: at least the lowest and the highest; none for none."""
         # It answers with one version at a time, and with no list when there is none.
         found = [self._resolve(f"{distribution}{wanted}", sources, way) for way in ("lowest-direct", "highest")]
         return sorted({version for version in found if version is not None})

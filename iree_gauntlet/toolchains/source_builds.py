@@ -126,11 +126,7 @@ class SourceBuilds:
     news: Callable[[str], None]
 
     def ready(self, choice: Choice, parts: frozenset[str]) -> Build:
-        """The build of a commit, or of a work tree as it is now; what is not built is built.
-
-        Args:
-            choice: of the kind `source`.
-            parts: what of it is needed.
+        """The build of a commit, or of a work tree as it is now, with the parts that are needed; built where it is not.
 
         Raises:
             ToolchainError: there is no such checkout or commit, something is missing that builds it, or it does not
@@ -177,20 +173,12 @@ class SourceBuilds:
         return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
     def remove(self, path: Path) -> None:
-        """Deletes a finished build, which the caller has made sure is not in use.
-
-        Raises:
-            ToolchainError: it cannot be deleted.
-        """
+        """Deletes a finished build, which the caller has made sure is not in use."""
         with name_refusals(self.folder):
             discard(path)
 
     def remove_work(self, path: Path) -> None:
-        """Deletes a folder that is built in, and its worktrees.
-
-        Raises:
-            ToolchainError: somebody builds there, or it cannot be deleted.
-        """
+        """Deletes a folder that is built in, and its worktrees, unless somebody builds there."""
         with name_refusals(path), ExitStack() as held:
             lock = take_lock(path.with_name(f".{path.name}.lock"))
             if lock is None:
