@@ -62,8 +62,10 @@ class _Stamp(Recorded):
     sha256: str
 
     @classmethod
-    def of(cls, path: str, status: os.stat_result, sha256: str) -> _Stamp:
-        return cls(path, status.st_size, status.st_mtime_ns, status.st_ino, sha256)
+    def of(cls, path: Path | str, status: os.stat_result, sha256: str) -> _Stamp:
+        # `Path.resolve` would follow links.
+        absolute = os.path.abspath(path)  # noqa: PTH100
+        return cls(absolute, status.st_size, status.st_mtime_ns, status.st_ino, sha256)
 
     @classmethod
     def read(cls, file: Path) -> _Stamp | None:
@@ -91,13 +93,12 @@ class VerifiedHashes:
 
     def known(self, path: Path) -> str:
         """Remembered SHA-256 of a file that has not changed since; empty where there is none. Cheap."""
-        absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links
         try:
-            status = os.stat(absolute)  # noqa: PTH116 - of the string that the stamp names
+            status = path.stat()
         except OSError:
             return ""
-        stamp = _Stamp.read(self._locate_stamp(absolute))
-        return stamp.sha256 if stamp and stamp == _Stamp.of(absolute, status, stamp.sha256) else ""
+        stamp = _Stamp.read(self._locate_stamp(path))
+        return stamp.sha256 if stamp and stamp == _Stamp.of(path, status, stamp.sha256) else ""
 
     def last(self, path: Path) -> str:
         """SHA-256 that the file at this path had when it was last hashed, whatever is there now."""
@@ -116,15 +117,15 @@ class VerifiedHashes:
         before = path.stat()
         sha256 = hash_file(path)
         after = path.stat()
-        steady = _Stamp.of("", before, "") == _Stamp.of("", after, "")
+        steady = _Stamp.of(path, before, "") == _Stamp.of(path, after, "")
         settled = before.st_mtime_ns + _CLOCK_TICK_NS < started_ns
         if steady and settled and sha256 == (expected or sha256):
-            self._write(path, before, sha256)
+            self._store(_Stamp.of(path, before, sha256))
         return sha256
 
     def remember(self, path: Path, sha256: str) -> None:
         """Note the hash of a file that only the caller has written."""
-        self._write(path, path.stat(), sha256)
+        self._store(_Stamp.of(path, path.stat(), sha256))
 
     def touch(self, path: Path, used: float | None = None) -> None:
         """Note that a file with a stamp was used, at most once an hour; the stamp's own time tells when.
@@ -172,9 +173,6 @@ class VerifiedHashes:
         # `Path.resolve` would follow links.
         digest = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()  # noqa: PTH100
         return self._folder / digest[:2] / f"{digest[2:40]}.json"
-
-    def _write(self, path: Path, status: os.stat_result, sha256: str) -> None:
-        self._store(_Stamp.of(os.path.abspath(path), status, sha256))  # noqa: PTH100 - `Path.resolve` would follow links
 
     def _store(self, stamp: _Stamp) -> None:
         file = self._locate_stamp(stamp.path)

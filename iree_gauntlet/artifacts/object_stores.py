@@ -71,32 +71,23 @@ S3_HINT = (
 )
 GCS_HINT = "For a private bucket set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account or of a sign-in."
 
-_AWS = {
-    "AWS_ACCESS_KEY_ID": "access_key_id",
-    "AWS_SECRET_ACCESS_KEY": "secret_access_key",
-    "AWS_SESSION_TOKEN": "session_token",
+# Options that are credentials, others; variables are called like them, but for the last ones.
+_AWS_CREDENTIALS = (
+    *("access_key_id", "web_identity_token_file"),
+    *("container_credentials_relative_uri", "container_credentials_full_uri"),
+)
+_AWS_OPTIONS = ("secret_access_key", "session_token", "role_arn", "container_authorization_token_file")
+_AWS = {f"AWS_{option.upper()}": option for option in (*_AWS_CREDENTIALS, *_AWS_OPTIONS)} | {
     "AWS_DEFAULT_REGION": "region",
     "AWS_REGION": "region",
     "AWS_ENDPOINT_URL": "endpoint",
     "AWS_ENDPOINT_URL_S3": "endpoint",
-    "AWS_WEB_IDENTITY_TOKEN_FILE": "web_identity_token_file",
-    "AWS_ROLE_ARN": "role_arn",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "container_credentials_relative_uri",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI": "container_credentials_full_uri",
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "container_authorization_token_file",
 }
-_AWS_CREDENTIALS = (
-    "access_key_id",
-    "web_identity_token_file",
-    "container_credentials_relative_uri",
-    "container_credentials_full_uri",
-)
 _GCS = {
-    "GOOGLE_APPLICATION_CREDENTIALS": "application_credentials",
-    "GOOGLE_SERVICE_ACCOUNT": "service_account",
-    "GOOGLE_SERVICE_ACCOUNT_KEY": "service_account_key",
+    f"GOOGLE_{option.upper()}": option
+    for option in ("application_credentials", "service_account", "service_account_key")
 }
-_GCS_CREDENTIALS = ("application_credentials", "service_account", "service_account_key", "bearer_token")
+_GCS_CREDENTIALS = (*_GCS.values(), "bearer_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,23 +302,19 @@ def _open_s3(bucket: str, path: str, url: str, configuration: Configuration, cli
 
     options, known = _collect_options(_AWS, _AWS_CREDENTIALS, url, configuration)
     options.setdefault("region", "us-east-1")
-    extra: dict[str, Any] = {}
-    if not known and not _is_anonymous(options):
-        # Profiles and single sign-on are boto3's knowledge. Without it, and without credentials: a public bucket.
-        extra = _find_boto3_provider()
-        if not extra:
-            options["skip_signature"] = "true"
-    return _open_location(S3Store, bucket, path, options, client, url, **extra)
+    if known or _is_anonymous(options):
+        return _open_location(S3Store, bucket, path, options, client, url)
+    # Profiles and single sign-on are boto3's knowledge. Without it, and without credentials: a public bucket.
+    if importlib.util.find_spec("boto3"):
+        import boto3  # noqa: PLC0415 - a large library, which few runs need
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - a large library, which few runs need
 
-
-def _find_boto3_provider() -> dict[str, Any]:
-    if not importlib.util.find_spec("boto3"):
-        return {}
-    import boto3  # noqa: PLC0415 - a large library, which few runs need
-    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - a large library, which few runs need
-
-    session = boto3.Session()
-    return {"credential_provider": Boto3CredentialProvider(session)} if session.get_credentials() else {}
+        session = boto3.Session()
+        if session.get_credentials():
+            provider = Boto3CredentialProvider(session)
+            return _open_location(S3Store, bucket, path, options, client, url, credential_provider=provider)
+    options["skip_signature"] = "true"
+    return _open_location(S3Store, bucket, path, options, client, url)
 
 
 def _open_gcs(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:

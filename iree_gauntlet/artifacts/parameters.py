@@ -188,9 +188,8 @@ def _make_float_bytes(element: ElementType, value: float) -> bytes:
         back = float(held.astype(np.float64)[0])
         if back == exact or (math.isnan(back) and math.isnan(exact)) or (math.isfinite(back) and math.isfinite(exact)):
             return held.tobytes()
-    raise ParameterError(
-        f"splat value {value}: {element.name} cannot hold it", "Use a smaller number, or a type with a larger range."
-    )
+    hint = "Use a smaller number, or a type with a larger range."
+    raise ParameterError(f"splat value {value}: {element.name} cannot hold it", hint)
 
 
 def _make_integer_bytes(element: ElementType, value: float) -> bytes:
@@ -244,11 +243,11 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
         raise ValueError("an archive holds the parameters of one scope")
     if len({parameter.name for parameter in parameters}) != len(parameters):
         raise ValueError("the names in an archive differ")
-    entries = _lay_out(sorted(parameters, key=lambda parameter: _make_key(parameter.name)), content)
-    head = _make_head(entries)
+    entries, size = _lay_out(sorted(parameters, key=lambda parameter: _make_key(parameter.name)), content)
+    head = _make_head(entries, size)
     url = path.name
     with lock_publishing(path, url) as temporary:
-        require_space(path.parent, url, _round_up(len(head) + _compute_storage_size(entries), _FILE_ALIGNMENT))
+        require_space(path.parent, url, _round_up(len(head) + size, _FILE_ALIGNMENT))
         with temporary.open("wb") as file:
             file.write(head)
             start = file.tell()
@@ -275,7 +274,8 @@ class _ArchiveEntry:
     offset: int | None
 
 
-def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) -> list[_ArchiveEntry]:
+def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) -> tuple[list[_ArchiveEntry], int]:
+    """The entries, and the bytes of all data."""
     entries = []
     end = 0
     for parameter in parameters:
@@ -293,15 +293,10 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) ->
         offset = _round_up(end, _DATA_ALIGNMENT)
         end = offset + parameter.byte_size
         entries.append(_ArchiveEntry(parameter, pattern, offset))
-    return entries
+    return entries, end
 
 
-def _compute_storage_size(entries: Sequence[_ArchiveEntry]) -> int:
-    ends = (entry.offset + entry.parameter.byte_size for entry in entries if entry.offset is not None)
-    return max(ends, default=0)
-
-
-def _make_head(entries: Sequence[_ArchiveEntry]) -> bytes:
+def _make_head(entries: Sequence[_ArchiveEntry], storage_size: int) -> bytes:
     """Header, entry table and names, padded to where the data begins."""
     names = [_make_key(entry.parameter.name) for entry in entries]
     table, name_offset = bytearray(), 0
@@ -320,7 +315,7 @@ def _make_head(entries: Sequence[_ArchiveEntry]) -> bytes:
     has_data = any(entry.offset is not None for entry in entries)
     storage_offset = _round_up(names_offset + name_offset, _DATA_ALIGNMENT if has_data else 1)
     prefix = (b"IRPA", 0, 0, _HEADER.size, 0, 0)
-    segments = (table_offset, len(table), names_offset, name_offset, storage_offset, _compute_storage_size(entries))
+    segments = (table_offset, len(table), names_offset, name_offset, storage_offset, storage_size)
     head = _HEADER.pack(*prefix, len(entries), *segments).ljust(table_offset, b"\0") + table + b"".join(names)
     return head.ljust(storage_offset, b"\0")
 

@@ -244,10 +244,19 @@ def _read_reference(text: _Text, start: int, *, wrapped: bool) -> tuple[Paramete
         if not behind:
             raise MalformedReferenceError('">" is expected behind its name')
         position = behind
-    behind = _take(text, position, b":")
-    type_text, position = _read_type(text, behind) if behind else ("", position)
+    kind = b""
+    if behind := _take(text, position, b":"):
+        # A type: a word, and what stands in angle brackets right behind it.
+        begin = _skip_blanks(text, behind)
+        match = _WORD.match(text, begin)
+        if match is None:
+            raise MalformedReferenceError("a type is expected behind its colon")
+        position = match.end()
+        if text[position : position + 1] == b"<":
+            position = _skip_brackets(text, position)
+        kind = _IGNORED.sub(lambda ignored: ignored[1] or b"", text[begin:position])
     scope_text, name_text = (part.decode(errors="surrogateescape") for part in (scope, name))
-    return ParameterReference(scope_text, name_text, type_text), position
+    return ParameterReference(scope_text, name_text, kind.decode(errors="backslashreplace")), position
 
 
 def _skip_blanks(text: _Text, position: int) -> int:
@@ -269,19 +278,6 @@ def _read_string(text: _Text, position: int) -> tuple[bytes, int]:
         raise MalformedReferenceError("a name in double quotes is expected, on one line and with MLIR's escapes")
     name = _ESCAPE.sub(lambda one: _LETTERS.get(one[1]) or bytes.fromhex(one[1].decode("ascii")), match[1])
     return name, match.end()
-
-
-def _read_type(text: _Text, position: int) -> tuple[str, int]:
-    """A type: a word, and what stands in angle brackets right behind it."""
-    position = _skip_blanks(text, position)
-    match = _WORD.match(text, position)
-    if match is None:
-        raise MalformedReferenceError("a type is expected behind its colon")
-    end = match.end()
-    if text[end : end + 1] == b"<":
-        end = _skip_brackets(text, end)
-    type_text = _IGNORED.sub(lambda ignored: ignored[1] or b"", text[position:end])
-    return type_text.decode(errors="backslashreplace"), end
 
 
 def _skip_brackets(text: _Text, position: int) -> int:
@@ -381,9 +377,8 @@ def collect_parameters(program: Path, ir_tool: str) -> tuple[Parameter, ...]:
                         "One parameter has one type: name one of the two differently in the program.",
                     )
     except OSError as error:
-        raise ParameterError(
-            f"{program}: cannot be read: {error.strerror}", "Check the path and the rights there."
-        ) from error
+        hint = "Check the path and the rights there."
+        raise ParameterError(f"{program}: cannot be read: {error.strerror}", hint) from error
     return tuple(found.values())
 
 
@@ -410,10 +405,8 @@ def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[Param
         try:
             ended = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE, check=False)
         except OSError as error:
-            raise ParameterError(
-                f"{ir_tool}: cannot be started: {error.strerror}",
-                f"{program} needs the compiler's iree-opt to be read: give the path of the one in the toolchain.",
-            ) from error
+            hint = f"{program} needs the compiler's iree-opt to be read: give the path of the one in the toolchain."
+            raise ParameterError(f"{ir_tool}: cannot be started: {error.strerror}", hint) from error
         if ended.returncode != 0:
             said = ended.stderr.decode(errors="backslashreplace").strip() or "nothing"
             raise ParameterError(
@@ -468,9 +461,8 @@ def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Paramet
     try:
         yield from _find_stored_references(_BytecodeReader(file), source)
     except _DamagedError as error:
-        raise ParameterError(
-            f"{source}: damaged MLIR bytecode: {error}", "Fetch or write it again; iree-opt must be able to read it."
-        ) from error
+        hint = "Fetch or write it again; iree-opt must be able to read it."
+        raise ParameterError(f"{source}: damaged MLIR bytecode: {error}", hint) from error
 
 
 def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[ParameterReference]:

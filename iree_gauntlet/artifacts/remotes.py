@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
@@ -122,23 +121,16 @@ class HttpRemote:
     stall_timeout: float = 60.0
     access_hint: str = "It needs credentials: put them into ~/.netrc, or use a source that is public."
     missing_hint: str = "There is no such file: check the spelling, or whether it was moved."
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    # Where the last answer came from, after redirections: asked directly from then on.
+    # Where the last answer to any thread came from, after redirections: asked directly from then on.
     _resolved: str = ""
     # Of all threads, so that connections are used again.
     _session: requests.Session = field(default_factory=requests.Session)
 
     def _place(self) -> tuple[str, bool]:
         """The URL to ask, and whether it came out of an earlier answer."""
-        with self._lock:
-            if self._resolved:
-                return self._resolved, True
+        if resolved := self._resolved:
+            return resolved, True
         return (self.target() if self.target else self.url), False
-
-    def _remember(self, resolved: str) -> None:
-        """Note where an answer came from; empty to begin at the beginning again."""
-        with self._lock:
-            self._resolved = resolved
 
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
@@ -157,7 +149,7 @@ class HttpRemote:
         if resolved and response.status_code in _NO_ACCESS | _GONE:
             # Redirections and signatures live for minutes or hours; large files take longer.
             response.close()
-            self._remember("")
+            self._resolved = ""
             response = self._request(self._place()[0], start, stop, version, own=True)
         headers = _Headers.of(response)
         empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
@@ -171,7 +163,7 @@ class HttpRemote:
         asked = response.history[0].url if response.history else response.url
         if response.ok and (not self.headers or urlsplit(response.url).netloc != urlsplit(asked).netloc):
             # Headers are for the host that was asked first: elsewhere they are neither needed nor sent.
-            self._remember(response.url)
+            self._resolved = response.url
         return response
 
     def _request(self, url: str, start: int, stop: int | None, version: str, *, own: bool) -> requests.Response:
@@ -405,7 +397,13 @@ def _make_hub_remote(url: str, rest: str, configuration: Configuration, stall_ti
     endpoint = configuration.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     kind, repository, revision, path = match.groups(default="")
     target = f"{endpoint}/{kind}{repository}/resolve/{revision}/{quote(unquote(path))}"
-    token = _find_hub_token(configuration)
+    # The token as the hub's own tools find it (huggingface.co/docs/huggingface_hub/package_reference).
+    environ = configuration.environ
+    token = environ.get("HF_TOKEN", "").strip()
+    if not token:
+        home = environ.get("HF_HOME") or str(Path(environ.get("HOME", "/")) / ".cache/huggingface")
+        with suppress(OSError, UnicodeDecodeError):
+            token = Path(environ.get("HF_TOKEN_PATH") or f"{home}/token").read_text(encoding="ascii").strip()
     return HttpRemote(
         url,
         target=lambda: target,
@@ -413,19 +411,6 @@ def _make_hub_remote(url: str, rest: str, configuration: Configuration, stall_ti
         stall_timeout=stall_timeout,
         access_hint=_HUB_HINT,
     )
-
-
-def _find_hub_token(configuration: Configuration) -> str:
-    """The token as the hub's own tools find it (huggingface.co/docs/huggingface_hub/package_reference)."""
-    environ = configuration.environ
-    if token := environ.get("HF_TOKEN"):
-        return token.strip()
-    home = environ.get("HF_HOME") or str(Path(environ.get("HOME", "/")) / ".cache/huggingface")
-    path = Path(environ.get("HF_TOKEN_PATH") or str(Path(home) / "token"))
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 @dataclass(frozen=True, slots=True)

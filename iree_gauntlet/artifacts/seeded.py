@@ -267,15 +267,13 @@ def _parse_value(text: str) -> tuple[tuple[int, ...], str]:
     dims, element_type = match.groups()
     if element_type not in _ELEMENTS:
         near = _suggest_nearest(element_type, _ELEMENTS)
-        raise _WrongSourceError(
-            f"unknown element type {element_type!r}{near}", f"Element types: {', '.join(_ELEMENTS)}."
-        )
+        hint = f"Element types: {', '.join(_ELEMENTS)}."
+        raise _WrongSourceError(f"unknown element type {element_type!r}{near}", hint)
     shape = tuple(int(size) for size in dims.split("x")) if dims else ()
     size = math.prod(shape) * max(1, int(re.findall(r"[0-9]+", element_type)[0]) // 8)
     if size > _LARGEST_BYTES:
-        raise _WrongSourceError(
-            f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", "Check the shape."
-        )
+        hint = "Check the shape."
+        raise _WrongSourceError(f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", hint)
     return shape, element_type
 
 

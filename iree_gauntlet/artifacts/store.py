@@ -333,7 +333,14 @@ class ArtifactStore:
             # Before it is looked for: what is in use is not collected.
             self._leases.use(path)
             try:
-                sha256, cached = self._find_or_make(source, path, recorder)
+                sha256 = self._find_usable(source, path, Recorder(Progress()))
+                cached = bool(sha256)
+                if not cached:
+                    with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", url, recorder):
+                        # Another run may have fetched it while this one waited for the lock.
+                        sha256 = self._find_usable(source, path, recorder)
+                        cached = bool(sha256)
+                        sha256 = sha256 or self._make(source, path, recorder)
             except ArtifactError as error:
                 error.notes = tuple(recorder.notes)
                 raise
@@ -388,18 +395,6 @@ class ArtifactStore:
         except OSError as error:
             what = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, what, f"Check the path and its rights; it is needed for {url}") from error
-
-    def _find_or_make(self, source: MadeSource, path: Path, progress: Recorder) -> tuple[str, bool]:
-        """SHA-256, and whether it was there before."""
-        sha256 = self._find_usable(source, path, Recorder(Progress()))
-        if sha256:
-            return sha256, True
-        with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", source.url, progress):
-            # Another run may have fetched it while this one waited for the lock.
-            sha256 = self._find_usable(source, path, progress)
-            if sha256:
-                return sha256, True
-            return self._make(source, path, progress), False
 
     def _find_usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
         """SHA-256 of the file that is there; empty where there is none, or one that must go."""

@@ -96,10 +96,8 @@ def list_candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Ca
     keys = [_make_key(choice) for choice in row]
     for option, choice, place_name, index in (("--good", first, "first", 0), ("--bad", last, "last", len(row) - 1)):
         if _make_key(choice) in keys and keys.index(_make_key(choice)) != index:
-            raise UsageError(
-                f"{option} {choice.text} is not the {place_name} one of --among",
-                "Name what lies between in order: good first, bad last.",
-            )
+            hint = "Name what lies between in order: good first, bad last."
+            raise UsageError(f"{option} {choice.text} is not the {place_name} one of --among", hint)
     whole = [*([] if keys and keys[0] == _make_key(first) else [first]), *row]
     whole += [] if keys and keys[-1] == _make_key(last) else [last]
     seen: set[str] = set()

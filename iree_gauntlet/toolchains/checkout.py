@@ -60,13 +60,11 @@ class Checkout:
             why = (top.stderr.strip().splitlines() or ["no reason given"])[0]
             raise NoSuchToolchainError(f"source:{folder} is no git checkout: {why}", f"Get one: {clone}")
         if not folder.samefile(top.stdout.rstrip("\n")):
-            raise NoSuchToolchainError(
-                f"source:{folder} lies within a checkout", f"Name its top: source:{top.stdout.strip()}"
-            )
+            hint = f"Name its top: source:{top.stdout.strip()}"
+            raise NoSuchToolchainError(f"source:{folder} lies within a checkout", hint)
         if missing := [name for name in ("CMakeLists.txt", "runtime") if not (folder / name).exists()]:
-            raise NoSuchToolchainError(
-                f"source:{folder} is no checkout of IREE: it has no {missing[0]}", f"Get one: {clone}"
-            )
+            hint = f"Get one: {clone}"
+            raise NoSuchToolchainError(f"source:{folder} is no checkout of IREE: it has no {missing[0]}", hint)
         return cls(folder, git)
 
     def commit_of(self, ref: str) -> str:
@@ -79,10 +77,8 @@ class Checkout:
             remote = [name for name in known if name.endswith(f"/{ref}")]
             near = remote or difflib.get_close_matches(ref, known, n=3)
             meant = f"Did you mean {' or '.join(near)}? " if near else ""
-            raise NoSuchToolchainError(
-                f"source:{self.folder} has no commit {ref}",
-                f"{meant}Get what is new: git -C {self.folder} fetch --tags",
-            )
+            hint = f"{meant}Get what is new: git -C {self.folder} fetch --tags"
+            raise NoSuchToolchainError(f"source:{self.folder} has no commit {ref}", hint)
         return commit
 
     def version_commit(self, text: str) -> str:
@@ -128,10 +124,8 @@ class Checkout:
         wanted = self._list_submodules(commit, runtime_only=runtime_only)
         missing = [path for path in wanted if not (self.folder / path / ".git").exists()]
         if missing:
-            raise ToolchainError(
-                f"source:{self.folder} lacks submodules: {listed(missing, _MOST_NAMED)}",
-                f"Get them: git -C {self.folder} submodule update --init",
-            )
+            hint = f"Get them: git -C {self.folder} submodule update --init"
+            raise ToolchainError(f"source:{self.folder} lacks submodules: {listed(missing, _MOST_NAMED)}", hint)
         return wanted
 
     def lay_out(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
@@ -145,10 +139,8 @@ class Checkout:
         wanted = self.require_submodules(commit, runtime_only=runtime_only)
         for path, revision in wanted.items():
             if self._ask(["-C", path, "cat-file", "-e", f"{revision}^{{commit}}"]).exit_code != 0:
-                raise ToolchainError(
-                    f"{path} has no commit {revision[:12]}, which {commit[:12]} needs",
-                    f"Fetch it: git -C {self.folder / path} fetch origin {revision}",
-                )
+                hint = f"Fetch it: git -C {self.folder / path} fetch origin {revision}"
+                raise ToolchainError(f"{path} has no commit {revision[:12]}, which {commit[:12]} needs", hint)
         self._place(Path(), commit, tree)
         for path, revision in wanted.items():
             self._place(Path(path), revision, tree / path)

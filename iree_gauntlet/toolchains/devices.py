@@ -178,20 +178,15 @@ def _find_uri(toolchain: Toolchain, device: str) -> str:
     found = devices(toolchain, driver)
     if not found:
         raise ToolchainError(f"the driver {driver} works and finds no device", _HINTS.get(driver, ""))
-    chosen = _choose(found, driver, path.partition("?")[0])
-    if not chosen:
-        raise ToolchainError(f"{driver} has only {', '.join(found)}", "name one of these")
-    return chosen
-
-
-def _choose(found: tuple[str, ...], driver: str, path: str) -> str:
-    """The device that a path means: the first for none, an ordinal, or its own name; empty for no device."""
+    # The first for no path, an ordinal, or its own name.
+    path = path.partition("?")[0]
     if not path:
         return found[0]
-    if path.isdecimal() and driver not in _WITHOUT_ORDINALS:
-        return found[int(path)] if int(path) < len(found) else ""
-    uri = f"{driver}://{path}"
-    return uri if uri in found else ""
+    ordinal = path.isdecimal() and driver not in _WITHOUT_ORDINALS
+    chosen = found[int(path) :][:1] if ordinal else [uri for uri in found if uri == f"{driver}://{path}"]
+    if not chosen:
+        raise ToolchainError(f"{driver} has only {', '.join(found)}", "name one of these")
+    return chosen[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +272,6 @@ def ask_host_cpu(toolchain: Toolchain) -> str:
     answer = ask([toolchain.compiler.compile, "-", *flags], timeout=_HOST_SECONDS, stdin="module {}")
     cpu = re.search(r'\bcpu = "([^"]+)"', answer.stdout)
     if cpu is None:
-        raise ToolchainError(
-            f"the compiler does not say what CPU `host` is (exit code {answer.exit_code})",
-            "name the CPU in the flags: --iree-llvmcpu-target-cpu=<cpu>",
-        )
+        hint = "name the CPU in the flags: --iree-llvmcpu-target-cpu=<cpu>"
+        raise ToolchainError(f"the compiler does not say what CPU `host` is (exit code {answer.exit_code})", hint)
     return cpu[1]

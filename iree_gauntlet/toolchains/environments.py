@@ -155,9 +155,8 @@ def name_refusals(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ToolchainError(
-            f"{error.filename or folder}: {error.strerror or error}", "Check the cache's folder, its rights and space."
-        ) from error
+        hint = "Check the cache's folder, its rights and space."
+        raise ToolchainError(f"{error.filename or folder}: {error.strerror or error}", hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +242,8 @@ class Environments:
         path = self.path_of(recipe.label)
         _, why = Environment.inspect(path)
         if self.offline:
-            raise ToolchainError(
-                f"IREE {recipe.asked} is not installed in the cache: {path} {why}",
-                f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}",
-            )
+            hint = f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}"
+            raise ToolchainError(f"IREE {recipe.asked} is not installed in the cache: {path} {why}", hint)
         with name_refusals(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._hold_lock(recipe.label) as held:
@@ -301,10 +298,8 @@ class Environments:
             for kind, wanted in ((COMPILER_WHEEL, recipe.compiler), (RUNTIME_WHEEL, recipe.runtime)):
                 release = find_wheel(kind, search_path, str(python)).release if wanted else ""
                 if wanted and Version(release) != Version(wanted):
-                    raise ToolchainError(
-                        f"{kind.distribution} {wanted} was asked for, and {release} came",
-                        "Look at the index settings, and at the wheel's metadata.",
-                    )
+                    hint = "Look at the index settings, and at the wheel's metadata."
+                    raise ToolchainError(f"{kind.distribution} {wanted} was asked for, and {release} came", hint)
             seal(new, SEAL, {**asdict(recipe), "installer": "uv"})
         news(f"installed in {time.monotonic() - started:.0f} s")
 

@@ -333,17 +333,13 @@ def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
     found = {tool: shutil.which(tool, path=search_path) for tool in tools}
     missing = [tool for tool, path in found.items() if path is None]
     if missing:
-        raise ToolchainError(
-            f"no {' and '.join(missing)} on the PATH: {search_path or 'it is empty'}",
-            "Put the folder of IREE's tools on it: export PATH=<build>/tools:$PATH",
-        )
+        hint = "Put the folder of IREE's tools on it: export PATH=<build>/tools:$PATH"
+        raise ToolchainError(f"no {' and '.join(missing)} on the PATH: {search_path or 'it is empty'}", hint)
     paths = [Path(path).absolute() for path in found.values() if path is not None]
     folders = sorted({str(path.parent) for path in paths})
     if len(folders) > 1:
-        raise ToolchainError(
-            f"{' and '.join(tools)} on the PATH come from several places: {', '.join(folders)}",
-            "Put the folder of one IREE first.",
-        )
+        hint = "Put the folder of one IREE first."
+        raise ToolchainError(f"{' and '.join(tools)} on the PATH come from several places: {', '.join(folders)}", hint)
     return paths[0]
 
 
@@ -352,10 +348,8 @@ def _find_venv_python(folder: Path) -> Path:
         return folder
     python = folder / "bin" / "python"
     if not python.exists():
-        raise NoSuchToolchainError(
-            f"venv:{folder} is no virtual environment: {python} does not exist",
-            f"Make one: python -m venv {folder}, and install IREE there.",
-        )
+        hint = f"Make one: python -m venv {folder}, and install IREE there."
+        raise NoSuchToolchainError(f"venv:{folder} is no virtual environment: {python} does not exist", hint)
     return python
 
 
@@ -372,10 +366,8 @@ def provide_environment(choice: Choice, place: ToolchainPlace) -> Environment:
         # The exact version allows itself; nothing else is to be a pre-release.
         sources = Sources(place.nightly_links)
     else:
-        raise UsageError(
-            f"{choice.text} is not installed by this toolkit",
-            "Name a release, a range, a nightly, commit:SHA or wheels:DIR.",
-        )
+        hint = "Name a release, a range, a nightly, commit:SHA or wheels:DIR."
+        raise UsageError(f"{choice.text} is not installed by this toolkit", hint)
     version = choice.version or _find_newest(choice, place, sources)
     try:
         requirements = (f"iree-base-compiler[onnx]=={version}", f"iree-base-runtime=={version}")
@@ -395,10 +387,8 @@ def _install_commit(choice: Choice, place: ToolchainPlace) -> Environment:
     if len(known) == 1 and (found := environments.find(known[0])):
         return found
     if environments.offline:
-        raise ToolchainError(
-            f"{choice.text} is not installed in the cache, and this is offline",
-            f"Install it where there is a network: gauntlet toolchain.install {choice.text}",
-        )
+        hint = f"Install it where there is a network: gauntlet toolchain.install {choice.text}"
+        raise ToolchainError(f"{choice.text} is not installed in the cache, and this is offline", hint)
     commit = place.packages.commit_of(choice.ref)
     label = f"commit-{commit[:_COMMIT_DIGITS]}"
     with name_refusals(environments.folder):
@@ -436,10 +426,8 @@ def _find_newest(choice: Choice, place: ToolchainPlace, sources: Sources) -> Ver
             f"There are {known[0]} to {known[-1]}." if known else "The index has none: check its settings.",
         )
     if not versions:
-        raise ToolchainError(
-            f"no nightly of IREE for this Python and platform at {sources.find_links}",
-            "Name its page in gauntlet.toml: [toolchains] nightly_links.",
-        )
+        hint = "Name its page in gauntlet.toml: [toolchains] nightly_links."
+        raise ToolchainError(f"no nightly of IREE for this Python and platform at {sources.find_links}", hint)
     return versions[-1]
 
 

@@ -178,10 +178,8 @@ def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:
     found = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(answer.stdout)
     if answer.exit_code != 0 or _LANDMARKS[tool] not in found.names:
         last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
-        raise ToolchainError(
-            f"{path} {question} did not list its flags (exit code {answer.exit_code}): {last}",
-            "run it by hand; reinstall the toolchain where it does not start",
-        )
+        hint = "run it by hand; reinstall the toolchain where it does not start"
+        raise ToolchainError(f"{path} {question} did not list its flags (exit code {answer.exit_code}): {last}", hint)
     return found
 
 

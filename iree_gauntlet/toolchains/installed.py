@@ -90,9 +90,8 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     root = next((f for p in search_path if ((f := Path(p).absolute()) / kind.version_file).is_file()), None)
     install = f"{python} -m pip install {kind.distribution}"
     if root is None:
-        raise ToolchainError(
-            f"no IREE {kind.noun} in {python}: {kind.version_file} is not on its path", f"install: {install}"
-        )
+        hint = f"install: {install}"
+        raise ToolchainError(f"no IREE {kind.noun} in {python}: {kind.version_file} is not on its path", hint)
     distribution = next(iter(Distribution.discover(name=kind.distribution, path=[str(root)])), None)
     if distribution is None or not distribution.version:
         raise ToolchainError(
@@ -120,10 +119,8 @@ def _require_executable(wheel: Wheel, name: str, python: str) -> str:
             f"the installation is damaged; repair it: {reinstall}",
         )
     if not os.access(path, os.X_OK):
-        raise ToolchainError(
-            f"{name} of the IREE {wheel.kind.noun} {wheel.release} may not be executed: {path}",
-            f"chmod +x {path}, or see that its file system is not mounted noexec, or reinstall: {reinstall}",
-        )
+        hint = f"chmod +x {path}, or see that its file system is not mounted noexec, or reinstall: {reinstall}"
+        raise ToolchainError(f"{name} of the IREE {wheel.kind.noun} {wheel.release} may not be executed: {path}", hint)
     return str(path)
 
 
@@ -225,10 +222,8 @@ def find_on(search_path: Sequence[str], python: str) -> Toolchain:
         try:
             find_runtime_on(search_path, python, "installed")
         except ToolchainError as other:
-            raise ToolchainError(
-                f"{problem.what}; {other.what}",
-                f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime",
-            ) from None
+            hint = f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime"
+            raise ToolchainError(f"{problem.what}; {other.what}", hint) from None
         raise
     # They may lie in two folders of the search path; people know the environment by the compiler's.
     return Toolchain(compiler, replace(find_runtime_on(search_path, python, "installed"), source=compiler.source))

@@ -84,9 +84,8 @@ class Installer:
         try:
             answer = self._run_uv(argv, timeout=_ASK_SECONDS, stdin=requirement)
         except subprocess.TimeoutExpired as error:
-            raise ToolchainError(
-                f"uv did not answer within {_ASK_SECONDS:g} s", "Check the network and its index settings."
-            ) from error
+            hint = "Check the network and its index settings."
+            raise ToolchainError(f"uv did not answer within {_ASK_SECONDS:g} s", hint) from error
         if answer.exit_code != 0:
             if "No solution found" in answer.text and "network" not in answer.text.lower():
                 return None
@@ -111,32 +110,26 @@ class Installer:
             raise ToolchainError(f"{what} (exit code {answer.exit_code})", _take_tail(answer.text))
 
     def _run_uv(self, argv: Sequence[str], **how: Any) -> Answer:
+        ours = dict(os.environ)
+        # The indexes of pip's variables, where no variable of uv's own names any.
+        if not any(ours.get(name) for name in (*_PIP_VARIABLES.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")):
+            of_pip = {name: ours[pip].split() for pip, name in _PIP_VARIABLES.items() if ours.get(pip)}
+            ours |= {name: ("," if name == "UV_FIND_LINKS" else " ").join(values) for name, values in of_pip.items()}
+            # pip takes the best version of all indexes; uv by itself that of the first index that has any.
+            if "UV_INDEX" in of_pip:
+                ours.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
         try:
             from uv import find_uv_bin  # noqa: PLC0415 - large, and a machine without a network may lack it
 
-            return run_short([self.program or find_uv_bin(), *argv], environment=_choose_environment(), **how)
+            return run_short([self.program or find_uv_bin(), *argv], environment=ours, **how)
         except OSError as error:
             hint = f"Reinstall it: {sys.executable} -m pip install uv"
             raise ToolchainError(f"uv cannot be started: {error}", hint) from error
 
 
-def _choose_environment() -> dict[str, str]:
-    """What uv inherits: with the indexes of pip's variables where no variable of its own names any."""
-    ours = dict(os.environ)
-    if not any(ours.get(name) for name in (*_PIP_VARIABLES.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")):
-        of_pip = {name: ours[pip].split() for pip, name in _PIP_VARIABLES.items() if ours.get(pip)}
-        ours |= {name: ("," if name == "UV_FIND_LINKS" else " ").join(values) for name, values in of_pip.items()}
-        # pip takes the best version of all indexes; uv by itself that of the first index that has any.
-        if "UV_INDEX" in of_pip:
-            ours.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
-    return ours
-
-
 def _explain_unanswered(requirement: str, answer: Answer) -> ToolchainError:
-    return ToolchainError(
-        f"uv cannot say what there is of {requirement} (exit code {answer.exit_code})",
-        f"Check the network and uv's index settings.\n{_take_tail(answer.text)}",
-    )
+    hint = f"Check the network and uv's index settings.\n{_take_tail(answer.text)}"
+    return ToolchainError(f"uv cannot say what there is of {requirement} (exit code {answer.exit_code})", hint)
 
 
 def _take_tail(output: str) -> str:
