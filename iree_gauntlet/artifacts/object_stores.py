@@ -181,14 +181,13 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
 def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
     """SAS, key, and where they come from (or why they are not used)."""
     named = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-    there = [name for name in _SECRETS if environ.get(name)]
-    if named != account:
-        why = f"AZURE_STORAGE_ACCOUNT is {named!r}" if named else "AZURE_STORAGE_ACCOUNT is not set"
-        return "", "", f"not used: {there[0]}, as {why}" if there else ""
+    there = next((name for name in _SECRETS if environ.get(name)), "")
     if not there:
         return "", "", ""
-    sas = there[0] == "AZURE_STORAGE_SAS_TOKEN"
-    return environ[there[0]] if sas else "", "" if sas else environ[there[0]], there[0]
+    if named != account:
+        why = f"AZURE_STORAGE_ACCOUNT is {named!r}" if named else "AZURE_STORAGE_ACCOUNT is not set"
+        return "", "", f"not used: {there}, as {why}"
+    return (environ[there], "", there) if there == "AZURE_STORAGE_SAS_TOKEN" else ("", environ[there], there)
 
 
 def _describe_expiry(sas: str) -> str:

@@ -107,7 +107,9 @@ def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -
     Each parameter makes its own stream of the seed. The bytes do not depend on `piece`: words that are handled at once.
     """
     element = parameter.element
-    words_left = -(-parameter.count * _make_stream_bits(element) // (_WORD_BYTES * 8))
+    # Of the stream, that make one value.
+    bits = {BitsKind.BOOL: 1, BitsKind.INTEGER: element.bits, BitsKind.FLOAT: max(16, element.bits)}[element.kind]
+    words_left = -(-parameter.count * bits // (_WORD_BYTES * 8))
     values_left = parameter.count
     digest = hashlib.sha256(_SCHEME)
     shape = "x".join(map(str, parameter.shape))
@@ -119,10 +121,24 @@ def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -
     while words_left:
         words = min(piece, words_left)
         stream = np.asarray(generator.random_raw(words), dtype=np.uint64).astype("<u8", copy=False)
-        values = words * _WORD_BYTES * 8 // _make_stream_bits(element)
-        yield _make(stream, element, min(values, values_left))
-        words_left -= words
-        values_left -= min(values, values_left)
+        count = min(words * _WORD_BYTES * 8 // bits, values_left)
+        words_left, values_left = words_left - words, values_left - count
+        raw = stream.view(np.uint8)
+        if element.kind is BitsKind.BOOL:
+            yield np.unpackbits(raw, count=count, bitorder="little").tobytes()
+        elif element.kind is BitsKind.INTEGER:
+            packed = raw[: (count * bits + 7) // 8]
+            if used := count * bits % 8:
+                packed[-1] &= (1 << used) - 1
+            yield packed.tobytes()
+        else:
+            picked = _compute_normals(element.dtype).take(stream.view("<u2"))
+            terms = bits // 16
+            while terms > 1:
+                # Always by pairs of neighbours: the order of additions is part of the bytes.
+                picked = picked[0::2] + picked[1::2]
+                terms //= 2
+            yield picked[:count].tobytes()
 
 
 def make_splat_pattern(element: ElementType, value: float) -> bytes:
@@ -133,33 +149,6 @@ def make_splat_pattern(element: ElementType, value: float) -> bytes:
     while len(pattern) > 1 and pattern[: len(pattern) // 2] == pattern[len(pattern) // 2 :]:
         pattern = pattern[: len(pattern) // 2]
     return pattern
-
-
-def _make_stream_bits(element: ElementType) -> int:
-    """Bits of the stream that make one value."""
-    if element.kind is BitsKind.BOOL:
-        return 1
-    return max(16, element.bits) if element.kind is BitsKind.FLOAT else element.bits
-
-
-def _make(stream: NDArray[Any], element: ElementType, count: int) -> bytes:
-    """The first `count` values of a piece of the stream."""
-    raw = stream.view(np.uint8)
-    if element.kind is BitsKind.BOOL:
-        return np.unpackbits(raw, count=count, bitorder="little").tobytes()
-    if element.kind is BitsKind.INTEGER:
-        used_bits = count * element.bits
-        content = raw[: (used_bits + 7) // 8]
-        if used_bits % 8:
-            content[-1] &= (1 << used_bits % 8) - 1
-        return content.tobytes()
-    picked = _compute_normals(element.dtype).take(stream.view("<u2"))
-    terms = _make_stream_bits(element) // 16
-    while terms > 1:
-        # Always by pairs of neighbours: the order of additions is part of the bytes.
-        picked = picked[0::2] + picked[1::2]
-        terms //= 2
-    return picked[:count].tobytes()
 
 
 @cache
@@ -254,8 +243,7 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
             for entry in entries:
                 if entry.offset is not None:
                     file.write(bytes(start + entry.offset - file.tell()))
-                    for piece in _make_content(entry, content):
-                        file.write(piece)
+                    file.writelines(_make_content(entry, content))
             file.write(bytes(-file.tell() % _FILE_ALIGNMENT))
     sync_folder(path.parent)
 

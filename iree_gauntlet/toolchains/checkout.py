@@ -28,14 +28,8 @@ _SUBMODULE = "160000"
 _MOST_NAMED = 4
 # What hooks of git set.
 _OF_ANOTHER_REPOSITORY = (
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_NAMESPACE",
-    "GIT_PREFIX",
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
+    *("GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX"),
 )
 
 
@@ -55,7 +49,8 @@ class Checkout:
         git = shutil.which("git", path=search_path)
         if git is None:
             raise ToolchainError("no git on the PATH, which a source build needs", "Install it: sudo apt install git")
-        top = _ask_git(git, folder, ["rev-parse", "--show-toplevel"])
+        made = cls(folder, git)
+        top = made._ask(["rev-parse", "--show-toplevel"])
         if top.exit_code != 0:
             why = (top.stderr.strip().splitlines() or ["no reason given"])[0]
             raise NoSuchToolchainError(f"source:{folder} is no git checkout: {why}", f"Get one: {clone}")
@@ -65,7 +60,7 @@ class Checkout:
         if missing := [name for name in ("CMakeLists.txt", "runtime") if not (folder / name).exists()]:
             hint = f"Get one: {clone}"
             raise NoSuchToolchainError(f"source:{folder} is no checkout of IREE: it has no {missing[0]}", hint)
-        return cls(folder, git)
+        return made
 
     def commit_of(self, ref: str) -> str:
         """The commit that a branch, a tag or the beginning of a hash means."""
@@ -185,11 +180,7 @@ class Checkout:
         return answer.stdout
 
     def _ask(self, arguments: list[str]) -> Answer:
-        return _ask_git(self.git, self.folder, arguments)
-
-
-def _ask_git(git: str, folder: Path, arguments: list[str]) -> Answer:
-    # Git looks where it is told to, and writes no index of what it only reads.
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}
-    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    return ask([git, "-C", str(folder), *arguments], timeout=_TIMEOUT_SECONDS, environment=environment)
+        # Git looks where it is told to, and writes no index of what it only reads.
+        environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}
+        environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        return ask([self.git, "-C", str(self.folder), *arguments], timeout=_TIMEOUT_SECONDS, environment=environment)
