@@ -426,8 +426,7 @@ def _make_parameter(reference: ParameterReference, where: str) -> Parameter:
     is_type = f"is {reference.type}"
     match = _TENSOR.fullmatch(reference.type)
     if match is None:
-        hint = "Values are made for tensors of known size, such as tensor<4x4xf32>."
-        raise wrong(f"{is_type}, not a tensor", hint)
+        raise wrong(f"{is_type}, not a tensor", "Values are made for tensors of known size, such as tensor<4x4xf32>.")
     dims, name, encoding = match.groups()
     if "?" in dims:
         hint = "Values need a static shape: write the sizes in the program, or use weights from a URL."

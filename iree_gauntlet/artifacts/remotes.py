@@ -458,16 +458,6 @@ class ObjectRemote:
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
         """See `Remote`."""
-        answer = self._answer(start, stop, version)
-        meta = answer.meta
-        etag = meta["e_tag"] or ""
-        if version and etag != version:
-            raise ChangedError(f"{version} has become {etag}")
-        md5 = _HEX_MD5.match(etag) if self.etag_is_md5 else None
-        file = RemoteFile(meta["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
-        yield Body(file, answer.range[0], self._read_blocks(answer))
-
-    def _answer(self, start: int, stop: int | None, version: str) -> GetResult:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
         from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
@@ -476,13 +466,20 @@ class ObjectRemote:
             options |= {"range": (start, stop) if stop is not None else {"offset": start}}
         try:
             try:
-                return obstore.get(self.store, self.path, options=options)  # type: ignore[arg-type] # a TypedDict built up
+                answer = obstore.get(self.store, self.path, options=options)  # type: ignore[arg-type] # a TypedDict built up
             except BaseError as error:
                 if start or stop is None or _find_status(error) != _RANGE_BEYOND:
                     raise
-                return obstore.get(self.store, self.path)  # an empty object has no ranges
+                answer = obstore.get(self.store, self.path)  # an empty object has no ranges
         except (BaseError, OSError) as error:
             raise self._explain(error) from error
+        meta = answer.meta
+        etag = meta["e_tag"] or ""
+        if version and etag != version:
+            raise ChangedError(f"{version} has become {etag}")
+        md5 = _HEX_MD5.match(etag) if self.etag_is_md5 else None
+        file = RemoteFile(meta["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
+        yield Body(file, answer.range[0], self._read_blocks(answer))
 
     def _read_blocks(self, answer: GetResult) -> Iterator[bytes]:
         from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need

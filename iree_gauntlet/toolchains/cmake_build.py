@@ -182,9 +182,26 @@ class BuildFolder:
 
         The last build that began from nothing took `seconds_before`; 0 where that is not known.
         """
-        following = _Following(self.news, seconds_before)
-        self._run([self.tools.ninja, "-C", str(self.folder), *targets], "cannot build", following.follow)
-        return following.worked
+        began = told = time.monotonic()
+        worked = False
+
+        def follow(line: str) -> None:
+            """Tells how far Ninja is, now and then, and how long it may take."""
+            nonlocal told, worked
+            status = _STATUS.match(line)
+            now = time.monotonic()
+            worked = worked or status is not None
+            if status is None or now - told < _NEWS_SECONDS:
+                return
+            told, done, total = now, int(status[1]), int(status[2])
+            left = (now - began) * (total - done) / max(done, 1)
+            if seconds_before and done * 10 < total:
+                # The first files say little.
+                left = max(0.0, seconds_before - (now - began))
+            self.news(f"built {done:,} of {total:,} files, about {duration(left)} left")
+
+        self._run([self.tools.ninja, "-C", str(self.folder), *targets], "cannot build", follow)
+        return worked
 
     def known(self, targets: Sequence[str]) -> list[str]:
         """Those of some targets that the configured build has."""
@@ -231,33 +248,6 @@ def make_settings_key(tools: BuildTools, options: Sequence[str]) -> str:
     """Hex digest of what makes two builds of one commit differ: options and compiler, but no cache of compiles."""
     said = [("compiler", f"{tools.compiler} {tools.cc} {tools.cxx} {tools.lld}")]
     return compute_identity([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
-
-
-class _Following:
-    """Tells how far Ninja is, now and then, and how long it may take."""
-
-    def __init__(self, news: Callable[[str], None], seconds_before: float) -> None:
-        self._news = news
-        self._before = seconds_before
-        self._began = self._told = time.monotonic()
-        self.worked = False
-
-    def follow(self, line: str) -> None:
-        """Takes a line of Ninja's."""
-        status = _STATUS.match(line)
-        if status is None:
-            return
-        self.worked = True
-        now = time.monotonic()
-        if now - self._told < _NEWS_SECONDS:
-            return
-        self._told = now
-        done, total = int(status[1]), int(status[2])
-        left = (now - self._began) * (total - done) / max(done, 1)
-        if self._before and done * 10 < total:
-            # The first files say little.
-            left = max(0.0, self._before - (now - self._began))
-        self._news(f"built {done:,} of {total:,} files, about {duration(left)} left")
 
 
 def find_first_error(said: str) -> str:

@@ -144,32 +144,19 @@ def _make_flag_set(found: Iterable[tuple[str, bool]]) -> FlagSet:
     return FlagSet(frozenset(name for name, _ in flags), frozenset(name for name, valued in flags if valued))
 
 
-@dataclass(frozen=True, slots=True)
-class KnownFlags:
-    """The flags of the three tools."""
-
-    compile: FlagSet
-    run_module: FlagSet
-    benchmark_module: FlagSet
-
-    def of(self, tool: str) -> FlagSet:
-        """The flags of a tool by its name (`iree-compile`); KeyError for another name."""
-        return {COMPILE: self.compile, RUN_MODULE: self.run_module, BENCHMARK_MODULE: self.benchmark_module}[tool]
+# Of no tool any.
+NO_FLAGS: Mapping[str, FlagSet] = dict.fromkeys(_HELP, FlagSet(frozenset()))
 
 
-NO_FLAGS = KnownFlags(FlagSet(frozenset()), FlagSet(frozenset()), FlagSet(frozenset()))
-
-
-def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
-    """The flags that a toolchain's tools know.
+def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> dict[str, FlagSet]:
+    """The flags that a toolchain's tools know, by the tools' names.
 
     They are kept in `<cache_dir>/toolchains/<identity>.json`, a file for the compiler and one for the
     runtime. A file that is damaged is made again; a cache that cannot be written costs the question again
     in the next process, and nothing else.
     """
     compiler = _find_kept(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
-    runtime = _find_kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
-    return KnownFlags(compiler[COMPILE], runtime[RUN_MODULE], runtime[BENCHMARK_MODULE])
+    return compiler | _find_kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
 
 
 def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:

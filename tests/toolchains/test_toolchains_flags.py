@@ -14,7 +14,6 @@ from iree_gauntlet.toolchains.flags import (
     FLAG_RELEASES,
     RENAMED,
     FlagSet,
-    KnownFlags,
     parse_compiler_help,
     parse_runtime_help,
     read_flag_releases,
@@ -54,7 +53,7 @@ def toolchain() -> Toolchain:
 
 
 @pytest.fixture(scope="module")
-def known(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> KnownFlags:
+def known(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, FlagSet]:
     return read_known_flags(toolchain, tmp_path_factory.mktemp("cache"))
 
 
@@ -126,20 +125,17 @@ def test_the_nearest_name_of_an_iree_flag_is_one_of_irees() -> None:
 
 
 @pytest.mark.iree
-def test_the_real_tools_flags(known: KnownFlags) -> None:
-    assert len(known.compile.names) > 1500
-    assert {"o", "iree-hal-target-device", "mlir-disable-threading"} <= known.compile.names
-    assert {"iree-rocm-target", "iree-llvmcpu-target-cpu", "o"} <= known.compile.valued
-    assert {"module", "device", "expected_output", "list_devices"} <= known.run_module.names
-    assert {"benchmark_repetitions", "device_allocator", "module"} <= known.benchmark_module.names
-    assert known.of(COMPILE) is known.compile
-    assert known.of(RUN_MODULE) is known.run_module
-    assert known.of(BENCHMARK_MODULE) is known.benchmark_module
+def test_the_real_tools_flags(known: dict[str, FlagSet]) -> None:
+    assert len(known[COMPILE].names) > 1500
+    assert {"o", "iree-hal-target-device", "mlir-disable-threading"} <= known[COMPILE].names
+    assert {"iree-rocm-target", "iree-llvmcpu-target-cpu", "o"} <= known[COMPILE].valued
+    assert {"module", "device", "expected_output", "list_devices"} <= known[RUN_MODULE].names
+    assert {"benchmark_repetitions", "device_allocator", "module"} <= known[BENCHMARK_MODULE].names
 
 
 @pytest.mark.iree
-def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known: KnownFlags) -> None:
-    iree = sorted(name for name in known.compile.names - known.compile.valued if name.startswith("iree-"))
+def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known: dict[str, FlagSet]) -> None:
+    iree = sorted(name for name in known[COMPILE].names - known[COMPILE].valued if name.startswith("iree-"))
     # The flags that end the program when they are met.
     switches = tuple(f"--{name}" for name in iree if "-list-" not in name)
     assert not flag_complaints(toolchain, switches)
@@ -147,11 +143,13 @@ def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known:
 
 @pytest.mark.iree
 @pytest.mark.parametrize("name", ["iree-rocm-target", "iree-opt-level", "o", "iree-opt-const-eval", "verify"])
-def test_the_compiler_agrees_on_what_takes_the_next_word(toolchain: Toolchain, known: KnownFlags, name: str) -> None:
+def test_the_compiler_agrees_on_what_takes_the_next_word(
+    toolchain: Toolchain, known: dict[str, FlagSet], name: str
+) -> None:
     # A flag that takes the next word takes --version, which is then not obeyed.
     argv = [toolchain.compiler.compile, f"--{name}", "--version", "/nowhere.mlir"]
     obeyed = "LLVM version" in subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-    assert (name in known.compile.valued) == (not obeyed)
+    assert (name in known[COMPILE].valued) == (not obeyed)
 
 
 @pytest.mark.iree
@@ -185,7 +183,7 @@ def test_a_damaged_file_is_made_again(toolchain: Toolchain, tmp_path: Path, dama
 def test_a_cache_that_cannot_be_written_is_no_obstacle(toolchain: Toolchain, tmp_path: Path) -> None:
     # A file in the folder's place is refused to root too, unlike a folder's mode.
     (tmp_path / "toolchains").touch()
-    assert "module" in read_known_flags(toolchain, tmp_path).run_module.names
+    assert "module" in read_known_flags(toolchain, tmp_path)[RUN_MODULE].names
 
 
 @pytest.mark.iree
@@ -206,13 +204,13 @@ def test_the_compilers_own_complaints(toolchain: Toolchain) -> None:
 
 
 @pytest.mark.iree
-def test_the_tables_agree_with_the_installed_tools(known: KnownFlags) -> None:
+def test_the_tables_agree_with_the_installed_tools(known: dict[str, FlagSet]) -> None:
     for rename in RENAMED:
         for tool in rename.tools:
-            assert rename.new in known.of(tool).names, rename
-            assert (rename.old in known.of(tool).names) == (rename.old in _BOTH), rename
+            assert rename.new in known[tool].names, rename
+            assert (rename.old in known[tool].names) == (rename.old in _BOTH), rename
             if rename.with_new is not None:
-                assert rename.with_new[0] in known.of(tool).names
+                assert rename.with_new[0] in known[tool].names
 
 
 def test_the_tables_agree_with_an_older_release() -> None:
@@ -230,12 +228,12 @@ def test_what_an_older_release_has_not(tool: str, flags: FlagSet) -> None:
 
 
 @pytest.mark.iree
-def test_what_the_installed_release_has_and_has_not(known: KnownFlags) -> None:
+def test_what_the_installed_release_has_and_has_not(known: dict[str, FlagSet]) -> None:
     release = find_installed().compiler.release
     if release not in read_flag_releases().compared:
         pytest.skip("an IREE that was not compared")
     for tool, having in read_flag_releases().having.items():
-        names = known.of(tool).names
+        names = known[tool].names
         assert [name for name, releases in having.items() if (name in names) != (release in releases)] == []
 
 
@@ -404,14 +402,14 @@ def _flags_of(document: object, key: str = "") -> list[tuple[str, list[str]]]:
 @pytest.mark.iree
 @pytest.mark.corpus
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the spec corpus is not next to this checkout")
-def test_every_flag_of_the_sharktank_specs_is_known_or_translated(known: KnownFlags) -> None:
+def test_every_flag_of_the_sharktank_specs_is_known_or_translated(known: dict[str, FlagSet]) -> None:
     gone = "--iree-codegen-gpu-native-math-precision=true"
     specs = [path for name in ("sharktank_models", "sharktank_models_v1") for path in (CORPUS / name).rglob("*.json")]
     assert specs
     for spec in specs:
         for field, flags in _flags_of(json.loads(spec.read_text(encoding="utf-8"))):
             tool = COMPILE if "compile" in field else BENCHMARK_MODULE if "benchmark" in field else RUN_MODULE
-            translation = translate(flags, known.of(tool), tool)
+            translation = translate(flags, known[tool], tool)
             assert {flag.flag for flag in translation.unknown} <= {gone}, (spec, translation.unknown)
             if "_v1" not in str(spec):
                 assert not translation.notes
