@@ -184,10 +184,8 @@ def _make_float_bytes(element: ElementType, value: float) -> bytes:
 def _make_integer_bytes(element: ElementType, value: float) -> bytes:
     whole = isinstance(value, int) or value.is_integer()
     if not whole or not element.least <= value <= element.most:
-        raise ParameterError(
-            f"splat value {value}: {element.name} holds whole numbers from {element.least} to {element.most}",
-            "Use a value that every parameter of the program can hold.",
-        )
+        what = f"splat value {value}: {element.name} holds whole numbers from {element.least} to {element.most}"
+        raise ParameterError(what, "Use a value that every parameter of the program can hold.")
     code = int(value) & ((1 << element.bits) - 1)
     if element.bits >= 8:
         return code.to_bytes(element.bits // 8, "little")

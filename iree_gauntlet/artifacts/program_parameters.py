@@ -178,10 +178,8 @@ class Parameter:
     def check(self) -> None:
         """ParameterError where no values can be made for it: its element type, or more bytes than a file can hold."""
         if self.byte_size > _MAX_BYTES:
-            raise ParameterError(
-                f"parameter {self.label}: {self.type} takes {self.byte_size} bytes, more than a file can hold",
-                "Check the shape in the program.",
-            )
+            what = f"parameter {self.label}: {self.type} takes {self.byte_size} bytes, more than a file can hold"
+            raise ParameterError(what, "Check the shape in the program.")
 
 
 def select_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter, ...]:
@@ -409,10 +407,8 @@ def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[Param
             raise ParameterError(f"{ir_tool}: cannot be started: {error.strerror}", hint) from error
         if ended.returncode != 0:
             said = ended.stderr.decode(errors="backslashreplace").strip() or "nothing"
-            raise ParameterError(
-                f"{program}: iree-opt cannot read it (exit code {ended.returncode}): {said[:_SHOWN]}",
-                "Use the compiler that the program was written for.",
-            )
+            what = f"{program}: iree-opt cannot read it (exit code {ended.returncode}): {said[:_SHOWN]}"
+            raise ParameterError(what, "Use the compiler that the program was written for.")
         yield from find_references_in_text(_map(printed), f"{program} as iree-opt prints it")
 
 

@@ -85,10 +85,8 @@ def find_compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environmen
     answer, found = _ask_version(compile_tool)
     if answer.exit_code != 0 or found is None:
         last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
-        raise ToolchainError(
-            f"{compile_tool} --version does not say its version (exit code {answer.exit_code}): {last}",
-            "Run it by hand; build it again where it does not start.",
-        )
+        what = f"{compile_tool} --version does not say its version (exit code {answer.exit_code}): {last}"
+        raise ToolchainError(what, "Run it by hand; build it again where it does not start.")
     version, commit = found[1], found[2] or ""
     identity = _compute_identity(_list_compiler_files(tree), version, commit, hash_of)
     bindings = next((tree.root / name for name in _BINDINGS if (tree.root / name / "iree/compiler").is_dir()), None)
@@ -218,10 +216,8 @@ def _provide_binding_python(root: Path, bindings: Path, environments: Path) -> t
             making.rename(folder)
         except OSError as error:
             if not marker.is_file():  # else another process was faster
-                raise ToolchainError(
-                    f"cannot make an environment for the bindings in {bindings} with {base}: {error}",
-                    "The cache must be writable, and that Python must start.",
-                ) from error
+                what = f"cannot make an environment for the bindings in {bindings} with {base}: {error}"
+                raise ToolchainError(what, "The cache must be writable, and that Python must start.") from error
         finally:
             shutil.rmtree(making, ignore_errors=True)
     program = "import importlib.metadata as m; print(m.version('onnx'))"

@@ -122,10 +122,8 @@ def _find_version(text: str, option: str, place: ToolchainPlace) -> Version:
     if choice.version is not None:
         return choice.version
     if choice.kind is not ChoiceKind.NIGHTLY:
-        raise UsageError(
-            f"{option} {choice.text}: is no version, so that nothing is known to lie between the ends",
-            "Name a release such as 3.12.0, or say with --among, in order, what lies between.",
-        )
+        what = f"{option} {choice.text}: is no version, so that nothing is known to lie between the ends"
+        raise UsageError(what, "Name a release such as 3.12.0, or say with --among, in order, what lies between.")
     environments = place.environments
     if environments.offline:
         found = [version for version in environments.versions() if version.is_prerelease]

@@ -97,10 +97,8 @@ def list_drivers(toolchain: Toolchain) -> tuple[str, ...]:
     answer = ask([toolchain.runtime.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
     found = tuple(_DRIVER.findall(answer.stdout))
     if not found:
-        raise ToolchainError(
-            f"{toolchain.runtime.run_module} --list_drivers listed none (exit code {answer.exit_code})",
-            "run it by hand; reinstall the runtime where it does not start",
-        )
+        what = f"{toolchain.runtime.run_module} --list_drivers listed none (exit code {answer.exit_code})"
+        raise ToolchainError(what, "run it by hand; reinstall the runtime where it does not start")
     return found
 
 

@@ -94,10 +94,8 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
         raise ToolchainError(f"no IREE {kind.noun} in {python}: {kind.version_file} is not on its path", hint)
     distribution = next(iter(Distribution.discover(name=kind.distribution, path=[str(root)])), None)
     if distribution is None or not distribution.version:
-        raise ToolchainError(
-            f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata",
-            f"take it from the path, or install the wheel: {install}",
-        )
+        what = f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata"
+        raise ToolchainError(what, f"take it from the path, or install the wheel: {install}")
     version, commit = _read_version(root / kind.version_file, install)
     ingredients = [
         ("platform", f"{platform.system()}-{platform.machine()}"),
@@ -114,10 +112,8 @@ def _require_executable(wheel: Wheel, name: str, python: str) -> str:
     path = wheel.root / wheel.kind.tools / name
     reinstall = f"{python} -m pip install --force-reinstall --no-deps {wheel.kind.distribution}=={wheel.release}"
     if not path.is_file():
-        raise ToolchainError(
-            f"{name} is missing from the IREE {wheel.kind.noun} {wheel.release}: {path} does not exist",
-            f"the installation is damaged; repair it: {reinstall}",
-        )
+        what = f"{name} is missing from the IREE {wheel.kind.noun} {wheel.release}: {path} does not exist"
+        raise ToolchainError(what, f"the installation is damaged; repair it: {reinstall}")
     if not os.access(path, os.X_OK):
         hint = f"chmod +x {path}, or see that its file system is not mounted noexec, or reinstall: {reinstall}"
         raise ToolchainError(f"{name} of the IREE {wheel.kind.noun} {wheel.release} may not be executed: {path}", hint)
@@ -170,10 +166,8 @@ def find_site_packages(python: Path) -> list[Path]:
     """The package folders of the virtual environment of an interpreter, read from its layout."""
     prefix = python.parent.parent
     if not (prefix / "pyvenv.cfg").is_file():
-        raise ToolchainError(
-            f"{python} belongs to no virtual environment: {prefix / 'pyvenv.cfg'} does not exist",
-            f"make one and install IREE there: {python} -m venv <folder>",
-        )
+        what = f"{python} belongs to no virtual environment: {prefix / 'pyvenv.cfg'} does not exist"
+        raise ToolchainError(what, f"make one and install IREE there: {python} -m venv <folder>")
     return sorted(prefix.glob("lib*/python3.*/site-packages"))
 
 

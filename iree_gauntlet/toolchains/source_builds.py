@@ -149,10 +149,8 @@ class SourceBuilds:
                     self.news(f"{choice.text}: its last build is used, {found.title}; the work tree is not looked at")
                 return found
         if self.offline:
-            raise ToolchainError(
-                f"{choice.text} is not built: nothing is in {self.folder} for {commit[:12]} and these options",
-                f"Build it: gauntlet toolchain.build {choice.text}",
-            )
+            what = f"{choice.text} is not built: nothing is in {self.folder} for {commit[:12]} and these options"
+            raise ToolchainError(what, f"Build it: gauntlet toolchain.build {choice.text}")
         work = alone if parts == {RUNTIME} else whole
         lock = work.folder.with_name(f".{work.folder.name}.lock")
         with name_refusals(self.folder):
