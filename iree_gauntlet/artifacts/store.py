@@ -35,7 +35,7 @@ from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, locked, publish
 from iree_gauntlet.artifacts.pypi import Wheels
-from iree_gauntlet.artifacts.registry_file import Pin, Pins, Registry, RegistryEntry
+from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, RemoteFile, UnresolvedError
 from iree_gauntlet.artifacts.sources import (
     FileSource,
@@ -385,7 +385,9 @@ class ArtifactStore:
     def _pin(self, source: Source) -> Pin | None:
         if not isinstance(source, RemoteSource | PypiSource):
             return None
-        return Pins(self.registry, self.learnt.registry()).of(source.local_name)
+        name = source.local_name
+        # The lock is looked into only where the registry does not know it.
+        return self.registry.pin(name, "registry") or self.learnt.registry().pin(name, "lock")
 
     def _hash(self, url: str, path: Path, expected: str = "") -> str:
         try:
