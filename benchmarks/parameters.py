@@ -28,21 +28,21 @@ _BITS = {"f32": 32, "bf16": 16, "f16": 16, "i8": 8}
 
 _COLLECT = """
 from pathlib import Path
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
+from iree_gauntlet.artifacts.program_parameters import collect_parameters
 assert len(collect_parameters(Path(sys.argv[1]), "no-tool")) == int(sys.argv[2])
 """
 _WRITE = """
 from pathlib import Path
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import write_archive
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent
+from iree_gauntlet.artifacts.program_parameters import collect_parameters
+from iree_gauntlet.artifacts.parameters import write_archive
+from iree_gauntlet.artifacts.parameters import RandomContent
 content = RandomContent(1) if sys.argv[3] == "random" else 1
 write_archive(Path(sys.argv[2]), collect_parameters(Path(sys.argv[1]), "no-tool"), content)
 """
 _PEER = """
 import numpy, ml_dtypes, iree.runtime
 from pathlib import Path
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
+from iree_gauntlet.artifacts.program_parameters import collect_parameters
 index, generator = iree.runtime.ParameterIndex(), numpy.random.default_rng(1)
 names = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8"}
 for parameter in collect_parameters(Path(sys.argv[1]), "no-tool"):

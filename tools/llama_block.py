@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from llama_reference import logits, parameter_shapes, read_architecture
 
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import DEVIATION, RandomContent, write_archive
-from iree_gauntlet.artifacts.parameters.parameter import select_scope
+from iree_gauntlet.artifacts.parameters import DEVIATION, RandomContent, write_archive
+from iree_gauntlet.artifacts.program_parameters import collect_parameters, select_scope
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from llama_reference import Architecture
     from numpy.typing import NDArray
 
-    from iree_gauntlet.artifacts.parameters.parameter import Parameter
+    from iree_gauntlet.artifacts.program_parameters import Parameter
 
 __all__ = ["main", "prompt", "sound_output"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from iree_gauntlet import pytest_plugin
-from iree_gauntlet.artifacts.parameters import __main__ as parameters
+from iree_gauntlet.artifacts import parameters
 from iree_gauntlet.requests import (
     CacheRequest,
     ConductRequest,

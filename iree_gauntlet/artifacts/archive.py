@@ -76,12 +76,7 @@ class Blocks:
 
 
 def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """A file as it stands in an archive.
-
-    Args:
-        name: printable ASCII, at most 100 characters.
-        size: of the file.
-        blocks: its content.
+    """A file as it stands in an archive, its name printable ASCII of at most 100 characters.
 
     Raises:
         DamagedArchiveError: the content has another size.
@@ -102,26 +97,14 @@ def archive_bytes(sizes: Iterable[int]) -> int:
 
 
 class ArchiveReader:
-    """Reads an archive from a stream, and checks that it has the one form that an archive may have.
-
-    Attributes:
-        position: bytes that were read.
-    """
+    """Reads an archive from a stream; DamagedArchiveError where it has not the one form that an archive may have."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
-        self.position = 0
+        self.position = 0  # bytes that were read
 
     def first(self, name: str, longest: int) -> bytes:
-        """The first file, whose size only the archive knows.
-
-        Args:
-            name: of the file.
-            longest: bytes that it may have.
-
-        Raises:
-            DamagedArchiveError: it is something else, or longer.
-        """
+        """The content of the first file, whose size only the archive knows: at most `longest` bytes."""
         found = self._read_exactly(_RECORD)
         try:
             size = int(found[124:135], 8)
@@ -136,26 +119,13 @@ class ArchiveReader:
         return content
 
     def member(self, name: str, size: int) -> Iterator[bytes]:
-        """The content of the next file, which must be read to its end.
-
-        Raises:
-            DamagedArchiveError: the next file has another name, size or kind.
-        """
+        """The content of the next file, which must be read to its end."""
         self._expect(name, size)
         yield from self._read_parts(size)
         self._check_padding(name, size)
 
     def skip(self, name: str, size: int, stream: BinaryIO) -> None:
-        """Passes over the next file without reading its content.
-
-        Args:
-            name: of the file.
-            size: of the file.
-            stream: what this reads from, which must be a file on a disk.
-
-        Raises:
-            DamagedArchiveError: the next file has another name, size or kind.
-        """
+        """Passes over the next file without reading its content; the stream that this reads is a file on a disk."""
         self._expect(name, size)
         if size:
             # The last byte is read, which is not there where the archive was cut.
@@ -165,11 +135,7 @@ class ArchiveReader:
         self._check_padding(name, size)
 
     def end(self) -> None:
-        """Reads the end.
-
-        Raises:
-            DamagedArchiveError: there is more.
-        """
+        """Reads the end, which nothing may follow."""
         if self._read_exactly(len(END)) != END:
             raise DamagedArchiveError("it continues after its last file")
         if self._stream.read(1):
@@ -198,7 +164,7 @@ class ArchiveReader:
 
 
 def _make_header(name: str, size: int) -> bytes:
-    """The header of a plain file; the fields as POSIX.1-1988 lays them out."""
+    """Of a plain file, the fields as POSIX.1-1988 lays them out."""
     encoded = name.encode("ascii")
     if not 0 < len(encoded) <= _LONGEST_NAME or not name.isprintable():
         raise ValueError(f"{name!r} is no name of an archive's file")

@@ -41,11 +41,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_watched(path: Path, read: Callable[[int], None], algorithms: Collection[str] = ("sha256",)) -> dict[str, str]:
-    """Hashes of a file's content, in hex by hashlib's names; read once, and `read` is called with each block's size.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Hashes of a file's content, in hex by hashlib's names; read once, and `read` is called with each block's size."""
     digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
     block = bytearray(1 << 20)
     view = memoryview(block)
@@ -66,8 +62,10 @@ class _Stamp(Recorded):
     sha256: str
 
     @classmethod
-    def of(cls, path: str, status: os.stat_result, sha256: str) -> _Stamp:
-        return cls(path, status.st_size, status.st_mtime_ns, status.st_ino, sha256)
+    def of(cls, path: Path | str, status: os.stat_result, sha256: str) -> _Stamp:
+        # `Path.resolve` would follow links.
+        absolute = os.path.abspath(path)  # noqa: PTH100
+        return cls(absolute, status.st_size, status.st_mtime_ns, status.st_ino, sha256)
 
     @classmethod
     def read(cls, file: Path) -> _Stamp | None:
@@ -88,24 +86,19 @@ class _Stamp(Recorded):
 
 
 class VerifiedHashes:
-    """Hashes of any files on this machine, remembered across runs.
-
-    Args:
-        folder: where the stamps stay; made when the first one is written.
-    """
+    """Hashes of any files on this machine, remembered across runs in a folder of stamps."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def known(self, path: Path) -> str:
         """Remembered SHA-256 of a file that has not changed since; empty where there is none. Cheap."""
-        absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links
         try:
-            status = os.stat(absolute)  # noqa: PTH116 - of the string that the stamp names
+            status = path.stat()
         except OSError:
             return ""
-        stamp = _Stamp.read(self._locate_stamp(absolute))
-        return stamp.sha256 if stamp and stamp == _Stamp.of(absolute, status, stamp.sha256) else ""
+        stamp = _Stamp.read(self._locate_stamp(path))
+        return stamp.sha256 if stamp and stamp == _Stamp.of(path, status, stamp.sha256) else ""
 
     def last(self, path: Path) -> str:
         """SHA-256 that the file at this path had when it was last hashed, whatever is there now."""
@@ -116,9 +109,6 @@ class VerifiedHashes:
         """SHA-256 of a file, from memory where it has not changed, else by reading it.
 
         Another hash than the `expected` one is not remembered: what the file ought to be would be lost.
-
-        Raises:
-            OSError: if the file cannot be read.
         """
         known = self.known(path)
         if known:
@@ -127,22 +117,20 @@ class VerifiedHashes:
         before = path.stat()
         sha256 = hash_file(path)
         after = path.stat()
-        steady = _Stamp.of("", before, "") == _Stamp.of("", after, "")
+        steady = _Stamp.of(path, before, "") == _Stamp.of(path, after, "")
         settled = before.st_mtime_ns + _CLOCK_TICK_NS < started_ns
         if steady and settled and sha256 == (expected or sha256):
-            self._write(path, before, sha256)
+            self._store(_Stamp.of(path, before, sha256))
         return sha256
 
     def remember(self, path: Path, sha256: str) -> None:
         """Note the hash of a file that only the caller has written."""
-        self._write(path, path.stat(), sha256)
+        self._store(_Stamp.of(path, path.stat(), sha256))
 
     def touch(self, path: Path, used: float | None = None) -> None:
         """Note that a file with a stamp was used, at most once an hour; the stamp's own time tells when.
 
-        Args:
-            path: the file.
-            used: when, in seconds since 1970, noted in any case; by default now.
+        What is `used` (seconds since 1970) is noted in any case.
         """
         stamp = self._locate_stamp(path)
         try:
@@ -185,9 +173,6 @@ class VerifiedHashes:
         # `Path.resolve` would follow links.
         digest = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()  # noqa: PTH100
         return self._folder / digest[:2] / f"{digest[2:40]}.json"
-
-    def _write(self, path: Path, status: os.stat_result, sha256: str) -> None:
-        self._store(_Stamp.of(os.path.abspath(path), status, sha256))  # noqa: PTH100 - `Path.resolve` would follow links
 
     def _store(self, stamp: _Stamp) -> None:
         file = self._locate_stamp(stamp.path)

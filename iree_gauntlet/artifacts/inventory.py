@@ -50,8 +50,7 @@ class Item:
         last_use: seconds since 1970.
         pin: "registry", "lock", or empty.
         verified: whether its hash is known and it has not changed since; None where nothing is hashed.
-        present: bytes of a download that have arrived.
-        total: bytes that it will have; None where that is unknown.
+        present, total: bytes of a download that have arrived, and that it will have; None where that is unknown.
     """
 
     kind: ItemKind
@@ -68,11 +67,7 @@ class Item:
 
 
 def take_inventory(root: Path, pins: Pins) -> list[Item]:
-    """Every item of a cache, in no order; none where there is no such folder. What vanishes meanwhile is left out.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
+    """Every item of a cache, in no order; none where there is no such folder. What vanishes meanwhile is left out."""
     verified = VerifiedHashes(root / "verified")
     items: list[Item] = []
     for top in _scan(root):
@@ -90,11 +85,7 @@ def take_inventory(root: Path, pins: Pins) -> list[Item]:
 
 
 def lock_of(root: Path, url: str) -> Path:
-    """The lock that is held while a URL's file is fetched.
-
-    Raises:
-        ArtifactError: the URL is malformed.
-    """
+    """The lock that is held while a URL's file is fetched; ArtifactError for a malformed URL."""
     return root / "locks" / f"{make_arrival_name(local_name(url))}.lock"
 
 

@@ -19,7 +19,7 @@ import os
 import secrets
 import socket
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,9 +55,11 @@ class Leases:
         Raises:
             ArtifactError: the file system fails in another way, or knows no locks.
         """
-        relative = self._make_relative(path)
-        if not relative:
+        absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links out of the cache
+        root = next((root for root in self._roots if absolute.startswith(root + os.sep)), None)
+        if root is None:
             return
+        relative = absolute[len(root) + 1 :].replace(os.sep, "/")
         process = os.getpid()
         own = self._own.setdefault(process, _Own())
         if relative in own.used:
@@ -82,7 +84,9 @@ class Leases:
         found: set[str] = set()
         for file, lives in self._list_leases():
             if lives:
-                found.update(_read_lines(file))
+                with suppress(OSError):
+                    # A last line without its end is being written right now, or never was to the end.
+                    found.update(map(os.fsdecode, file.read_bytes().split(b"\n")[:-1]))
                 continue
             try:
                 file.unlink(missing_ok=True)
@@ -95,12 +99,8 @@ class Leases:
     def collecting(self, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
         """Keep out new leases: what `in_use` does not name meanwhile may be taken away.
 
-        Args:
-            patience: seconds to wait for the lock.
-
         Raises:
-            GauntletError: it was not available in that time.
-            OSError: the cache cannot be written.
+            GauntletError: the lock was not available within `patience` seconds.
         """
         self._lock_path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
@@ -124,20 +124,15 @@ class Leases:
             with try_lock(file, shared=True) as locked:
                 yield file, not locked
 
-    def _make_relative(self, path: Path) -> str:
-        """The path as it stands in lease files; empty for one outside of the cache."""
-        absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links out of the cache
-        for root in self._roots:
-            if absolute.startswith(root + os.sep):
-                return absolute[len(root) + 1 :].replace(os.sep, "/")
-        return ""
-
     def _append(self, own: _Own, relative: str) -> None:
         self._lock_path.parent.mkdir(parents=True, exist_ok=True)
         shared = wait_for_lock(self._lock_path, exclusive=False)
         try:
             if own.descriptor < 0:
-                own.descriptor = self._open_lease()
+                self._folder.mkdir(exist_ok=True)
+                host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
+                # Someone may take it for that of a dead process, in the moment before it is locked: waited for.
+                own.descriptor = wait_for_lock(self._folder / f"{host}-{os.getpid()}-{secrets.token_hex(8)}.txt")
             os.write(own.descriptor, os.fsencode(relative) + b"\n")
         except OSError as error:
             if error.errno in _FULL:
@@ -148,14 +143,6 @@ class Leases:
             _close(shared)
             raise
         _close(shared)
-
-    def _open_lease(self) -> int:
-        """A new lease file, locked."""
-        self._folder.mkdir(exist_ok=True)
-        host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
-        file = self._folder / f"{host}-{os.getpid()}-{secrets.token_hex(8)}.txt"
-        # Someone may take it for that of a dead process, in the moment before it is locked: waited for.
-        return wait_for_lock(file)
 
 
 class _Own:
@@ -179,9 +166,7 @@ class _Own:
 def try_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
     """Hold the flock of a file if it can be had; whether it is: not where the file is missing, closed to us, or held.
 
-    Args:
-        path: the file.
-        shared: only check that no process holds it exclusively; reading rights are enough.
+    `shared` only checks that no process holds it exclusively; reading rights are enough.
     """
     try:
         descriptor = take_lock(path, exclusive=not shared, create=False)
@@ -191,15 +176,6 @@ def try_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
         yield descriptor is not None
     finally:
         _close(-1 if descriptor is None else descriptor)
-
-
-def _read_lines(file: Path) -> list[str]:
-    try:
-        content = file.read_bytes()
-    except OSError:
-        return []
-    # A last line without its end is being written right now, or never was to the end.
-    return [os.fsdecode(line[:-1]) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def _close(descriptor: int) -> None:

@@ -38,6 +38,17 @@ _DEVELOPMENT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6
 _DEVELOPMENT_ENDPOINT = "http://127.0.0.1:10000/devstoreaccount1"
 
 _SECRETS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY")
+# Words of a connection string (learn.microsoft.com/azure/storage/common/storage-configure-connection-string), with what
+# they are where it lacks them.
+_CONNECTION = {
+    "UseDevelopmentStorage": "",
+    "AccountName": "",
+    "AccountKey": "",
+    "SharedAccessSignature": "",
+    "BlobEndpoint": "",
+    "EndpointSuffix": "core.windows.net",
+    "DefaultEndpointsProtocol": "https",
+}
 
 # Of Microsoft Entra, by the variables' names, as obstore calls them.
 _ENTRA = {
@@ -60,32 +71,23 @@ S3_HINT = (
 )
 GCS_HINT = "For a private bucket set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account or of a sign-in."
 
-_AWS = {
-    "AWS_ACCESS_KEY_ID": "access_key_id",
-    "AWS_SECRET_ACCESS_KEY": "secret_access_key",
-    "AWS_SESSION_TOKEN": "session_token",
+# Options that are credentials, others; variables are called like them, but for the last ones.
+_AWS_CREDENTIALS = (
+    *("access_key_id", "web_identity_token_file"),
+    *("container_credentials_relative_uri", "container_credentials_full_uri"),
+)
+_AWS_OPTIONS = ("secret_access_key", "session_token", "role_arn", "container_authorization_token_file")
+_AWS = {f"AWS_{option.upper()}": option for option in (*_AWS_CREDENTIALS, *_AWS_OPTIONS)} | {
     "AWS_DEFAULT_REGION": "region",
     "AWS_REGION": "region",
     "AWS_ENDPOINT_URL": "endpoint",
     "AWS_ENDPOINT_URL_S3": "endpoint",
-    "AWS_WEB_IDENTITY_TOKEN_FILE": "web_identity_token_file",
-    "AWS_ROLE_ARN": "role_arn",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "container_credentials_relative_uri",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI": "container_credentials_full_uri",
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "container_authorization_token_file",
 }
-_AWS_CREDENTIALS = (
-    "access_key_id",
-    "web_identity_token_file",
-    "container_credentials_relative_uri",
-    "container_credentials_full_uri",
-)
 _GCS = {
-    "GOOGLE_APPLICATION_CREDENTIALS": "application_credentials",
-    "GOOGLE_SERVICE_ACCOUNT": "service_account",
-    "GOOGLE_SERVICE_ACCOUNT_KEY": "service_account_key",
+    f"GOOGLE_{option.upper()}": option
+    for option in ("application_credentials", "service_account", "service_account_key")
 }
-_GCS_CREDENTIALS = ("application_credentials", "service_account", "service_account_key", "bearer_token")
+_GCS_CREDENTIALS = (*_GCS.values(), "bearer_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +122,8 @@ class AzureAccess:
         return bool(self.sas) or self.signs
 
 
-def expanded(options: Mapping[str, str], configuration: Configuration, url: str) -> dict[str, str]:
-    """Options with `$NAME` replaced by what the environment says.
-
-    Raises:
-        ArtifactError: a variable that is not set.
-    """
+def _expand(options: Mapping[str, str], configuration: Configuration, url: str) -> dict[str, str]:
+    """Options with `$NAME` replaced by what the environment says; ArtifactError where it is not set."""
     found = {}
     for name, value in options.items():
         match = _VARIABLE.match(value)
@@ -149,7 +147,7 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
     environ = {name: value.strip() for name, value in configuration.environ.items() if name in _VARIABLES}
     base = f"az://{account}"
     own = configuration.options_of(url or base) or configuration.options_of(base)
-    options = expanded(own, configuration, base)
+    options = _expand(own, configuration, base)
     endpoint = options.pop("endpoint", "")
     instance = options.pop("instance_profile", "") == "true"
     sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).strip()
@@ -170,7 +168,12 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
     sas = sas.removeprefix("?")
     if sas:
         said_by += _describe_expiry(sas)
-    _require_key(account, options.get("account_key", ""), said_by, url or base)
+    try:
+        base64.b64decode(options.get("account_key", ""), validate=True)
+    except binascii.Error as error:
+        # Not repeated: it is a secret.
+        what = f"the key of the account {account} is none: not base64 ({said_by}); needed for {url or base}"
+        raise ArtifactError(url or base, what, "Copy it again from the account's page.") from error
     endpoint = endpoint.rstrip("/") or f"https://{account}.blob.core.windows.net"
     return AzureAccess(account, endpoint, sas, options, instance, said_by)
 
@@ -178,14 +181,13 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
 def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
     """SAS, key, and where they come from (or why they are not used)."""
     named = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-    there = [name for name in _SECRETS if environ.get(name)]
-    if named != account:
-        why = f"AZURE_STORAGE_ACCOUNT is {named!r}" if named else "AZURE_STORAGE_ACCOUNT is not set"
-        return "", "", f"not used: {there[0]}, as {why}" if there else ""
+    there = next((name for name in _SECRETS if environ.get(name)), "")
     if not there:
         return "", "", ""
-    sas = there[0] == "AZURE_STORAGE_SAS_TOKEN"
-    return environ[there[0]] if sas else "", "" if sas else environ[there[0]], there[0]
+    if named != account:
+        why = f"AZURE_STORAGE_ACCOUNT is {named!r}" if named else "AZURE_STORAGE_ACCOUNT is not set"
+        return "", "", f"not used: {there}, as {why}"
+    return (environ[there], "", there) if there == "AZURE_STORAGE_SAS_TOKEN" else ("", environ[there], there)
 
 
 def _describe_expiry(sas: str) -> str:
@@ -199,21 +201,8 @@ def _describe_expiry(sas: str) -> str:
     return f", which expired at {end}" if moment < datetime.now(UTC) else ""
 
 
-def _require_key(account: str, key: str, said_by: str, url: str) -> None:
-    try:
-        base64.b64decode(key, validate=True)
-    except binascii.Error as error:
-        # Not repeated: it is a secret.
-        what = f"the key of the account {account} is none: not base64 ({said_by}); needed for {url}"
-        raise ArtifactError(url, what, "Copy it again from the account's page.") from error
-
-
 def parse_azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str, str] | None:
-    """Access, container and blob of an `https:` URL that names one; None for any other.
-
-    Raises:
-        ArtifactError: as `find_azure_access`.
-    """
+    """Access, container and blob of an `https:` URL that names one; None for any other."""
     if match := _BLOB_URL.match(url):
         return find_azure_access(match[1], configuration, f"az://{match[1]}/{match[2]}"), match[2], match[3]
     for store in configuration.stores:
@@ -230,13 +219,16 @@ def parse_azure_blob(url: str, configuration: Configuration) -> tuple[AzureAcces
 
 
 def _parse_connection(text: str) -> AzureAccess | None:
-    """What a connection string says (learn.microsoft.com/azure/storage/common/storage-configure-connection-string)."""
+    """What a connection string says; None for an empty one."""
     if not text:
         return None
-    words = dict(part.partition("=")[::2] for part in text.strip().strip(";").split(";"))
-    if words.get("UseDevelopmentStorage", "").lower() == "true":
+    given = dict(part.partition("=")[::2] for part in text.strip().strip(";").split(";"))
+    development, account, key, sas, endpoint, suffix, protocol = (
+        {**_CONNECTION, **given}[name] for name in _CONNECTION
+    )
+    if development.lower() == "true":
         return AzureAccess("devstoreaccount1", _DEVELOPMENT_ENDPOINT, options={"account_key": _DEVELOPMENT_KEY})
-    account, endpoint = words.get("AccountName", ""), words.get("BlobEndpoint", "").rstrip("/")
+    endpoint = endpoint.rstrip("/")
     if not account and endpoint:
         # With a shared access signature alone: the account is the first part of the host.
         account = endpoint.partition("://")[2].partition(".")[0]
@@ -244,10 +236,8 @@ def _parse_connection(text: str) -> AzureAccess | None:
         # Not repeated: it is a secret.
         what = "AZURE_STORAGE_CONNECTION_STRING names no account"
         raise ArtifactError("az:", what, "Copy it from the account's page: AccountName=…;AccountKey=…")
-    suffix, protocol = words.get("EndpointSuffix", "core.windows.net"), words.get("DefaultEndpointsProtocol", "https")
-    options = {"account_key": words["AccountKey"]} if words.get("AccountKey") else {}
     endpoint = endpoint or f"{protocol}://{account}.blob.{suffix}"
-    return AzureAccess(account, endpoint, words.get("SharedAccessSignature", ""), options)
+    return AzureAccess(account, endpoint, sas, {"account_key": key} if key else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +258,7 @@ def open_store(
         url: `az://account/container/path`, `s3://bucket/path`, `gs://bucket/path` or `file:///folder`.
         configuration: credentials and options.
         stall_timeout: seconds without a byte after which a request is given up.
-        retries: further attempts of a request, by obstore itself.
+        retries: further attempts, by obstore itself.
 
     Raises:
         ArtifactError: the URL is none of these, or an option is wrong.
@@ -295,11 +285,7 @@ def open_store(
 def open_azure(
     access: AzureAccess, container: str, path: str, url: str, stall_timeout: float, retries: int = 0
 ) -> StoreLocation:
-    """A container of an account.
-
-    Raises:
-        ArtifactError: the credentials are malformed.
-    """
+    """A container of an account; ArtifactError where the credentials are malformed."""
     from obstore.store import AzureStore  # noqa: PLC0415 - a large library, which few runs need
 
     options: dict[str, Any] = {"endpoint": access.endpoint, "account_name": access.account, **access.options}
@@ -315,23 +301,19 @@ def _open_s3(bucket: str, path: str, url: str, configuration: Configuration, cli
 
     options, known = _collect_options(_AWS, _AWS_CREDENTIALS, url, configuration)
     options.setdefault("region", "us-east-1")
-    extra: dict[str, Any] = {}
-    if not known and not _is_anonymous(options):
-        # Profiles and single sign-on are boto3's knowledge. Without it, and without credentials: a public bucket.
-        extra = _find_boto3_provider()
-        if not extra:
-            options["skip_signature"] = "true"
-    return _open_location(S3Store, bucket, path, options, client, url, **extra)
+    if known or _is_anonymous(options):
+        return _open_location(S3Store, bucket, path, options, client, url)
+    # Profiles and single sign-on are boto3's knowledge. Without it, and without credentials: a public bucket.
+    if importlib.util.find_spec("boto3"):
+        import boto3  # noqa: PLC0415 - a large library, which few runs need
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - a large library, which few runs need
 
-
-def _find_boto3_provider() -> dict[str, Any]:
-    if not importlib.util.find_spec("boto3"):
-        return {}
-    import boto3  # noqa: PLC0415 - a large library, which few runs need
-    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - a large library, which few runs need
-
-    session = boto3.Session()
-    return {"credential_provider": Boto3CredentialProvider(session)} if session.get_credentials() else {}
+        session = boto3.Session()
+        if session.get_credentials():
+            provider = Boto3CredentialProvider(session)
+            return _open_location(S3Store, bucket, path, options, client, url, credential_provider=provider)
+    options["skip_signature"] = "true"
+    return _open_location(S3Store, bucket, path, options, client, url)
 
 
 def _open_gcs(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
@@ -353,7 +335,7 @@ def _collect_options(
     """Options of the environment and of `gauntlet.toml`, and whether there are credentials among them."""
     environ = configuration.environ
     options = {option: environ[variable] for variable, option in variables.items() if environ.get(variable)}
-    options |= expanded(configuration.options_of(url), configuration, url)
+    options |= _expand(configuration.options_of(url), configuration, url)
     known = any(options.get(name) for name in credentials) or options.pop("instance_profile", "") == "true"
     return options, known
 

@@ -35,36 +35,39 @@ def list_data_files(path: Path) -> tuple[str, ...]:
 
     None of a file that cannot be read, or is no ONNX file, and none outside of the folder: whoever imports it says so.
     """
-    found = {name: PurePosixPath(name) for name in _read_names(path)["location"] if name and "\0" not in name}
+    locations, _ = _read_names(path)
+    found = {name: PurePosixPath(name) for name in locations if name and "\0" not in name}
     return tuple(sorted(name for name, file in found.items() if ".." not in file.parts and not file.is_absolute()))
 
 
 def list_operators(path: Path) -> frozenset[str]:
     """Types of the operators of an ONNX file, its functions and inner graphs; none of a file that cannot be read."""
-    return frozenset(_read_names(path)["operator"])
+    _, operators = _read_names(path)
+    return frozenset(operators)
 
 
-def _read_names(path: Path) -> dict[str, set[str]]:
-    """What a file names: places of weights, operators."""
-    names: dict[str, set[str]] = {"location": set(), "operator": set()}
+def _read_names(path: Path) -> tuple[set[str], set[str]]:
+    """What a file names: places of weights, and operators."""
+    locations: set[str] = set()
+    operators: set[str] = set()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             waiting = [("model", 0, len(content))]
             while waiting:
                 kind, begin, end = waiting.pop()
                 if kind == "operator":
-                    names[kind].add(content[begin:end].decode())
+                    operators.add(content[begin:end].decode())
                     continue
                 found = list(_read_parts(content, begin, end, _FIELDS[kind]))
-                if kind == "entry":
-                    words = {word: content[first:last] for word, first, last in found}
-                    if words.get("key") == b"location":
-                        names["location"].add(words.get("value", b"").decode())
-                else:
+                if kind != "entry":
                     waiting += found
+                    continue
+                match {word: content[first:last] for word, first, last in found}:
+                    case {"key": b"location", "value": place}:
+                        locations.add(place.decode())
     except (OSError, ValueError, IndexError):
-        return {name: set() for name in names}
-    return names
+        return set(), set()
+    return locations, operators
 
 
 def _read_parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:

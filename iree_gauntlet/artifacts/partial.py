@@ -84,10 +84,7 @@ class _Note(Recorded):
 
 
 def look(folder: Path) -> tuple[PartialHeader | None, list[ByteRange]]:
-    """What a partial download says of itself: its header and the spans that it notes; nothing is proven.
-
-    None and nothing where there is nothing that can be read.
-    """
+    """What a partial download says of itself, where that can be read: its header and its spans; nothing is proven."""
     try:
         header, notes, _ = _read((folder / "state.jsonl").read_bytes())
     except OSError:
@@ -110,15 +107,9 @@ class Partial:
 
     @classmethod
     def resume(cls, folder: Path, url: str, checked: Callable[[int, int], None]) -> tuple[Self, RemoteFile] | None:
-        """Continue what an earlier attempt has left; None where nothing can be used.
+        """Continue what an earlier attempt at a URL has left; None where nothing can be used.
 
-        Args:
-            folder: where it is, if there is one.
-            url: where it must come from.
-            checked: called with how many bytes of how many have been read again.
-
-        Raises:
-            OSError: the folder cannot be read or written.
+        `checked` is called with how many bytes of how many have been read again.
         """
         state = folder / "state.jsonl"
         if not state.is_file() or not (folder / "data").is_file():
@@ -142,11 +133,7 @@ class Partial:
 
     @classmethod
     def begin(cls, folder: Path, url: str, file: RemoteFile) -> Self:
-        """Start again; what an earlier attempt has left is thrown away.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """Start again; what an earlier attempt has left is thrown away."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("state.jsonl", "data"):
             (folder / name).unlink(missing_ok=True)
@@ -155,22 +142,14 @@ class Partial:
         return partial
 
     def write(self, position: int, block: bytes) -> None:
-        """Put bytes at their place; `got` makes them count.
-
-        Raises:
-            OSError: the disk is full, for one.
-        """
+        """Put bytes at their place; `got` makes them count."""
         view = memoryview(block)
         while view:
             written = os.pwrite(self._data, view, position)
             view, position = view[written:], position + written
 
     def got(self, span: ByteRange, crc32: int) -> None:
-        """Note that bytes have been written.
-
-        Raises:
-            OSError: the disk is full, for one.
-        """
+        """Note that bytes have been written."""
         with self._lock:
             self._append(_Note((span.start, span.stop), crc32))
 

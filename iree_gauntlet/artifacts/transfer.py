@@ -38,18 +38,15 @@ _ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How hard to try.
+    """How hard to try; in bytes, and in seconds by the clock `now`, on which `wait` waits for an event.
 
     Attributes:
         part_bytes: what is asked for at once; files up to this size take one connection.
         retries: attempts after a transient failure that follow each other without a single byte of progress.
-        backoff: seconds before the first of them; doubles each time, ± half at random, so that parallel runs
-            do not come back in step.
-        longest_backoff: seconds that it grows up to.
-        longest_wait: seconds that a server may ask to wait (Retry-After); more is an error at once.
-        stall_timeout: seconds without a byte after which a connection is given up. There is no limit in total.
-        now: the clock, in seconds.
-        wait: waits on that clock, until an event is set or for so many seconds.
+        backoff: before the first of them; doubles each time up to the longest one, ± half at random, so that parallel
+            runs do not come back in step.
+        longest_wait: that a server may ask for (Retry-After); more is an error at once.
+        stall_timeout: without a byte, after which a connection is given up. There is no limit in total.
     """
 
     connections: int = 4
@@ -66,12 +63,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A file that is whole, but not checked yet.
-
-    Attributes:
-        path: where it is, in the partial's folder.
-        resumed: bytes of it that an earlier attempt had brought.
-    """
+    """A file that is whole, but not checked yet; of which an earlier attempt had brought `resumed` bytes."""
 
     path: Path
     file: RemoteFile
@@ -80,12 +72,7 @@ class Arrived:
 
 @dataclass(slots=True)
 class Transfer:
-    """One download.
-
-    Args:
-        folder: of the partial; the caller holds its lock.
-        progress: receives bytes and notes; what it raises ends the download.
-    """
+    """One download into the folder of a partial, whose lock the caller holds; what the progress raises ends it."""
 
     remote: Remote
     name: str
@@ -102,12 +89,7 @@ class Transfer:
     _last_report: float = 0.0
 
     def run(self, *, fresh: bool = False) -> Arrived:
-        """Bring the whole file.
-
-        Raises:
-            ArtifactError: it is not available. What has arrived stays for the next attempt.
-            OSError: it cannot be written.
-        """
+        """Bring the whole file. Where it is not available (ArtifactError), what has arrived stays for the next time."""
         for number in range(_VERSIONS):
             try:
                 return self._bring_version(resume=number == 0 and not fresh)

@@ -13,9 +13,8 @@ from iree_gauntlet import __version__
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts, total_memory
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.toolchains.devices import find_device
+from iree_gauntlet.toolchains.devices import find_device, read_host_cpu
 from iree_gauntlet.toolchains.environments import Environment, make_environment_tag
-from iree_gauntlet.toolchains.host import read_host_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

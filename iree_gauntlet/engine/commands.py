@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.artifacts.parameters.parameter import archive_name
+from iree_gauntlet.artifacts.program_parameters import archive_name
 from iree_gauntlet.cases import (
     COUNTED,
     MAIN,

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.journal_events import Device
-    from iree_gauntlet.toolchains.translate import Translation
+    from iree_gauntlet.toolchains.flags import Translation
 
 
 _UPSTREAM: dict[Stage, tuple[Stage, ...]] = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
-from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, archive_name
+from iree_gauntlet.artifacts.program_parameters import PARAMETERS_FORMAT, archive_name
 from iree_gauntlet.cases import MadeValues, Module, OnnxImport, Stage
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.measuring.instructions.counters import Counter
-    from iree_gauntlet.toolchains.translate import Translation
+    from iree_gauntlet.toolchains.flags import Translation
 
 
 # Seconds. A fetch is bounded by its stall timeout, not by its size.

@@ -26,8 +26,8 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import (
 from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, MeasuredNs, OtherDispatches
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
+from iree_gauntlet.toolchains.flags import read_flag_releases
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain
-from iree_gauntlet.toolchains.translate import read_flag_releases
 
 if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.processes import Processes

@@ -24,10 +24,9 @@ from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import find_cache_folder, find_project_folder, make_cache_folder
 from iree_gauntlet.steps import CacheLookup
+from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
 from iree_gauntlet.toolchains.find import chosen, find_toolchain, make_toolchain_place
-from iree_gauntlet.toolchains.flags import NO_FLAGS, KnownFlags, read_known_flags
-from iree_gauntlet.toolchains.host import means_host, read_host_cpu
-from iree_gauntlet.toolchains.translate import Translation, translate
+from iree_gauntlet.toolchains.flags import NO_FLAGS, Translation, read_known_flags, translate
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Workbench:
 
     toolchain: Toolchain | None
     missing: ToolchainError | None
-    known: KnownFlags
+    known: Mapping[str, FlagSet]
     cache_dir: Path
     store: ArtifactStore
     modules: ModuleCache
@@ -72,7 +71,7 @@ class Workbench:
 
     def flags_of(self, tool: str) -> FlagSet:
         """The flags that a tool of the toolchain knows."""
-        return self.known.of(tool)
+        return self.known[tool]
 
 
 def open_workbench(
@@ -134,7 +133,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
     toolchain = machine.toolchain
 
     def translated(flags: Sequence[str], tool: str) -> Translation:
-        return translate(flags, machine.known.of(tool), tool) if toolchain else Translation(tuple(flags), (), ())
+        return translate(flags, machine.known[tool], tool) if toolchain else Translation(tuple(flags), (), ())
 
     def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
         if toolchain is None:

@@ -28,9 +28,16 @@ from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, find_cache_folder, find_project_folder
 from iree_gauntlet.toolchains.cmake_build import find_build_tools
-from iree_gauntlet.toolchains.devices import compile_backends, describe_devices, devices, find_device, list_drivers
+from iree_gauntlet.toolchains.devices import (
+    ask_host_cpu,
+    compile_backends,
+    describe_devices,
+    devices,
+    find_device,
+    list_drivers,
+    read_host_cpu,
+)
 from iree_gauntlet.toolchains.find import chosen, find_toolchain
-from iree_gauntlet.toolchains.host import ask_host_cpu, read_host_cpu
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
 from iree_gauntlet.upkeep.installed_toolchains import format_version, open_place
 

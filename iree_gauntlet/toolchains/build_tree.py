@@ -32,7 +32,7 @@ from iree_gauntlet.toolchains.toolchain import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 
 _TOOLS = ("tools", "iree/tools", "bin")
@@ -54,12 +54,7 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BuildTree:
-    """A folder with IREE's native tools.
-
-    Attributes:
-        source: for people (`build: <root>`).
-        commit: where it is known; empty for what the tools say.
-    """
+    """A folder with IREE's native tools, with its commit where that is known by more than what the tools say."""
 
     root: Path
     tools: Path
@@ -68,15 +63,7 @@ class BuildTree:
 
     @classmethod
     def of(cls, root: Path, needed: Sequence[str]) -> BuildTree:
-        """The build in a folder.
-
-        Args:
-            root: the build folder.
-            needed: the tools that must be there.
-
-        Raises:
-            ToolchainError: there are no such tools in it.
-        """
+        """The build in a folder; ToolchainError where it has not all of the needed tools."""
         if not root.is_dir():
             raise NoSuchToolchainError(f"build:{root} is not a folder", "Name the folder that CMake has built IREE in.")
         for name in _TOOLS:
@@ -89,12 +76,7 @@ class BuildTree:
 
 
 def find_compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: Path) -> Compiler:
-    """The compiler of a build.
-
-    Args:
-        tree: the build.
-        hash_of: SHA-256 of a file's content.
-        environments: folder for an environment whose Python sees the build's bindings.
+    """The compiler of a build; in the folder `environments` one is made whose Python sees the build's bindings.
 
     Raises:
         ToolchainError: it does not start.
@@ -103,10 +85,8 @@ def find_compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environmen
     answer, found = _ask_version(compile_tool)
     if answer.exit_code != 0 or found is None:
         last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
-        raise ToolchainError(
-            f"{compile_tool} --version does not say its version (exit code {answer.exit_code}): {last}",
-            "Run it by hand; build it again where it does not start.",
-        )
+        what = f"{compile_tool} --version does not say its version (exit code {answer.exit_code}): {last}"
+        raise ToolchainError(what, "Run it by hand; build it again where it does not start.")
     version, commit = found[1], found[2] or ""
     identity = _compute_identity(_list_compiler_files(tree), version, commit, hash_of)
     bindings = next((tree.root / name for name in _BINDINGS if (tree.root / name / "iree/compiler").is_dir()), None)
@@ -127,13 +107,11 @@ def find_compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environmen
 
 
 def find_runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
-    """The runtime of a build; its tools do not tell their version, so it is that of the bindings or the compiler.
-
-    Raises:
-        ToolchainError: a tool may not be executed.
-    """
+    """The runtime of a build; its tools do not tell their version, so it is that of the bindings or the compiler."""
     run_module, benchmark_module = _require_executable(tree, RUN_MODULE), _require_executable(tree, BENCHMARK_MODULE)
     version, commit = _find_runtime_version(tree)
+    files = [(RUN_MODULE, Path(run_module)), (BENCHMARK_MODULE, Path(benchmark_module))]
+    files += _list_libraries(tree.root / "lib", ("libiree", "libIREERuntime"))
     return Runtime(
         source=tree.source,
         run_module=run_module,
@@ -141,16 +119,7 @@ def find_runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
         version=version or UNKNOWN_VERSION,
         release=version or UNKNOWN_VERSION,
         commit=tree.commit or commit,
-        identity=_compute_identity(
-            [
-                (RUN_MODULE, Path(run_module)),
-                (BENCHMARK_MODULE, Path(benchmark_module)),
-                *_list_libraries(tree.root / "lib", ("libiree", "libIREERuntime")),
-            ],
-            version,
-            commit,
-            hash_of,
-        ),
+        identity=_compute_identity(files, version, commit, hash_of),
     )
 
 
@@ -179,19 +148,15 @@ def _require_executable(tree: BuildTree, name: str) -> str:
 
 def _list_compiler_files(tree: BuildTree) -> list[tuple[str, Path]]:
     """Name and path of everything that makes what the compiler writes."""
-    files = [
-        (name, tree.tools / name) for name in (COMPILE, "iree-lld", "iree-link", "lld") if (tree.tools / name).is_file()
-    ]
+    tools = (COMPILE, "iree-lld", "iree-link", "lld")
+    files = [(name, tree.tools / name) for name in tools if (tree.tools / name).is_file()]
     # A build with shared libraries has hundreds of them, of MLIR and LLVM too; other folders hold others' as well.
     prefixes = ("lib",) if (tree.root / "CMakeCache.txt").is_file() else _LIBRARIES
     for folder in (tree.tools, tree.tools.parent / "lib", tree.root / "lib"):
         files += _list_libraries(folder, prefixes)
         base = folder / "iree_platform_libs"
-        files += [
-            (f"platform {path.relative_to(base).as_posix()}", path)
-            for path in sorted(base.rglob("*"))
-            if path.is_file()
-        ]
+        inside = filter(Path.is_file, sorted(base.rglob("*")))
+        files += [(f"platform {path.relative_to(base).as_posix()}", path) for path in inside]
     return files
 
 
@@ -209,19 +174,9 @@ def _list_libraries(folder: Path, prefixes: tuple[str, ...]) -> list[tuple[str, 
 def _compute_identity(
     files: Sequence[tuple[str, Path]], version: str, commit: str, hash_of: Callable[[Path], str]
 ) -> str:
-    hashes: dict[Path, str] = {}
-
-    def ingredients() -> Iterator[tuple[str, str]]:
-        yield "platform", f"{platform.system()}-{platform.machine()}"
-        yield "version", version
-        yield "commit", commit
-        for name, path in files:
-            real = path.resolve()
-            if real not in hashes:
-                hashes[real] = hash_of(real)
-            yield f"content {name}", hashes[real]
-
-    return compute_identity(set(ingredients()))
+    hashes = {real: hash_of(real) for real in sorted({path.resolve() for _, path in files})}
+    facts = {("platform", f"{platform.system()}-{platform.machine()}"), ("version", version), ("commit", commit)}
+    return compute_identity(facts | {(f"content {name}", hashes[path.resolve()]) for name, path in files})
 
 
 def _find_runtime_version(tree: BuildTree) -> tuple[str, str]:
@@ -241,7 +196,13 @@ def _find_runtime_version(tree: BuildTree) -> tuple[str, str]:
 
 def _provide_binding_python(root: Path, bindings: Path, environments: Path) -> tuple[str, str]:
     """An interpreter that sees a build's bindings, and the version of the onnx package that it sees."""
-    base = _find_python(root)
+    try:
+        noted = _PYTHON.search((root / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        noted = None
+    # The one that they were made for, as CMake noted it.
+    path = noted[1].strip() if noted else ""
+    base = path if path and os.access(path, os.X_OK) else sys.executable
     name = compute_identity([("bindings", str(bindings)), ("python", base)])[:16]
     folder = environments / name
     python = folder / "bin" / "python"
@@ -255,15 +216,12 @@ def _provide_binding_python(root: Path, bindings: Path, environments: Path) -> t
             making.rename(folder)
         except OSError as error:
             if not marker.is_file():  # else another process was faster
-                raise ToolchainError(
-                    f"cannot make an environment for the bindings in {bindings} with {base}: {error}",
-                    "The cache must be writable, and that Python must start.",
-                ) from error
+                what = f"cannot make an environment for the bindings in {bindings} with {base}: {error}"
+                raise ToolchainError(what, "The cache must be writable, and that Python must start.") from error
         finally:
             shutil.rmtree(making, ignore_errors=True)
-    answer = ask(
-        [str(python), "-c", "import importlib.metadata as m; print(m.version('onnx'))"], timeout=_TIMEOUT_SECONDS
-    )
+    program = "import importlib.metadata as m; print(m.version('onnx'))"
+    answer = ask([str(python), "-c", program], timeout=_TIMEOUT_SECONDS)
     return str(python), answer.stdout.strip() if answer.exit_code == 0 else ""
 
 
@@ -278,16 +236,6 @@ def _make_binding_python(base: str, bindings: Path, making: Path) -> None:
     (site,) = making.glob("lib/python3.*/site-packages")
     (site / "iree-build.pth").write_text(f"{bindings}\n{answer.stdout}", encoding="utf-8")
     (making / "complete").touch()
-
-
-def _find_python(root: Path) -> str:
-    """The Python that a build's bindings were made for: what CMake noted, else ours."""
-    try:
-        noted = _PYTHON.search((root / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        noted = None
-    path = noted[1].strip() if noted else ""
-    return path if path and os.access(path, os.X_OK) else sys.executable
 
 
 def _suggest_nearby(root: Path, needed: Sequence[str]) -> str:

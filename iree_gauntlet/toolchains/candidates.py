@@ -32,12 +32,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One IREE of a row.
-
-    Attributes:
-        label: its name for people, and of its folder; no other of the row has it.
-        iree: what `--iree` takes.
-    """
+    """One IREE of a row: its label, which no other of the row has, and what `--iree` takes."""
 
     label: str
     iree: str
@@ -48,14 +43,8 @@ def list_candidates_between(
 ) -> tuple[tuple[Candidate, ...], bool]:
     """The versions from one to another, from the oldest to the newest, both among them.
 
-    Args:
-        good: a release, a nightly's version, or `nightly` for the newest.
-        bad: likewise; either may be the older one.
-        place: where IREE is looked for.
-        nightlies: take nightlies between them; so it is also where an end is a nightly.
-
-    Returns:
-        The candidates, and whether good is the older end.
+    An end is a release, a nightly's version, or `nightly` for the newest; nightlies lie between them also where an end
+    is one. Returned is also whether good is the older end.
 
     Raises:
         UsageError: an end is no version, or both are the same one.
@@ -66,36 +55,24 @@ def list_candidates_between(
         raise UsageError(f"--good and --bad are both {ends[0]}", "Name two releases.")
     low, high = sorted(ends)
     nightlies = nightlies or low.is_prerelease or high.is_prerelease
-    inside = _list_versions_between(low, high, place, nightlies=nightlies)
-    row = tuple(Candidate(str(version), str(version)) for version in (low, *inside, high))
-    return row, ends[0] == low
-
-
-def _list_versions_between(low: Version, high: Version, place: ToolchainPlace, *, nightlies: bool) -> list[Version]:
-    """Versions of IREE between two, without those, rising: what both the compiler and the runtime have."""
     environments = place.environments
     if environments.offline:
         found = set(environments.versions())
     else:
-        installer = environments.installer
         sources = _make_nightly_sources(place) if nightlies else Sources()
-        found = set(_list_versions(installer, COMPILER_WHEEL.distribution, low, high, sources))
+        found = set(_list_versions(environments.installer, COMPILER_WHEEL.distribution, low, high, sources))
+        # What both the compiler and the runtime have.
         if found:
-            found &= set(_list_versions(installer, RUNTIME_WHEEL.distribution, low, high, sources))
-    return sorted(version for version in found if low < version < high and version.is_prerelease == nightlies)
+            found &= set(_list_versions(environments.installer, RUNTIME_WHEEL.distribution, low, high, sources))
+    inside = sorted(version for version in found if low < version < high and version.is_prerelease == nightlies)
+    row = tuple(Candidate(str(version), str(version)) for version in (low, *inside, high))
+    return row, ends[0] == low
 
 
 def list_commits(good: str, bad: str, source: str, place: ToolchainPlace) -> tuple[tuple[Candidate, ...], bool]:
     """The commits of a checkout from one to another, from the oldest to the newest, both among them.
 
-    Args:
-        good: a commit, a branch, a tag, or a release by its tag.
-        bad: likewise; either may be the older one.
-        source: the checkout.
-        place: has the value of PATH.
-
-    Returns:
-        The candidates, and whether good is the older end.
+    An end is a commit, a branch, a tag, or a release by its tag. Returned is also whether good is the older end.
 
     Raises:
         UsageError: both are the same, or neither leads to the other.
@@ -107,30 +84,20 @@ def list_commits(good: str, bad: str, source: str, place: ToolchainPlace) -> tup
 
 
 def open_checkout(source: str, place: ToolchainPlace) -> Checkout:
-    """The checkout that `--source` names.
-
-    Raises:
-        ToolchainError: there is none.
-    """
+    """The checkout that `--source` names; ToolchainError where there is none."""
     choice = parse_choice(f"source:{source.removeprefix('source:')}", "--source")
     return Checkout.of(choice.folder, place.search_path)
 
 
 def list_candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candidate, ...]:
-    """A row that was named: good first, bad last; they are put at its ends where it does not hold them.
-
-    Raises:
-        UsageError: a value names no IREE, one is named twice, or good or bad is in the middle.
-    """
+    """A row that was named: good first, bad last; they are put at its ends where it does not hold them."""
     first, last = parse_choice(good, "--good"), parse_choice(bad, "--bad")
     row = [parse_choice(text, "--among") for text in among]
     keys = [_make_key(choice) for choice in row]
     for option, choice, place_name, index in (("--good", first, "first", 0), ("--bad", last, "last", len(row) - 1)):
         if _make_key(choice) in keys and keys.index(_make_key(choice)) != index:
-            raise UsageError(
-                f"{option} {choice.text} is not the {place_name} one of --among",
-                "Name what lies between in order: good first, bad last.",
-            )
+            hint = "Name what lies between in order: good first, bad last."
+            raise UsageError(f"{option} {choice.text} is not the {place_name} one of --among", hint)
     whole = [*([] if keys and keys[0] == _make_key(first) else [first]), *row]
     whole += [] if keys and keys[-1] == _make_key(last) else [last]
     seen: set[str] = set()
@@ -155,10 +122,8 @@ def _find_version(text: str, option: str, place: ToolchainPlace) -> Version:
     if choice.version is not None:
         return choice.version
     if choice.kind is not ChoiceKind.NIGHTLY:
-        raise UsageError(
-            f"{option} {choice.text}: is no version, so that nothing is known to lie between the ends",
-            "Name a release such as 3.12.0, or say with --among, in order, what lies between.",
-        )
+        what = f"{option} {choice.text}: is no version, so that nothing is known to lie between the ends"
+        raise UsageError(what, "Name a release such as 3.12.0, or say with --among, in order, what lies between.")
     environments = place.environments
     if environments.offline:
         found = [version for version in environments.versions() if version.is_prerelease]

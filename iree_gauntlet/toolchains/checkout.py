@@ -28,14 +28,8 @@ _SUBMODULE = "160000"
 _MOST_NAMED = 4
 # What hooks of git set.
 _OF_ANOTHER_REPOSITORY = (
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_NAMESPACE",
-    "GIT_PREFIX",
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
+    *("GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX"),
 )
 
 
@@ -48,38 +42,28 @@ class Checkout:
 
     @classmethod
     def of(cls, folder: Path | None, search_path: str) -> Checkout:
-        """The checkout in a folder.
-
-        Raises:
-            NoSuchToolchainError: there is none of IREE.
-            ToolchainError: there is no git.
-        """
+        """The checkout in a folder; ToolchainError where there is none of IREE, or no git."""
         clone = "git clone https://github.com/iree-org/iree.git && git -C iree submodule update --init"
         if folder is None or not folder.is_dir():
             raise NoSuchToolchainError(f"source:{folder} is not a folder", f"Get the sources: {clone}")
         git = shutil.which("git", path=search_path)
         if git is None:
             raise ToolchainError("no git on the PATH, which a source build needs", "Install it: sudo apt install git")
-        top = _ask_git(git, folder, ["rev-parse", "--show-toplevel"])
+        made = cls(folder, git)
+        top = made._ask(["rev-parse", "--show-toplevel"])
         if top.exit_code != 0:
             why = (top.stderr.strip().splitlines() or ["no reason given"])[0]
             raise NoSuchToolchainError(f"source:{folder} is no git checkout: {why}", f"Get one: {clone}")
         if not folder.samefile(top.stdout.rstrip("\n")):
-            raise NoSuchToolchainError(
-                f"source:{folder} lies within a checkout", f"Name its top: source:{top.stdout.strip()}"
-            )
+            hint = f"Name its top: source:{top.stdout.strip()}"
+            raise NoSuchToolchainError(f"source:{folder} lies within a checkout", hint)
         if missing := [name for name in ("CMakeLists.txt", "runtime") if not (folder / name).exists()]:
-            raise NoSuchToolchainError(
-                f"source:{folder} is no checkout of IREE: it has no {missing[0]}", f"Get one: {clone}"
-            )
-        return cls(folder, git)
+            hint = f"Get one: {clone}"
+            raise NoSuchToolchainError(f"source:{folder} is no checkout of IREE: it has no {missing[0]}", hint)
+        return made
 
     def commit_of(self, ref: str) -> str:
-        """The commit that a branch, a tag or the beginning of a hash means.
-
-        Raises:
-            NoSuchToolchainError: there is none.
-        """
+        """The commit that a branch, a tag or the beginning of a hash means."""
         commit = self._find_commit(ref)
         if not commit:
             names = self._ask(["for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes"])
@@ -88,18 +72,12 @@ class Checkout:
             remote = [name for name in known if name.endswith(f"/{ref}")]
             near = remote or difflib.get_close_matches(ref, known, n=3)
             meant = f"Did you mean {' or '.join(near)}? " if near else ""
-            raise NoSuchToolchainError(
-                f"source:{self.folder} has no commit {ref}",
-                f"{meant}Get what is new: git -C {self.folder} fetch --tags",
-            )
+            hint = f"{meant}Get what is new: git -C {self.folder} fetch --tags"
+            raise NoSuchToolchainError(f"source:{self.folder} has no commit {ref}", hint)
         return commit
 
     def version_commit(self, text: str) -> str:
-        """The commit of a release or nightly (`3.6.0`, by its tag), or of anything else that `commit_of` takes.
-
-        Raises:
-            NoSuchToolchainError: there is none.
-        """
+        """The commit of a release or nightly (`3.6.0`, by its tag), or of anything else that `commit_of` takes."""
         by_tag = self._find_commit(f"refs/tags/iree-{text}") or self._find_commit(f"refs/tags/v{text}")
         return by_tag or self.commit_of(text)
 
@@ -110,11 +88,8 @@ class Checkout:
     def commits_between(self, one: str, other: str) -> tuple[list[str], bool]:
         """The commits of the first-parent history from the older of two to the newer one, both among them.
 
-        Returns:
-            They, from the oldest on; and whether the first that was given is the older one.
-
-        Raises:
-            UsageError: both are the same, or neither leads to the other.
+        Returned is also whether the first that was given is the older one; UsageError where both are the same, or
+        neither leads to the other.
         """
         if one == other:
             raise UsageError(f"both ends are {one[:12]}", "Name two commits.")
@@ -140,27 +115,18 @@ class Checkout:
         return bool(self._ask_or_fail(["status", "--porcelain", "--untracked-files=no"]))
 
     def require_submodules(self, commit: str, *, runtime_only: bool) -> dict[str, str]:
-        """The submodules that a build of a commit needs: path → their commit.
-
-        Raises:
-            ToolchainError: the work tree lacks some.
-        """
+        """The submodules that a build of a commit needs (path → their commit), which the work tree must have."""
         wanted = self._list_submodules(commit, runtime_only=runtime_only)
         missing = [path for path in wanted if not (self.folder / path / ".git").exists()]
         if missing:
-            raise ToolchainError(
-                f"source:{self.folder} lacks submodules: {listed(missing, _MOST_NAMED)}",
-                f"Get them: git -C {self.folder} submodule update --init",
-            )
+            hint = f"Get them: git -C {self.folder} submodule update --init"
+            raise ToolchainError(f"source:{self.folder} lacks submodules: {listed(missing, _MOST_NAMED)}", hint)
         return wanted
 
     def lay_out(self, commit: str, tree: Path, *, runtime_only: bool) -> None:
         """Makes a worktree of a commit, with its submodules; of one that is there, only what differs is written.
 
-        Args:
-            commit: of this checkout.
-            tree: the folder; nobody else uses it.
-            runtime_only: leave out the submodules that the compiler alone needs.
+        Nobody else uses its folder. `runtime_only` leaves out the submodules that the compiler alone needs.
 
         Raises:
             ToolchainError: a submodule, or its commit, is not there; or git fails.
@@ -168,10 +134,8 @@ class Checkout:
         wanted = self.require_submodules(commit, runtime_only=runtime_only)
         for path, revision in wanted.items():
             if self._ask(["-C", path, "cat-file", "-e", f"{revision}^{{commit}}"]).exit_code != 0:
-                raise ToolchainError(
-                    f"{path} has no commit {revision[:12]}, which {commit[:12]} needs",
-                    f"Fetch it: git -C {self.folder / path} fetch origin {revision}",
-                )
+                hint = f"Fetch it: git -C {self.folder / path} fetch origin {revision}"
+                raise ToolchainError(f"{path} has no commit {revision[:12]}, which {commit[:12]} needs", hint)
         self._place(Path(), commit, tree)
         for path, revision in wanted.items():
             self._place(Path(path), revision, tree / path)
@@ -216,11 +180,7 @@ class Checkout:
         return answer.stdout
 
     def _ask(self, arguments: list[str]) -> Answer:
-        return _ask_git(self.git, self.folder, arguments)
-
-
-def _ask_git(git: str, folder: Path, arguments: list[str]) -> Answer:
-    # Git looks where it is told to, and writes no index of what it only reads.
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}
-    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    return ask([git, "-C", str(folder), *arguments], timeout=_TIMEOUT_SECONDS, environment=environment)
+        # Git looks where it is told to, and writes no index of what it only reads.
+        environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}
+        environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        return ask([self.git, "-C", str(self.folder), *arguments], timeout=_TIMEOUT_SECONDS, environment=environment)

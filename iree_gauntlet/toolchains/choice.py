@@ -65,11 +65,7 @@ class Choice:
 
 
 def parse_choice(text: str, option: str = "--iree") -> Choice:
-    """What a value of `--iree` asks for; `installed` for an empty one.
-
-    Raises:
-        UsageError: it is of no known form.
-    """
+    """What a value of `--iree` asks for; `installed` for an empty one."""
     text = text.strip()
     if not text:
         return Choice(ChoiceKind.INSTALLED, str(ChoiceKind.INSTALLED))
@@ -84,9 +80,8 @@ def parse_choice(text: str, option: str = "--iree") -> Choice:
         return Choice(ChoiceKind(word), text, folder=_make_absolute(rest))
     if colon and word == ChoiceKind.COMMIT:
         if not _COMMIT.fullmatch(rest):
-            raise UsageError(
-                f"{option} {text}: 7 to 40 digits of a commit's hash must follow", "Such as commit:89ece87b."
-            )
+            hint = "Such as commit:89ece87b."
+            raise UsageError(f"{option} {text}: 7 to 40 digits of a commit's hash must follow", hint)
         return Choice(ChoiceKind.COMMIT, text, ref=rest)
     return _parse_versions(text, option)
 

@@ -56,6 +56,8 @@ _FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(\S+)")
 _ERROR = re.compile(r"([^\s:(][^:(\n]*)[:(](\d+)(?:[:,](\d+))?\)?: (?:fatal )?error: (.+)")
 _LINK_ERROR = re.compile(r".*(?:undefined reference to|ld(?:\.lld)?: error:|error: ).*")
 _CMAKE_ERROR = re.compile(r"CMake Error(?: at ([^:\n]+):(\d+).*?)?:\s*(.*)")
+# Indented names, which end where a line is not.
+_UNUSED = re.compile(r"Manually-specified variables were not used.*\n((?:[ \t]+\S.*\n|[ \t]*\n)*)")
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _NEWS_SECONDS = 10.0
 # Ninja reads the files of a build first, which are large.
@@ -64,11 +66,7 @@ _QUERY_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class BuildTools:
-    """The programs that build.
-
-    Attributes:
-        launcher: path of a compiler cache; empty where there is none.
-    """
+    """The programs that build; the launcher is a compiler cache, if there is one."""
 
     cmake: str
     ninja: str
@@ -82,10 +80,7 @@ class BuildTools:
 def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
     """The machine's own tools where they are new enough, else those of the wheels next to this Python.
 
-    `$CC` and `$CXX` count, as for CMake.
-
-    Raises:
-        ToolchainError: some are missing; it names all, and what installs them.
+    `$CC` and `$CXX` count, as for CMake. ToolchainError names all that are missing, and what installs them.
     """
     search_path = environ.get("PATH", "")
     missing: list[str] = []
@@ -147,14 +142,22 @@ class BuildFolder:
     news: Callable[[str], None]
 
     def configure(self, options: Sequence[str]) -> None:
-        """Has CMake write the build's files, unless they are there for the same options.
-
-        Raises:
-            ToolchainError: it fails; names the first error.
-            GauntletError: the disk is full.
-        """
-        argv = [self.tools.cmake, "-G", "Ninja", "-S", str(self.source), "-B", str(self.folder)]
-        argv += [f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}", *_SETTINGS, *self._make_machine_options(), *options]
+        """Has CMake write the build's files, unless they are there for the same options; errors as `_run`."""
+        tools = self.tools
+        links = max(1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_A_LINK)
+        languages = ("C", "CXX") if tools.launcher else ()
+        argv = [tools.cmake, "-G", "Ninja", "-S", str(self.source), "-B", str(self.folder)]
+        argv += [
+            f"-DCMAKE_MAKE_PROGRAM={tools.ninja}",
+            *_SETTINGS,
+            f"-DCMAKE_C_COMPILER={tools.cc}",
+            f"-DCMAKE_CXX_COMPILER={tools.cxx}",
+            *(["-DIREE_ENABLE_LLD=ON"] if tools.lld else []),
+            *(f"-DCMAKE_{language}_COMPILER_LAUNCHER={tools.launcher}" for language in languages),
+            f"-DCMAKE_JOB_POOLS=gauntlet_links={links}",
+            "-DCMAKE_JOB_POOL_LINK=gauntlet_links",
+            *options,
+        ]
         stamp = self.folder / _CONFIGURED
         try:
             before = json.loads(stamp.read_bytes())
@@ -168,44 +171,47 @@ class BuildFolder:
         stamp.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.news("configuring with CMake")
-        unused: list[str] = []
-        self._run(argv, "cannot configure", _make_unused_follower(unused))
-        if ours := [name for name in unused if any(option.startswith(f"-D{name}") for option in options)]:
+        unused = _UNUSED.search(self._run(argv, "cannot configure"))
+        names = unused[1].split() if unused else []
+        if ours := [name for name in names if any(option.startswith(f"-D{name}") for option in options)]:
             self.news(f"CMake says that the project has no option {', '.join(ours)}: is it misspelt?")
         write_atomic(stamp, json.dumps(argv))
 
     def build(self, targets: Sequence[str], seconds_before: float) -> bool:
-        """Builds what is not up to date; whether there was anything.
+        """Builds what is not up to date; whether there was anything. Errors as `_run`.
 
-        Args:
-            targets: of Ninja.
-            seconds_before: how long the last build took that began from nothing; 0 where that is not known.
-
-        Raises:
-            ToolchainError: it fails; names the first error.
-            GauntletError: the disk is full.
+        The last build that began from nothing took `seconds_before`; 0 where that is not known.
         """
-        following = _Following(self.news, seconds_before)
-        self._run([self.tools.ninja, "-C", str(self.folder), *targets], "cannot build", following.follow)
-        return following.worked
+        began = told = time.monotonic()
+        worked = False
+
+        def follow(line: str) -> None:
+            """Tells how far Ninja is, now and then, and how long it may take."""
+            nonlocal told, worked
+            status = _STATUS.match(line)
+            now = time.monotonic()
+            worked = worked or status is not None
+            if status is None or now - told < _NEWS_SECONDS:
+                return
+            told, done, total = now, int(status[1]), int(status[2])
+            left = (now - began) * (total - done) / max(done, 1)
+            if seconds_before and done * 10 < total:
+                # The first files say little.
+                left = max(0.0, seconds_before - (now - began))
+            self.news(f"built {done:,} of {total:,} files, about {duration(left)} left")
+
+        self._run([self.tools.ninja, "-C", str(self.folder), *targets], "cannot build", follow)
+        return worked
 
     def known(self, targets: Sequence[str]) -> list[str]:
-        """Those of some targets that the configured build has.
-
-        Raises:
-            ToolchainError: the sources have changed, and do not configure any more.
-        """
+        """Those of some targets that the configured build has."""
         # Ninja knows the targets of the commit that was built last until it has had CMake write them again.
-        self._run([self.tools.ninja, "-C", str(self.folder), "build.ninja"], "cannot configure", lambda _: None)
+        self._run([self.tools.ninja, "-C", str(self.folder), "build.ninja"], "cannot configure")
         query = [self.tools.ninja, "-C", str(self.folder), "-t", "query"]
         return [name for name in targets if ask([*query, name], timeout=_QUERY_SECONDS).exit_code == 0]
 
     def require_space(self, *, runtime_only: bool) -> None:
-        """Makes sure that the disk has space for a build from nothing.
-
-        Raises:
-            GauntletError: it has not.
-        """
+        """GauntletError where the disk has no space for a build from nothing."""
         if (self.folder / "build.ninja").is_file():
             return
         whole = not runtime_only and (self.source / "third_party/llvm-project/llvm/CMakeLists.txt").is_file()
@@ -217,34 +223,19 @@ class BuildFolder:
                 "Free disk space (cache.gc, toolchain.remove), or name another folder with --cache-dir.",
             )
 
-    def _make_machine_options(self) -> list[str]:
-        """Options that follow from what this machine has."""
-        tools = self.tools
-        links = max(1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_A_LINK)
-        return [
-            f"-DCMAKE_C_COMPILER={tools.cc}",
-            f"-DCMAKE_CXX_COMPILER={tools.cxx}",
-            *(["-DIREE_ENABLE_LLD=ON"] if tools.lld else []),
-            *(
-                f"-DCMAKE_{language}_COMPILER_LAUNCHER={tools.launcher}"
-                for language in (("C", "CXX") if tools.launcher else ())
-            ),
-            f"-DCMAKE_JOB_POOLS=gauntlet_links={links}",
-            "-DCMAKE_JOB_POOL_LINK=gauntlet_links",
-        ]
-
-    def _run(self, argv: Sequence[str], what: str, follow: Callable[[str], None]) -> None:
+    def _run(self, argv: Sequence[str], what: str, follow: Callable[[str], None] = lambda _: None) -> str:
+        """What a program says; ToolchainError with its first error where it fails, GauntletError for a full disk."""
         start = self.log.stat().st_size if self.log.exists() else 0
         environment = os.environ | {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
         try:
             code = run_logged(argv, self.log, environment=environment, held=(self.held,), follow=follow)
         except OSError as error:
             raise ToolchainError(f"{argv[0]} cannot be started: {error}", "Install it again.") from error
-        if code == 0:
-            return
         with self.log.open("rb") as file:
             file.seek(start)
             said = file.read().decode("utf-8", "replace")
+        if code == 0:
+            return said
         if any(words in said for words in _DISK_FULL):
             # No fault of what is built: whoever tries several commits stops here.
             raise GauntletError(f"{what} {self.title}: disk full", f"Free space, and run again. Log: {self.log}")
@@ -257,53 +248,6 @@ def make_settings_key(tools: BuildTools, options: Sequence[str]) -> str:
     """Hex digest of what makes two builds of one commit differ: options and compiler, but no cache of compiles."""
     said = [("compiler", f"{tools.compiler} {tools.cc} {tools.cxx} {tools.lld}")]
     return compute_identity([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
-
-
-def _make_unused_follower(names: list[str]) -> Callable[[str], None]:
-    """Follows CMake, and takes in the variables that it was given and the project does not use."""
-    listing = False
-
-    def follow(line: str) -> None:
-        nonlocal listing
-        if "Manually-specified variables were not used" in line:
-            listing = True
-        elif listing and line.strip():
-            # Indented names; what is not ends them.
-            listing = line.startswith(" ")
-            names.extend([line.strip()] if listing else [])
-
-    return follow
-
-
-class _Following:
-    """Tells how far Ninja is, now and then, and how long it may take.
-
-    Args:
-        seconds_before: how long such a build took before; 0 where that is not known.
-    """
-
-    def __init__(self, news: Callable[[str], None], seconds_before: float) -> None:
-        self._news = news
-        self._before = seconds_before
-        self._began = self._told = time.monotonic()
-        self.worked = False
-
-    def follow(self, line: str) -> None:
-        """Takes a line of Ninja's."""
-        status = _STATUS.match(line)
-        if status is None:
-            return
-        self.worked = True
-        now = time.monotonic()
-        if now - self._told < _NEWS_SECONDS:
-            return
-        self._told = now
-        done, total = int(status[1]), int(status[2])
-        left = (now - self._began) * (total - done) / max(done, 1)
-        if self._before and done * 10 < total:
-            # The first files say little.
-            left = max(0.0, self._before - (now - self._began))
-        self._news(f"built {done:,} of {total:,} files, about {duration(left)} left")
 
 
 def find_first_error(said: str) -> str:

@@ -1,18 +1,35 @@
-"""What a toolchain can compile for and run on here: asked of its tools, remembered for one process."""
+"""What a toolchain can compile for and run on here (asked of its tools, remembered for one process); what `host` means.
+
+`--iree-llvmcpu-target-cpu=host` and `--iree-llvmcpu-target-cpu-features=host` (either one sets both) make
+code for the compiling machine's CPU, so what they produce belongs to machines of that kind.
+
+Without a target flag the compiler targets a **generic** CPU of the machine's architecture, warns that this
+will perform poorly, and its output depends on the architecture alone (checked with 3.9.0 and 3.13.0). The
+word must be exactly `host`: neither `HOST` nor `host,+avx2` is understood.
+
+A program may name `host` too, in an attribute (`cpu = "host"`); that is not seen here.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import platform
 import re
 import shutil
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_events import Device
 from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.toolchains.flags import split_flags
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
@@ -20,13 +37,11 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 20.0
 _DRIVER = re.compile(r"^\s+([\w-]+): ", re.MULTILINE)
 # A device in a dump: `# --device=URI`, a line with its name, facts as `key: value` below the rule.
-_DUMPED = re.compile(
-    r"^# --device=(?P<uri>\S+)\n#\s*(?P<name>.*)\n# ===[-=]+\n(?P<facts>(?:(?!# ).*\n?)*)", re.MULTILINE
-)
+_DUMPED = re.compile(r"^# --device=(\S+)\n#\s*(.*)\n# ===[-=]+\n((?:(?!# ).*\n?)*)", re.MULTILINE)
 # Vulkan's word for a device that computes on the processor, and drivers that do.
 _SOFTWARE = re.compile(r"^type: cpu$|^name: (?:llvmpipe|SwiftShader)", re.MULTILINE)
 # `c/runtime/src/…/file.c:155: UNAVAILABLE; what happened; what was being done`
-_STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (?P<message>.*)$", re.MULTILINE)
+_STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (.*)$", re.MULTILINE)
 
 # Drivers that open a device by its own name alone.
 # Those of IREE's own; plugins may bring others.
@@ -41,16 +56,27 @@ _HINTS = {
     "pacman -S vulkan-icd-loader vulkan-swrast (Arch), with lavapipe, which needs no GPU",
     "metal": "only the runtime for macOS has it: run there",
 }
+_HOST_FLAGS = frozenset({"iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features"})
+_HOST_SECONDS = 30.0
+
+# Fields of /proc/cpuinfo from which LLVM's host detection, or the same facts, follow: x86, Arm, RISC-V,
+# Power. Left out are those that differ between equal machines (frequency, microcode, bogomips).
+_KIND = (
+    *("vendor_id", "cpu family", "model"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part"),
+    *("mvendorid", "marchid", "uarch"),
+    "cpu",
+)
+_FEATURES = ("flags", "Features", "isa", "features")
+_NAMES = ("model name", "Model", "uarch", "cpu")
+# macOS: names below `machdep.cpu` and `hw` that tell the kind and the features.
+_SYSCTL_KIND = ("machdep.cpu.vendor", "machdep.cpu.family", "machdep.cpu.model", "hw.cputype", "hw.cpufamily")
+_SYSCTL_FEATURES = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a device can be run on.
-
-    Attributes:
-        reason: one line: the device that was found, or why there is none.
-        hint: how to get it; empty where it is there.
-    """
+    """Whether a device can be run on; in one line which was found, or why there is none, and how to get it."""
 
     ok: bool
     reason: str
@@ -59,11 +85,7 @@ class Availability:
 
 @functools.cache
 def compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
-    """Names of the backends that the compiler can generate code for (`llvm-cpu`, `rocm`).
-
-    Raises:
-        ToolchainError: where the compiler does not answer.
-    """
+    """Names of the backends that the compiler can generate code for (`llvm-cpu`, `rocm`)."""
     answer = ask([toolchain.compiler.compile, "--iree-hal-list-target-backends"], timeout=_TIMEOUT_SECONDS)
     lines = answer.stdout.splitlines()
     return tuple(line.strip() for line in lines if line.startswith("  ") and line.strip())
@@ -71,18 +93,12 @@ def compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
 
 @functools.cache
 def list_drivers(toolchain: Toolchain) -> tuple[str, ...]:
-    """Names of the HAL drivers that the runtime was built with; their devices may still be missing.
-
-    Raises:
-        ToolchainError: where the runtime does not answer.
-    """
+    """Names of the HAL drivers that the runtime was built with; their devices may still be missing."""
     answer = ask([toolchain.runtime.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
     found = tuple(_DRIVER.findall(answer.stdout))
     if not found:
-        raise ToolchainError(
-            f"{toolchain.runtime.run_module} --list_drivers listed none (exit code {answer.exit_code})",
-            "run it by hand; reinstall the runtime where it does not start",
-        )
+        what = f"{toolchain.runtime.run_module} --list_drivers listed none (exit code {answer.exit_code})"
+        raise ToolchainError(what, "run it by hand; reinstall the runtime where it does not start")
     return found
 
 
@@ -97,21 +113,22 @@ def devices(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
     answer = ask([toolchain.runtime.run_module, question], timeout=_TIMEOUT_SECONDS)
     if answer.exit_code != 0:
         status = _STATUS.search(answer.stderr)
-        reason = status["message"].strip().rstrip(":") if status else f"exit code {answer.exit_code}"
+        reason = status[1].strip().rstrip(":") if status else f"exit code {answer.exit_code}"
         raise ToolchainError(f"{question} failed: {reason}", _HINTS.get(driver, ""))
     return tuple(line.strip() for line in answer.stdout.splitlines() if "://" in line)
 
 
 @functools.cache
 def describe_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
-    """The devices of a driver, with what the runtime says of each.
-
-    Raises:
-        ToolchainError: as for `devices`.
-    """
+    """The devices of a driver, with what the runtime says of each."""
     uris = devices(toolchain, driver)
     dump = ask([toolchain.runtime.run_module, f"--dump_devices={driver}"], timeout=_TIMEOUT_SECONDS).stdout
-    described = {match["uri"]: _describe(match) for match in _DUMPED.finditer(dump)}
+    described = {}
+    for uri, title, text in _DUMPED.findall(dump):
+        facts = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        name = facts.get("name", "" if title == "default" else title.strip())
+        said = " ".join(filter(None, (facts.get("driver"), facts.get("driver_info"))))
+        described[uri] = Device(uri, name, said, software=bool(_SOFTWARE.search(text)))
     found = [described.get(uri, Device(uri)) for uri in uris]
     if driver == "cuda":
         # IREE's runtime does not say it.
@@ -130,13 +147,6 @@ def _ask_nvidia_drivers() -> dict[str, str]:
     return {uuid: f"NVIDIA {version}" for uuid, _, version in pairs if version}
 
 
-def _describe(match: re.Match[str]) -> Device:
-    facts = dict(line.split(": ", 1) for line in match["facts"].splitlines() if ": " in line)
-    name = facts.get("name", "" if match["name"] == "default" else match["name"].strip())
-    driver = " ".join(filter(None, (facts.get("driver", ""), facts.get("driver_info", ""))))
-    return Device(match["uri"], name, driver, software=bool(_SOFTWARE.search(match["facts"])))
-
-
 def find_device(toolchain: Toolchain, device: str) -> Device:
     """The device that is meant, as `--device=` names it: a driver (`hip`), an ordinal (`hip://1`), or its own URI.
 
@@ -149,12 +159,7 @@ def find_device(toolchain: Toolchain, device: str) -> Device:
 
 @functools.cache
 def check_device(toolchain: Toolchain, device: str) -> Availability:
-    """Whether a device, as `--device=` names it, is there.
-
-    Args:
-        toolchain: whose runtime.
-        device: a driver (`hip`), an ordinal (`hip://1`), or a device's own URI.
-    """
+    """Whether a device is there, named as for `find_device`."""
     try:
         return Availability(ok=True, reason=_find_uri(toolchain, device))
     except ToolchainError as problem:
@@ -171,17 +176,100 @@ def _find_uri(toolchain: Toolchain, device: str) -> str:
     found = devices(toolchain, driver)
     if not found:
         raise ToolchainError(f"the driver {driver} works and finds no device", _HINTS.get(driver, ""))
-    chosen = _choose(found, driver, path.partition("?")[0])
-    if not chosen:
-        raise ToolchainError(f"{driver} has only {', '.join(found)}", "name one of these")
-    return chosen
-
-
-def _choose(found: tuple[str, ...], driver: str, path: str) -> str:
-    """The device that a path means: the first for none, an ordinal, or its own name; empty for no device."""
+    # The first for no path, an ordinal, or its own name.
+    path = path.partition("?")[0]
     if not path:
         return found[0]
-    if path.isdecimal() and driver not in _WITHOUT_ORDINALS:
-        return found[int(path)] if int(path) < len(found) else ""
-    uri = f"{driver}://{path}"
-    return uri if uri in found else ""
+    ordinal = path.isdecimal() and driver not in _WITHOUT_ORDINALS
+    chosen = found[int(path) :][:1] if ordinal else [uri for uri in found if uri == f"{driver}://{path}"]
+    if not chosen:
+        raise ToolchainError(f"{driver} has only {', '.join(found)}", "name one of these")
+    return chosen[0]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCpu:
+    """A CPU, as far as code that is made for it cares; its kind as `field=value`, once for each kind of core."""
+
+    name: str
+    kind: tuple[str, ...]
+    features: frozenset[str]
+
+    @property
+    def identity(self) -> str:
+        """Text and digest for a cache key and for people: equal where the same code is made for `host`.
+
+        It follows from what the system says of the CPU, so a new kernel that names more features makes a new
+        identity: a needless compile, never a wrong one.
+        """
+        text = "\n".join([platform.machine(), *self.kind, *sorted(self.features)])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return f"{self.name} ({platform.machine()}, {len(self.features)} features, {digest})"
+
+
+@functools.cache
+def read_host_cpu() -> HostCpu:
+    """The CPU of this machine; it does not change while a process runs."""
+    if sys.platform == "darwin":
+        return _parse_sysctl(ask(["/usr/sbin/sysctl", "machdep.cpu", "hw"], timeout=_HOST_SECONDS).stdout)
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    return parse_cpuinfo(text)
+
+
+def parse_cpuinfo(text: str) -> HostCpu:
+    """The CPU that Linux's `/proc/cpuinfo` describes; a machine with several kinds of cores gives them all.
+
+    Where the text says nothing of use, it is what Python knows of the machine.
+    """
+    fields: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip(), set()).add(value.strip())
+    kind = tuple(f"{key}={value}" for key in _KIND for value in sorted(fields.get(key, ())))
+    # Code must run on every core: what only some of them have is no feature of the machine.
+    per_core = [set(re.split(r"[\s_]+", value)) for key in _FEATURES for value in sorted(fields.get(key, ()))]
+    features = frozenset(set.intersection(*per_core) if per_core else ())
+    if not kind:
+        return _make_unknown_cpu()
+    names = next((sorted(fields[key]) for key in _NAMES if fields.get(key)), ["CPU"])
+    return HostCpu(" + ".join(names), kind, features)
+
+
+def _parse_sysctl(text: str) -> HostCpu:
+    """The CPU that macOS's `sysctl` describes, a line `name: value` for each fact."""
+    facts = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    features = {word for name in _SYSCTL_FEATURES for word in facts.get(name, "").split()}
+    features |= {name for name, value in facts.items() if name.startswith("hw.optional.") and value == "1"}
+    kind = tuple(f"{name}={facts[name]}" for name in _SYSCTL_KIND if name in facts)
+    if not kind:
+        return _make_unknown_cpu()
+    return HostCpu(facts.get("machdep.cpu.brand_string", "CPU"), kind, frozenset(features))
+
+
+def _make_unknown_cpu() -> HostCpu:
+    name = platform.processor() or platform.machine() or "unknown CPU"
+    # Nothing tells two such machines apart but their names: better a cache of their own for each.
+    return HostCpu(name, (f"processor={name}", f"node={platform.node()}"), frozenset())
+
+
+def means_host(flags: Sequence[str]) -> bool:
+    """Whether compile flags make code for the CPU of the compiling machine."""
+    return any(
+        flag.name in _HOST_FLAGS and flag.value is not None and "host" in flag.value.split(",")
+        for flag in split_flags(flags, _HOST_FLAGS)
+    )
+
+
+def ask_host_cpu(toolchain: Toolchain) -> str:
+    """LLVM's name of the CPU that the compiler takes `host` for (`znver4`); compiles an empty program."""
+    flags = ("--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host", "--compile-to=executable-targets")
+    answer = ask([toolchain.compiler.compile, "-", *flags], timeout=_HOST_SECONDS, stdin="module {}")
+    cpu = re.search(r'\bcpu = "([^"]+)"', answer.stdout)
+    if cpu is None:
+        hint = "name the CPU in the flags: --iree-llvmcpu-target-cpu=<cpu>"
+        raise ToolchainError(f"the compiler does not say what CPU `host` is (exit code {answer.exit_code})", hint)
+    return cpu[1]

@@ -60,11 +60,7 @@ def seal(path: Path, name: str, document: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sealed(Recorded):
-    """What a folder holds that was made whole, as its seal says.
-
-    Attributes:
-        last_use: seconds since 1970.
-    """
+    """What a folder holds that was made whole, as its seal says; last used so many seconds after 1970."""
 
     seal_name: ClassVar[str]
 
@@ -155,17 +151,12 @@ def discard(path: Path) -> None:
 
 @contextmanager
 def name_refusals(folder: Path) -> Iterator[None]:
-    """Names the path where the file system refuses.
-
-    Raises:
-        ToolchainError: it did.
-    """
+    """Names, by a ToolchainError, the path where the file system refuses."""
     try:
         yield
     except OSError as error:
-        raise ToolchainError(
-            f"{error.filename or folder}: {error.strerror or error}", "Check the cache's folder, its rights and space."
-        ) from error
+        hint = "Check the cache's folder, its rights and space."
+        raise ToolchainError(f"{error.filename or folder}: {error.strerror or error}", hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +178,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Environment(Sealed):
-    """An environment that is whole.
-
-    Attributes:
-        compiler, runtime: their versions; empty where it has none.
-        installer: what made it.
-    """
+    """An environment that is whole, with the versions of compiler and runtime that it has, and what made it."""
 
     seal_name = SEAL
 
@@ -223,11 +209,7 @@ def make_environment_tag() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of a cache.
-
-    Attributes:
-        folder: where they are; made with the first one.
-    """
+    """The environments of a cache, in a folder that is made with the first one."""
 
     folder: Path
     installer: Installer
@@ -253,18 +235,15 @@ class Environments:
         """The environment of a recipe, installed where it is not there.
 
         Raises:
-            ToolchainError: it is not there and this is offline; it cannot be installed; what came is not what
-                was asked for.
+            ToolchainError: this is offline; it cannot be installed; what came is not what was asked for.
         """
         if (found := self.find(recipe.label)) is not None:
             return found
         path = self.path_of(recipe.label)
         _, why = Environment.inspect(path)
         if self.offline:
-            raise ToolchainError(
-                f"IREE {recipe.asked} is not installed in the cache: {path} {why}",
-                f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}",
-            )
+            hint = f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}"
+            raise ToolchainError(f"IREE {recipe.asked} is not installed in the cache: {path} {why}", hint)
         with name_refusals(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._hold_lock(recipe.label) as held:
@@ -289,11 +268,7 @@ class Environments:
         return sorted(Version(found.label) for path, found in whole if path == self.path_of(found.label))
 
     def remove(self, path: Path, label: str) -> None:
-        """Delete an environment; the caller has made sure that it is not in use.
-
-        Raises:
-            ToolchainError: it cannot be deleted.
-        """
+        """Delete an environment; the caller has made sure that it is not in use."""
         with name_refusals(self.folder), self._hold_lock(label):
             discard(path)
 
@@ -313,28 +288,20 @@ class Environments:
 
         news(f"installing with uv into {path}")
         with making(path) as new:
+            python = _locate_python(new)
             self.installer.make_environment(new, held, news)
-            self.installer.install(_locate_python(new), recipe.requirements, recipe.sources, held, news)
+            self.installer.install(python, recipe.requirements, recipe.sources, held, news)
             for script in (new / "bin").iterdir():
                 if not script.name.startswith("python"):
                     script.unlink()
-            _require(new, recipe)
+            search_path = [str(folder) for folder in find_site_packages(python)]
+            for kind, wanted in ((COMPILER_WHEEL, recipe.compiler), (RUNTIME_WHEEL, recipe.runtime)):
+                release = find_wheel(kind, search_path, str(python)).release if wanted else ""
+                if wanted and Version(release) != Version(wanted):
+                    hint = "Look at the index settings, and at the wheel's metadata."
+                    raise ToolchainError(f"{kind.distribution} {wanted} was asked for, and {release} came", hint)
             seal(new, SEAL, {**asdict(recipe), "installer": "uv"})
         news(f"installed in {time.monotonic() - started:.0f} s")
-
-
-def _require(path: Path, recipe: Recipe) -> None:
-    """Make sure that the wanted versions are inside."""
-    python = _locate_python(path)
-    search_path = [str(folder) for folder in find_site_packages(python)]
-    for kind, wanted in ((COMPILER_WHEEL, recipe.compiler), (RUNTIME_WHEEL, recipe.runtime)):
-        if wanted:
-            release = find_wheel(kind, search_path, str(python)).release
-            if Version(release) != Version(wanted):
-                raise ToolchainError(
-                    f"{kind.distribution} {wanted} was asked for, and {release} came",
-                    "Look at the index settings, and at the wheel's metadata.",
-                )
 
 
 def _locate_python(path: Path) -> Path:

@@ -21,6 +21,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.messages import news
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.build_tree import BuildTree, find_compiler_of, find_runtime_of
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
@@ -42,7 +43,7 @@ from iree_gauntlet.toolchains.installed import (
 )
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, SourceBuilds
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Compiler, Runtime, Toolchain
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,6 +71,17 @@ _COMMIT_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
+class _CiArtifact(Recorded):
+    """What GitHub says of a file that a run of IREE's CI has left."""
+
+    id: int
+    name: str
+    size_in_bytes: int = 0
+    expired: bool = False
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitPackages:
     """Where packages of commits are."""
 
@@ -78,15 +90,8 @@ class CommitPackages:
     news: Callable[[str], None]
 
     def commit_of(self, beginning: str) -> str:
-        """The whole hash of a commit.
-
-        Raises:
-            ToolchainError: GitHub does not know it, or does not answer.
-        """
-        if len(beginning) == 40:
-            return beginning
-        found = self._ask(f"commits/{beginning}", beginning)
-        return str(found["sha"])
+        """The whole hash of a commit, by GitHub."""
+        return beginning if len(beginning) == 40 else str(self._ask(f"commits/{beginning}", beginning)["sha"])
 
     def fetch(self, commit: str, folder: Path) -> None:
         """Downloads the packages of a commit, and lays its wheels into a folder.
@@ -97,7 +102,7 @@ class CommitPackages:
         """
         artifact = self._find_artifact(commit)
         archive = folder / "artifact.zip"
-        self.news(f"commit:{commit[:12]}: downloading {artifact['name']} ({byte_size(int(artifact['size_in_bytes']))})")
+        self.news(f"commit:{commit[:12]}: downloading {artifact.name} ({byte_size(artifact.size_in_bytes)})")
         self._download(artifact, archive, commit)
         try:
             _unpack(archive, folder)
@@ -106,17 +111,18 @@ class CommitPackages:
             raise ToolchainError(what, "Try again.") from error
         archive.unlink()
 
-    def _find_artifact(self, commit: str) -> Mapping[str, Any]:
+    def _find_artifact(self, commit: str) -> _CiArtifact:
         """The artifact with the packages for this platform, of the newest run that has one."""
         name = f"{platform.system().lower()}_{platform.machine()}_release_packages"
         runs = list(self._list(f"actions/workflows/{_WORKFLOW}/runs?head_sha={commit}", "workflow_runs", commit))
         expired, others = False, set()
         for run in runs:
-            for artifact in self._list(f"actions/runs/{run['id']}/artifacts", "artifacts", commit):
-                if artifact["name"] == name and not artifact.get("expired"):
+            for item in self._list(f"actions/runs/{run['id']}/artifacts", "artifacts", commit):
+                artifact = _CiArtifact.from_dict(item)
+                if artifact.name == name and not artifact.expired:
                     return artifact
-                expired = expired or artifact["name"] == name
-                others.add(str(artifact["name"]))
+                expired = expired or artifact.name == name
+                others.add(artifact.name)
         if not runs:
             why = f"IREE's CI has not built commit {commit[:12]}"
         elif expired:
@@ -145,8 +151,8 @@ class CommitPackages:
         except ValueError as error:
             raise ToolchainError(f"{self.api}/{path} answers with no JSON", "Is that GitHub's API?") from error
 
-    def _download(self, artifact: Mapping[str, Any], path: Path, commit: str) -> None:
-        response = self._get(f"{self.api}/actions/artifacts/{artifact['id']}/zip", commit, stream=True)
+    def _download(self, artifact: _CiArtifact, path: Path, commit: str) -> None:
+        response = self._get(f"{self.api}/actions/artifacts/{artifact.id}/zip", commit, stream=True)
         digest, size, told = hashlib.sha256(), 0, time.monotonic()
         try:
             with response, path.open("wb") as file:
@@ -160,7 +166,7 @@ class CommitPackages:
         except (requests.RequestException, OSError) as error:
             what = f"the packages of commit {commit[:12]} were cut short after {byte_size(size)}: {error}"
             raise ToolchainError(what, "Try again.") from error
-        known = _HASH.fullmatch(str(artifact.get("digest") or ""))
+        known = _HASH.fullmatch(artifact.digest)
         if known and digest.hexdigest() != known[1]:
             what = f"the packages of commit {commit[:12]} came with another content than GitHub says"
             raise ToolchainError(what, f"Try again. Expected sha256 {known[1]}, came {digest.hexdigest()}.")
@@ -222,11 +228,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolchainPlace:
-    """Where toolchains are looked for, in addition to those that are installed with this toolkit.
-
-    Attributes:
-        hash_of: SHA-256 of a file's content.
-    """
+    """Where toolchains are looked for, in addition to those that are installed with this toolkit."""
 
     environments: Environments
     builds: SourceBuilds
@@ -238,14 +240,9 @@ class ToolchainPlace:
 
 
 def chosen(request: ToolchainRequest, environ: Mapping[str, str]) -> tuple[Choice, Choice]:
-    """Compiler and runtime that are asked for, by their own options, else by `--iree`, else by the variable.
-
-    Raises:
-        UsageError: a value names no IREE.
-    """
-    from_environment = environ.get(IREE_VARIABLE, ""), f"${IREE_VARIABLE}"
-    whole = parse_choice(request.iree) if request.iree else parse_choice(*from_environment)
-    compiler, runtime = request.iree_compiler, request.iree_runtime
+    """Compiler and runtime that are asked for, by their own options, else by `--iree`, else by the variable."""
+    iree, compiler, runtime = request.iree, request.iree_compiler, request.iree_runtime
+    whole = parse_choice(iree) if iree else parse_choice(environ.get(IREE_VARIABLE, ""), f"${IREE_VARIABLE}")
     return (
         parse_choice(compiler, "--iree-compiler") if compiler else whole,
         parse_choice(runtime, "--iree-runtime") if runtime else whole,
@@ -261,15 +258,9 @@ def make_toolchain_place(
     offline: bool,
     importer: bool = False,
 ) -> ToolchainPlace:
-    """Where toolchains are looked for and installed.
+    """Where toolchains are looked for, and installed and built unless this is offline.
 
-    Args:
-        cache_dir: folder of the caches.
-        configuration: of the project and the user.
-        uses: what of the cache is in use.
-        hash_of: SHA-256 of a file's content.
-        offline: nothing is installed or built.
-        importer: whether ONNX programs are to be imported.
+    With `importer`, what is built imports ONNX programs as well.
     """
     folder = cache_dir.absolute() / "toolchains"
     environments = Environments(folder / "envs", Installer(), offline=offline, use=uses.use, news=news)
@@ -277,10 +268,8 @@ def make_toolchain_place(
         folder / "builds", configuration.build_options, os.environ, offline=offline, uses=uses, news=news
     )
     packages = CommitPackages(configuration.packages_api, os.environ, news)
-    search_path = os.environ.get("PATH", "")
-    return ToolchainPlace(
-        environments, builds, packages, configuration.nightly_links, hash_of, search_path, importer=importer
-    )
+    links, search_path = configuration.nightly_links, os.environ.get("PATH", "")
+    return ToolchainPlace(environments, builds, packages, links, hash_of, search_path, importer=importer)
 
 
 def find_toolchain(compiler: Choice, runtime: Choice, place: ToolchainPlace) -> Toolchain:
@@ -288,7 +277,6 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: ToolchainPlace) -> 
 
     Raises:
         ToolchainError: one is not available, or lacks a tool.
-        UsageError: a choice means nothing here.
     """
     if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
         return find_installed()
@@ -296,28 +284,25 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: ToolchainPlace) -> 
     # What is built is built once for both halves.
     built = compiler == runtime and compiler.kind is ChoiceKind.SOURCE
     found = _locate(compiler, place, parts | {RUNTIME} if built else parts)
-    half = _find_compiler(found, compiler, place)
-    return Toolchain(half, _find_runtime(found if built else _locate(runtime, place, {RUNTIME}), runtime, place))
-
-
-def _find_compiler(found: Path | BuildTree | None, choice: Choice, place: ToolchainPlace) -> Compiler:
     if found is None:
-        return find_installed().compiler
-    if isinstance(found, BuildTree):
-        return find_compiler_of(found, place.hash_of, place.environments.folder.with_name("bindings"))
-    return find_compiler_on([str(path) for path in find_site_packages(found)], str(found), _name(choice))
-
-
-def _find_runtime(found: Path | BuildTree | None, choice: Choice, place: ToolchainPlace) -> Runtime:
+        half = find_installed().compiler
+    elif isinstance(found, BuildTree):
+        half = find_compiler_of(found, place.hash_of, place.environments.folder.with_name("bindings"))
+    else:
+        half = find_compiler_on(*_describe_environment(found, compiler))
+    if not built:
+        found = _locate(runtime, place, {RUNTIME})
     if found is None:
-        return find_installed().runtime
+        return Toolchain(half, find_installed().runtime)
     if isinstance(found, BuildTree):
-        return find_runtime_of(found, place.hash_of)
-    return find_runtime_on([str(path) for path in find_site_packages(found)], str(found), _name(choice))
+        return Toolchain(half, find_runtime_of(found, place.hash_of))
+    return Toolchain(half, find_runtime_on(*_describe_environment(found, runtime)))
 
 
-def _name(choice: Choice) -> str:
-    return str(choice.kind) if choice.folder or choice.kind is ChoiceKind.PATH else choice.text
+def _describe_environment(python: Path, choice: Choice) -> tuple[list[str], str, str]:
+    """The search path of an environment's Python, that Python, and what people call it."""
+    name = str(choice.kind) if choice.folder or choice.kind is ChoiceKind.PATH else choice.text
+    return [str(path) for path in find_site_packages(python)], str(python), name
 
 
 def _locate(choice: Choice, place: ToolchainPlace, parts: AbstractSet[str]) -> Path | BuildTree | None:
@@ -334,8 +319,12 @@ def _locate(choice: Choice, place: ToolchainPlace, parts: AbstractSet[str]) -> P
         return _find_venv_python(choice.folder)
     if choice.kind is ChoiceKind.PATH:
         tool = _find_on_path(tools, place.search_path)
-        native = tool.resolve()
-        return _find_environment(tool) or BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
+        native, python = tool.resolve(), tool.parent / "python"
+        with tool.open("rb") as file:
+            is_script = file.read(2) == b"#!"
+        # A script belongs to the environment that it lies in.
+        tree = BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
+        return python if is_script and python.exists() else tree
     return provide_environment(choice, place).python
 
 
@@ -344,27 +333,14 @@ def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
     found = {tool: shutil.which(tool, path=search_path) for tool in tools}
     missing = [tool for tool, path in found.items() if path is None]
     if missing:
-        raise ToolchainError(
-            f"no {' and '.join(missing)} on the PATH: {search_path or 'it is empty'}",
-            "Put the folder of IREE's tools on it: export PATH=<build>/tools:$PATH",
-        )
+        hint = "Put the folder of IREE's tools on it: export PATH=<build>/tools:$PATH"
+        raise ToolchainError(f"no {' and '.join(missing)} on the PATH: {search_path or 'it is empty'}", hint)
     paths = [Path(path).absolute() for path in found.values() if path is not None]
     folders = sorted({str(path.parent) for path in paths})
     if len(folders) > 1:
-        raise ToolchainError(
-            f"{' and '.join(tools)} on the PATH come from several places: {', '.join(folders)}",
-            "Put the folder of one IREE first.",
-        )
+        hint = "Put the folder of one IREE first."
+        raise ToolchainError(f"{' and '.join(tools)} on the PATH come from several places: {', '.join(folders)}", hint)
     return paths[0]
-
-
-def _find_environment(tool: Path) -> Path | None:
-    """The interpreter of the environment whose script a tool is; None for a native program."""
-    with tool.open("rb") as file:
-        if file.read(2) != b"#!":
-            return None
-    python = tool.parent / "python"
-    return python if python.exists() else None
 
 
 def _find_venv_python(folder: Path) -> Path:
@@ -372,20 +348,13 @@ def _find_venv_python(folder: Path) -> Path:
         return folder
     python = folder / "bin" / "python"
     if not python.exists():
-        raise NoSuchToolchainError(
-            f"venv:{folder} is no virtual environment: {python} does not exist",
-            f"Make one: python -m venv {folder}, and install IREE there.",
-        )
+        hint = f"Make one: python -m venv {folder}, and install IREE there."
+        raise NoSuchToolchainError(f"venv:{folder} is no virtual environment: {python} does not exist", hint)
     return python
 
 
 def provide_environment(choice: Choice, place: ToolchainPlace) -> Environment:
-    """The environment of the cache that a choice means: a release, a nightly, or wheels.
-
-    Raises:
-        ToolchainError: there is none, or it cannot be made.
-        UsageError: the choice is of another kind.
-    """
+    """The environment of the cache that a choice means: a release, a nightly, or wheels; UsageError for other kinds."""
     environments = place.environments
     if choice.kind is ChoiceKind.WHEELS and choice.folder:
         return environments.ready(_make_wheels_recipe(choice.folder, place.hash_of))
@@ -397,10 +366,8 @@ def provide_environment(choice: Choice, place: ToolchainPlace) -> Environment:
         # The exact version allows itself; nothing else is to be a pre-release.
         sources = Sources(place.nightly_links)
     else:
-        raise UsageError(
-            f"{choice.text} is not installed by this toolkit",
-            "Name a release, a range, a nightly, commit:SHA or wheels:DIR.",
-        )
+        hint = "Name a release, a range, a nightly, commit:SHA or wheels:DIR."
+        raise UsageError(f"{choice.text} is not installed by this toolkit", hint)
     version = choice.version or _find_newest(choice, place, sources)
     try:
         requirements = (f"iree-base-compiler[onnx]=={version}", f"iree-base-runtime=={version}")
@@ -415,16 +382,13 @@ def provide_environment(choice: Choice, place: ToolchainPlace) -> Environment:
 def _install_commit(choice: Choice, place: ToolchainPlace) -> Environment:
     """The environment with the packages of a commit; they are downloaded where it is not there."""
     environments = place.environments
-    there = {path.name: found for path, found, _ in environments.all() if found}
     label = f"commit-{choice.ref[:_COMMIT_DIGITS]}"
-    known = [found.label for found in there.values() if found.label.startswith(label)]
+    known = [found.label for _, found, _ in environments.all() if found and found.label.startswith(label)]
     if len(known) == 1 and (found := environments.find(known[0])):
         return found
     if environments.offline:
-        raise ToolchainError(
-            f"{choice.text} is not installed in the cache, and this is offline",
-            f"Install it where there is a network: gauntlet toolchain.install {choice.text}",
-        )
+        hint = f"Install it where there is a network: gauntlet toolchain.install {choice.text}"
+        raise ToolchainError(f"{choice.text} is not installed in the cache, and this is offline", hint)
     commit = place.packages.commit_of(choice.ref)
     label = f"commit-{commit[:_COMMIT_DIGITS]}"
     with name_refusals(environments.folder):
@@ -462,10 +426,8 @@ def _find_newest(choice: Choice, place: ToolchainPlace, sources: Sources) -> Ver
             f"There are {known[0]} to {known[-1]}." if known else "The index has none: check its settings.",
         )
     if not versions:
-        raise ToolchainError(
-            f"no nightly of IREE for this Python and platform at {sources.find_links}",
-            "Name its page in gauntlet.toml: [toolchains] nightly_links.",
-        )
+        hint = "Name its page in gauntlet.toml: [toolchains] nightly_links."
+        raise ToolchainError(f"no nightly of IREE for this Python and platform at {sources.find_links}", hint)
     return versions[-1]
 
 

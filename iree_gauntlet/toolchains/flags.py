@@ -1,17 +1,22 @@
-"""The flags that a tool knows, and how flags are spelled on a command line.
+"""The flags that a tool knows, and flags as a spec writes them → as this release of the tool knows them.
 
-A tool's flags are read from its own help; it is asked once for each identity, and the answer is kept.
+A tool's flags are read from its own help; it is asked once for each identity, and the answer is kept. A flag that the
+tool knows is left as it is. One that it knows under another name is written so, with a note. All others are reported,
+never dropped: a spec that asks for something must not silently get something else.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 import re
+import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
@@ -20,23 +25,33 @@ from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 # An option of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
 # `  --flag`; six spaces where several flags set one value. Descriptions continue far to the right.
-_COMPILER_OPTION = re.compile(r"^ {2,8}--?(?P<name>\w[\w.+-]*)(?P<value>[= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE)
+_COMPILER_OPTION = re.compile(r"^ {2,8}--?(\w[\w.+-]*)([= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE)
 # A flag of IREE's runtime: `--flag=default`, or `# --flag=...` where it has no default.
-_RUNTIME_FLAG = re.compile(r"^(?:# )?--(?P<name>\w+)(?P<value>=(?!(?:true|false)$).*)?(?:=.*)?$")
+_RUNTIME_FLAG = re.compile(r"^(?:# )?--(\w+)(=(?!(?:true|false)$).*)?(?:=.*)?$")
 # Google Benchmark's own usage text: `[--benchmark_filter=<regex>]`.
-_BENCHMARK_FLAG = re.compile(r"\[--(?P<name>\w+)=(?P<switch>\{true\|false\})?")
+_BENCHMARK_FLAG = re.compile(r"\[--(\w+)=(\{true\|false\})?")
 # To be raised whenever the parsers change what they find.
 _FORMAT = 1
 # What makes a tool list all of its flags.
-HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
+_HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
 # Flags that every release has: help in which they are missing was not understood.
 _LANDMARKS = {COMPILE: "iree-hal-target-backends", RUN_MODULE: "module", BENCHMARK_MODULE: "module"}
+FLAG_RELEASES = Path(__file__).with_name("flag_releases.toml")
+
+# The ROCm backend's flags were named after HIP, its driver.
+_ROCM = (
+    *("bc-dir", "denormal-fp-math-f32", "emit-debug-info", "enable-register-spill-warning", "enable-tensor-ukernels"),
+    *("enable-ukernels", "encoding-layout-resolver", "llvm-global-isel", "llvm-slp-vec", "specialize-dispatches"),
+    *("target", "target-features", "waves-per-eu"),
+)
+_TRUE = ("", "true", "1")
+_FALSE = ("false", "0")
+_DEFAULT_RTOL = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +119,7 @@ def parse_compiler_help(text: str) -> FlagSet:
 
     Lines of values (`    =none`) and continued descriptions are no flags.
     """
-    return _make_flag_set((option["name"], bool(option["value"])) for option in _COMPILER_OPTION.finditer(text))
+    return _make_flag_set((name, bool(value)) for name, value in _COMPILER_OPTION.findall(text))
 
 
 def parse_runtime_help(text: str) -> FlagSet:
@@ -115,11 +130,11 @@ def parse_runtime_help(text: str) -> FlagSet:
     take values with `=` only.
     """
     lines = text.splitlines()
-    found = [(flag["name"], not flag["switch"]) for flag in _BENCHMARK_FLAG.finditer(text)]
+    found = [(name, not switch) for name, switch in _BENCHMARK_FLAG.findall(text)]
     for line, following in zip_longest(lines, lines[1:], fillvalue=""):
         flag = _RUNTIME_FLAG.match(line)
         if flag and (not line.startswith("#") or not following.strip()):
-            found.append((flag["name"], bool(flag["value"])))
+            found.append((flag[1], bool(flag[2])))
     return _make_flag_set(found)
 
 
@@ -129,47 +144,29 @@ def _make_flag_set(found: Iterable[tuple[str, bool]]) -> FlagSet:
     return FlagSet(frozenset(name for name, _ in flags), frozenset(name for name, valued in flags if valued))
 
 
-@dataclass(frozen=True, slots=True)
-class KnownFlags:
-    """The flags of the three tools."""
-
-    compile: FlagSet
-    run_module: FlagSet
-    benchmark_module: FlagSet
-
-    def of(self, tool: str) -> FlagSet:
-        """The flags of a tool by its name (`iree-compile`); KeyError for another name."""
-        return {COMPILE: self.compile, RUN_MODULE: self.run_module, BENCHMARK_MODULE: self.benchmark_module}[tool]
+# Of no tool any.
+NO_FLAGS: Mapping[str, FlagSet] = dict.fromkeys(_HELP, FlagSet(frozenset()))
 
 
-NO_FLAGS = KnownFlags(FlagSet(frozenset()), FlagSet(frozenset()), FlagSet(frozenset()))
-
-
-def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
-    """The flags that a toolchain's tools know.
+def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> dict[str, FlagSet]:
+    """The flags that a toolchain's tools know, by the tools' names.
 
     They are kept in `<cache_dir>/toolchains/<identity>.json`, a file for the compiler and one for the
     runtime. A file that is damaged is made again; a cache that cannot be written costs the question again
     in the next process, and nothing else.
-
-    Raises:
-        ToolchainError: where a tool does not answer, or with something that is no list of flags.
     """
     compiler = _find_kept(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
-    runtime = _find_kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
-    return KnownFlags(compiler[COMPILE], runtime[RUN_MODULE], runtime[BENCHMARK_MODULE])
+    return compiler | _find_kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
 
 
 def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:
-    path, question = toolchain.tool(tool), HELP[tool]
+    path, question = toolchain.tool(tool), _HELP[tool]
     answer = ask([path, question], timeout=60.0)
     found = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(answer.stdout)
     if answer.exit_code != 0 or _LANDMARKS[tool] not in found.names:
         last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
-        raise ToolchainError(
-            f"{path} {question} did not list its flags (exit code {answer.exit_code}): {last}",
-            "run it by hand; reinstall the toolchain where it does not start",
-        )
+        hint = "run it by hand; reinstall the toolchain where it does not start"
+        raise ToolchainError(f"{path} {question} did not list its flags (exit code {answer.exit_code}): {last}", hint)
     return found
 
 
@@ -193,3 +190,249 @@ def _find_kept(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tupl
 
 def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """One flag under two names.
+
+    Attributes:
+        to_new: value under the old name → value under the new one, both in lower case; empty where values
+            stay as they are. The key "" is the flag without a value. What is not listed cannot be said.
+        with_new: a flag and value that must be given with the new name to mean the same.
+    """
+
+    old: str
+    new: str
+    last_old: str = "3.9.0"
+    first_new: str = "3.12.0"
+    to_new: tuple[tuple[str, str], ...] = ()
+    to_old: tuple[tuple[str, str], ...] = ()
+    with_new: tuple[str, str] | None = None
+    tools: tuple[str, ...] = (COMPILE,)
+
+    @property
+    def when(self) -> str:
+        """For messages."""
+        return f"renamed between {self.last_old} and {self.first_new}"
+
+
+# Read off the full help of 3.5.0, 3.9.0, 3.12.0 and 3.13.0: a change is known to lie between two of these.
+# Names are without dashes. A renamed flag means the same under both names, in both directions.
+RENAMED: tuple[Rename, ...] = (
+    *(Rename(f"iree-hip-{flag}", f"iree-rocm-{flag}") for flag in _ROCM),
+    # A switch became a number of stages: 0 and 1 are off, 2 is what the switch turned on.
+    Rename(
+        "iree-llvmgpu-enable-prefetch",
+        "iree-llvmgpu-prefetch-num-stages",
+        to_new=(*((value, "2") for value in _TRUE), *((value, "0") for value in _FALSE)),
+        to_old=(("0", "false"), ("1", "false"), ("2", "true")),
+    ),
+    Rename("iree-opt-import-parameters", "iree-parameter-import"),
+    Rename("iree-opt-import-parameter-keys", "iree-parameter-import-keys"),
+    Rename("iree-opt-import-parameter-maximum-size", "iree-parameter-import-maximum-size"),
+    Rename("iree-opt-export-parameter-minimum-size", "iree-parameter-export-minimum-size"),
+    # 3.13.0 still takes these two under their old names.
+    Rename("iree-opt-export-parameters", "iree-parameter-export"),
+    Rename("iree-opt-splat-parameters", "iree-parameter-splat"),
+    Rename(
+        "iree-global-opt-enable-demote-contraction-inputs-to-bf16",
+        "iree-global-opt-demote-contraction-inputs-operations",
+        with_new=("iree-global-opt-demote-contraction-inputs-type", "bf16"),
+    ),
+    # Two flags became one.
+    Rename("iree-llvmcpu-general-matmul-tile-bytes", "iree-llvmcpu-matmul-tile-bytes"),
+    Rename("iree-llvmcpu-narrow-matmul-tile-bytes", "iree-llvmcpu-matmul-tile-bytes"),
+    # This pair is inferred from the names; the help says the same of both.
+    Rename(
+        "iree-dispatch-creation-experimental-data-tiling",
+        "iree-dispatch-creation-data-tiling",
+        last_old="3.5.0",
+        first_new="3.9.0",
+    ),
+    Rename("device_profiling_file", "device_profiling_output", tools=(RUN_MODULE, BENCHMARK_MODULE)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FlagReleases:
+    """Which releases have the flags that not all of them have."""
+
+    compared: tuple[str, ...]
+    having: Mapping[str, Mapping[str, tuple[str, ...]]]
+
+    def with_flag(self, tool: str, flag: str) -> tuple[str, ...]:
+        """The compared releases whose tool has a flag, by its name without dashes; none for one that is not listed."""
+        return self.having[tool].get(flag, ())
+
+
+@functools.cache
+def read_flag_releases() -> FlagReleases:
+    """What `flag_releases.toml` says, read once."""
+    document = tomllib.loads(FLAG_RELEASES.read_text(encoding="utf-8"))
+    compared = tuple(document.pop("compared"))
+    tables: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in ("compile", "runtime", "benchmark")}
+    for name, rows in document.items():
+        for pattern, flags in rows.items():
+            having = tuple(release for release, has in zip(compared, pattern, strict=True) if has == "x")
+            tables[name] |= dict.fromkeys(flags, having)
+    compiler, runtime, benchmark = tables.values()
+    return FlagReleases(compared, {COMPILE: compiler, RUN_MODULE: runtime, BENCHMARK_MODULE: runtime | benchmark})
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownFlag:
+    """A flag (as written, with `=`) that the tool does not know under any name, or whose value it cannot say."""
+
+    flag: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """What became of a list of flags.
+
+    Attributes:
+        flags: what to give to the tool; unknown flags are among them as written.
+        notes: one line for each flag that was written otherwise.
+    """
+
+    flags: tuple[str, ...]
+    notes: tuple[str, ...]
+    unknown: tuple[UnknownFlag, ...]
+
+
+class _CannotSayError(Exception):
+    """The tool has no way to say what a flag says; the text is the hint for people."""
+
+
+def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
+    """Flags of one command line (one dash or two, `--flag=value` or `--flag` and `value`) in the spelling of a tool."""
+    # Other names of flags that take a value.
+    same = [rename for rename in RENAMED if not rename.to_new]
+    renamed = {rename.old for rename in same if rename.new in known.valued}
+    renamed |= {rename.new for rename in same if rename.old in known.valued}
+    written = list(split_flags(flags, known.valued | renamed))
+    words: list[str] = []
+    notes: list[str] = []
+    unknown: list[UnknownFlag] = []
+    for flag in written:
+        # The runtime's tools read a flag with `=` alone.
+        readable = tool == COMPILE or flag.words == (flag.text,)
+        if not flag.name or (flag.name in known.names and readable):
+            words.extend(flag.words)
+            continue
+        if _is_implied(flag, tool):
+            notes.append(f"{' '.join(flag.words)} was left out: this release allows no more than that without it")
+            continue
+        try:
+            successors, why = _find_successors(flag, written, known, tool)
+        except _CannotSayError as hint:
+            words.extend(flag.words)
+            unknown.append(UnknownFlag(flag.text, f"{tool} does not know {flag.text}", str(hint)))
+            continue
+        words.extend(successor.text for successor in successors)
+        spelled = " ".join(flag.words)
+        if successors:
+            notes.append(f"{spelled} was written as {' '.join(s.text for s in successors)} ({why})")
+        else:
+            notes.append(f"{spelled} is said by another flag here ({why})")
+    return Translation(tuple(words), tuple(notes), tuple(unknown))
+
+
+def _is_implied(flag: Flag, tool: str) -> bool:
+    """Whether a tool that does not know a flag does what it says, or is stricter."""
+    try:
+        return tool == RUN_MODULE and flag.name == "expected_rtol" and float(flag.value or "nan") == _DEFAULT_RTOL
+    except ValueError:
+        return False
+
+
+def _find_successors(flag: Flag, written: Sequence[Flag], known: FlagSet, tool: str) -> tuple[list[Flag], str]:
+    """What says the same as a flag, and why it is written so."""
+    if flag.name in known.names:
+        return [Flag(flag.name, flag.value, ())], f"{tool} reads no other form"
+    renames = [rename for rename in RENAMED if tool in rename.tools]
+    for rename in renames:
+        if rename.old == flag.name and rename.new in known.names:
+            return _translate_forward(flag, rename, written), rename.when
+    backward = [rename for rename in renames if rename.new == flag.name and rename.old in known.names]
+    if backward:
+        for rename in backward:
+            if rename.with_new is not None:
+                _require_companion(rename, rename.with_new, written)
+        older = [Flag(rename.old, _map_value(flag, rename.to_old, rename.old), ()) for rename in backward]
+        return older, backward[0].when
+    for rename in renames:
+        if rename.with_new and rename.with_new[0] == flag.name and rename.old in known.names:
+            _require_companion(rename, rename.with_new, written)
+            return [], rename.when
+    raise _CannotSayError(_hint(flag, renames, known, tool))
+
+
+def _translate_forward(flag: Flag, rename: Rename, written: Sequence[Flag]) -> list[Flag]:
+    """Old name → new name."""
+    successors = [Flag(rename.new, _map_value(flag, rename.to_new, rename.new), ())]
+    if rename.with_new is not None:
+        successors.append(Flag(*rename.with_new, ()))
+    siblings = [other.old for other in RENAMED if other.new == rename.new]
+    if len(siblings) == 1 and rename.with_new is None:
+        return successors
+    # The compiler takes such a flag once, so all that says it must agree.
+    for name in successors:
+        sources = [name.name, *(siblings if name.name == rename.new else [])]
+        others = [other for other in written if other.name in sources and other is not flag]
+        differing = next((other for other in others if other.value != name.value), None)
+        if differing is not None:
+            raise _CannotSayError(f"it is called --{name.name} here, which {differing.text} sets too: keep one of them")
+    # What another flag gives already is not said again.
+    if any(other.name in siblings and other.value == flag.value for other in written[: written.index(flag)]):
+        return []
+    return [successor for successor in successors if all(other.name != successor.name for other in written)]
+
+
+def _require_companion(rename: Rename, companion: tuple[str, str], written: Sequence[Flag]) -> None:
+    """The old flag says what the new flag and its companion say together."""
+    name, value = companion
+    values = [other.value for other in written if other.name == name]
+    if values != [value] or all(other.name != rename.new for other in written):
+        raise _CannotSayError(
+            f"it is called --{rename.old} here, which means --{rename.new}=... "
+            f"together with --{name}={value}: the spec must give both"
+        )
+
+
+def _map_value(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str | None:
+    """A flag's value under another name."""
+    table = dict(values)
+    if not table:
+        return flag.value
+    value = table.get((flag.value or "").lower())
+    if value is None:
+        sayable = ", ".join(written for written in table if written)
+        raise _CannotSayError(f"it is called --{name} here, which can say --{flag.name}={sayable} only")
+    return value
+
+
+def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> str:
+    """What to do about a flag that is known under no name."""
+    releases = read_flag_releases()
+    having = releases.with_flag(tool, flag.name)
+    if having and not any(flag.name in (rename.old, rename.new) for rename in renames):
+        lacking = [release for release in releases.compared if release not in having]
+        newest = having[-1] == releases.compared[-1]
+        advice = "use one of those that have it" if newest else "nothing took its place: remove it from the spec"
+        return f"{_list_having(having)} it, {_list_having(lacking)} not; {advice}"
+    for rename in renames:
+        if flag.name in (rename.old, rename.new):
+            other = rename.new if flag.name == rename.old else rename.old
+            return f"its other name, --{other}, is not known either ({rename.when})"
+    nearest = known.nearest(flag.name)
+    return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP[tool]}"
+
+
+def _list_having(releases: Sequence[str]) -> str:
+    """`3.5.0, 3.9.0 and 3.12.0 have`."""
+    *most, last = releases
+    return f"{', '.join(most)} and {last} have" if most else f"{last} has"

@@ -38,9 +38,8 @@ IMPORTER = "iree.compiler.tools.import_onnx"
 class WheelKind:
     """What one of IREE's two wheels looks like.
 
-    Attributes:
-        identifying: how the names of the files inside `tools` start whose content makes its behaviour;
-            Python's own binding libraries are left out, as they differ between Pythons for one compiler.
+    The content of files inside `tools` whose names start as `identifying` says makes its behaviour; Python's own
+    binding libraries are left out, as they differ between Pythons for one compiler.
     """
 
     distribution: str
@@ -69,13 +68,7 @@ RUNTIME_WHEEL = WheelKind(
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One of IREE's wheels, unpacked.
-
-    Attributes:
-        release: version of the wheel (`3.13.0`).
-        version: what it calls itself inside (`3.13.0rc20261016`).
-        commit: IREE's commit; empty where the wheel does not say.
-    """
+    """One of IREE's wheels, unpacked; release, version and commit as of a `Part`."""
 
     kind: WheelKind
     root: Path
@@ -91,26 +84,18 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     The identity takes the content from the wheel's own RECORD, so nothing large is read. Of a change made
     after installation it sees a different size, not a different content of the same size.
 
-    Args:
-        kind: which wheel.
-        search_path: folders as in `sys.path`.
-        python: the interpreter that they belong to, for messages.
-
     Raises:
-        ToolchainError: where it is not there, or is not an installed wheel.
+        ToolchainError: it is not there, or is not an installed wheel.
     """
     root = next((f for p in search_path if ((f := Path(p).absolute()) / kind.version_file).is_file()), None)
     install = f"{python} -m pip install {kind.distribution}"
     if root is None:
-        raise ToolchainError(
-            f"no IREE {kind.noun} in {python}: {kind.version_file} is not on its path", f"install: {install}"
-        )
+        hint = f"install: {install}"
+        raise ToolchainError(f"no IREE {kind.noun} in {python}: {kind.version_file} is not on its path", hint)
     distribution = next(iter(Distribution.discover(name=kind.distribution, path=[str(root)])), None)
     if distribution is None or not distribution.version:
-        raise ToolchainError(
-            f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata",
-            f"take it from the path, or install the wheel: {install}",
-        )
+        what = f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata"
+        raise ToolchainError(what, f"take it from the path, or install the wheel: {install}")
     version, commit = _read_version(root / kind.version_file, install)
     ingredients = [
         ("platform", f"{platform.system()}-{platform.machine()}"),
@@ -127,15 +112,11 @@ def _require_executable(wheel: Wheel, name: str, python: str) -> str:
     path = wheel.root / wheel.kind.tools / name
     reinstall = f"{python} -m pip install --force-reinstall --no-deps {wheel.kind.distribution}=={wheel.release}"
     if not path.is_file():
-        raise ToolchainError(
-            f"{name} is missing from the IREE {wheel.kind.noun} {wheel.release}: {path} does not exist",
-            f"the installation is damaged; repair it: {reinstall}",
-        )
+        what = f"{name} is missing from the IREE {wheel.kind.noun} {wheel.release}: {path} does not exist"
+        raise ToolchainError(what, f"the installation is damaged; repair it: {reinstall}")
     if not os.access(path, os.X_OK):
-        raise ToolchainError(
-            f"{name} of the IREE {wheel.kind.noun} {wheel.release} may not be executed: {path}",
-            f"chmod +x {path}, or see that its file system is not mounted noexec, or reinstall: {reinstall}",
-        )
+        hint = f"chmod +x {path}, or see that its file system is not mounted noexec, or reinstall: {reinstall}"
+        raise ToolchainError(f"{name} of the IREE {wheel.kind.noun} {wheel.release} may not be executed: {path}", hint)
     return str(path)
 
 
@@ -182,31 +163,16 @@ def find_installed() -> Toolchain:
 
 
 def find_site_packages(python: Path) -> list[Path]:
-    """The package folders of a virtual environment, read from its layout.
-
-    Raises:
-        ToolchainError: where the interpreter belongs to no virtual environment.
-    """
+    """The package folders of the virtual environment of an interpreter, read from its layout."""
     prefix = python.parent.parent
     if not (prefix / "pyvenv.cfg").is_file():
-        raise ToolchainError(
-            f"{python} belongs to no virtual environment: {prefix / 'pyvenv.cfg'} does not exist",
-            f"make one and install IREE there: {python} -m venv <folder>",
-        )
+        what = f"{python} belongs to no virtual environment: {prefix / 'pyvenv.cfg'} does not exist"
+        raise ToolchainError(what, f"make one and install IREE there: {python} -m venv <folder>")
     return sorted(prefix.glob("lib*/python3.*/site-packages"))
 
 
 def find_compiler_on(search_path: Sequence[str], python: str, source: str) -> Compiler:
-    """The compiler's wheel on a search path.
-
-    Args:
-        search_path: folders as in `sys.path`.
-        python: the interpreter that they belong to.
-        source: where it comes from, for people; its folder is added.
-
-    Raises:
-        ToolchainError: it is missing or damaged.
-    """
+    """The compiler's wheel on the search path of a Python; ToolchainError where it is missing or damaged."""
     wheel = find_wheel(COMPILER_WHEEL, search_path, python)
     onnx = next(iter(Distribution.discover(name="onnx", path=list(search_path))), None)
     opt = wheel.root / wheel.kind.tools / "iree-opt"
@@ -225,7 +191,7 @@ def find_compiler_on(search_path: Sequence[str], python: str, source: str) -> Co
 
 
 def find_runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
-    """The runtime's wheel on a search path; arguments and errors as for `find_compiler_on`."""
+    """The runtime's wheel, as `find_compiler_on`."""
     wheel = find_wheel(RUNTIME_WHEEL, search_path, python)
     return Runtime(
         source=f"{source}: {wheel.root}",
@@ -243,10 +209,6 @@ def find_on(search_path: Sequence[str], python: str) -> Toolchain:
 
     The native programs inside the wheels are taken, not the wrapper scripts next to the interpreter, which
     cost a Python start each.
-
-    Raises:
-        ToolchainError: where a wheel is missing or damaged; it names what, in which Python, and the command
-            that installs it.
     """
     try:
         compiler = find_compiler_on(search_path, python, "installed")
@@ -254,10 +216,8 @@ def find_on(search_path: Sequence[str], python: str) -> Toolchain:
         try:
             find_runtime_on(search_path, python, "installed")
         except ToolchainError as other:
-            raise ToolchainError(
-                f"{problem.what}; {other.what}",
-                f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime",
-            ) from None
+            hint = f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime"
+            raise ToolchainError(f"{problem.what}; {other.what}", hint) from None
         raise
     # They may lie in two folders of the search path; people know the environment by the compiler's.
     return Toolchain(compiler, replace(find_runtime_on(search_path, python, "installed"), source=compiler.source))

@@ -38,11 +38,7 @@ _PIP_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where packages come from, in addition to the user's own settings.
-
-    Attributes:
-        find_links: a page or folder with links to wheels; empty for none.
-    """
+    """Where packages come from, in addition to the user's own settings, such as a page with links to wheels."""
 
     find_links: str = ""
     only_links: bool = False
@@ -57,24 +53,14 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """uv.
-
-    Attributes:
-        program: its path; empty for the one that is installed with this toolkit.
-    """
+    """uv: by default the one that is installed with this toolkit."""
 
     program: str = ""
 
     def make_environment(self, folder: Path, held: int, news: Callable[[str], None]) -> None:
-        """Make an empty virtual environment of this Python.
+        """Make an empty virtual environment of this Python in a folder that does not exist.
 
-        Args:
-            folder: must not exist.
-            held: descriptor of a lock that is held for as long as the program lives.
-            news: receives a line for each thing that is done.
-
-        Raises:
-            ToolchainError: it cannot be made.
+        The lock whose descriptor is `held` is held for as long as the program lives.
         """
         argv = ["venv", "--quiet", "--no-project", "--python", sys.executable, str(folder)]
         self._run(argv, held, news, f"cannot make a virtual environment in {folder}")
@@ -82,20 +68,12 @@ class Installer:
     def install(
         self, python: Path, requirements: Sequence[str], sources: Sources, held: int, news: Callable[[str], None]
     ) -> None:
-        """Install into an environment that `make_environment` has made.
-
-        Raises:
-            ToolchainError: it does not go; the hint is what the program said.
-        """
+        """Install into an environment that `make_environment` has made; errors hint at what the program said."""
         argv = ["pip", "install", "--python", str(python), *sources.flags(), *requirements]
         self._run(argv, held, news, f"uv cannot install {' '.join(requirements)}")
 
     def versions(self, distribution: str, wanted: SpecifierSet, sources: Sources) -> list[Version]:
-        """Versions in a range that fit this Python, in order: at least the lowest and the highest; none for none.
-
-        Raises:
-            ToolchainError: the index does not answer.
-        """
+        """Versions in a range that fit this Python, in order: at least the lowest and the highest; none for none."""
         # It answers with one version at a time, and with no list when there is none.
         found = [self._resolve(f"{distribution}{wanted}", sources, way) for way in ("lowest-direct", "highest")]
         return sorted({version for version in found if version is not None})
@@ -106,9 +84,8 @@ class Installer:
         try:
             answer = self._run_uv(argv, timeout=_ASK_SECONDS, stdin=requirement)
         except subprocess.TimeoutExpired as error:
-            raise ToolchainError(
-                f"uv did not answer within {_ASK_SECONDS:g} s", "Check the network and its index settings."
-            ) from error
+            hint = "Check the network and its index settings."
+            raise ToolchainError(f"uv did not answer within {_ASK_SECONDS:g} s", hint) from error
         if answer.exit_code != 0:
             if "No solution found" in answer.text and "network" not in answer.text.lower():
                 return None
@@ -133,32 +110,26 @@ class Installer:
             raise ToolchainError(f"{what} (exit code {answer.exit_code})", _take_tail(answer.text))
 
     def _run_uv(self, argv: Sequence[str], **how: Any) -> Answer:
+        ours = dict(os.environ)
+        # The indexes of pip's variables, where no variable of uv's own names any.
+        if not any(ours.get(name) for name in (*_PIP_VARIABLES.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")):
+            of_pip = {name: ours[pip].split() for pip, name in _PIP_VARIABLES.items() if ours.get(pip)}
+            ours |= {name: ("," if name == "UV_FIND_LINKS" else " ").join(values) for name, values in of_pip.items()}
+            # pip takes the best version of all indexes; uv by itself that of the first index that has any.
+            if "UV_INDEX" in of_pip:
+                ours.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
         try:
             from uv import find_uv_bin  # noqa: PLC0415 - large, and a machine without a network may lack it
 
-            return run_short([self.program or find_uv_bin(), *argv], environment=_choose_environment(), **how)
+            return run_short([self.program or find_uv_bin(), *argv], environment=ours, **how)
         except OSError as error:
             hint = f"Reinstall it: {sys.executable} -m pip install uv"
             raise ToolchainError(f"uv cannot be started: {error}", hint) from error
 
 
-def _choose_environment() -> dict[str, str]:
-    """What uv inherits: with the indexes of pip's variables where no variable of its own names any."""
-    ours = dict(os.environ)
-    if not any(ours.get(name) for name in (*_PIP_VARIABLES.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")):
-        of_pip = {name: ours[pip].split() for pip, name in _PIP_VARIABLES.items() if ours.get(pip)}
-        ours |= {name: ("," if name == "UV_FIND_LINKS" else " ").join(values) for name, values in of_pip.items()}
-        # pip takes the best version of all indexes; uv by itself that of the first index that has any.
-        if "UV_INDEX" in of_pip:
-            ours.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
-    return ours
-
-
 def _explain_unanswered(requirement: str, answer: Answer) -> ToolchainError:
-    return ToolchainError(
-        f"uv cannot say what there is of {requirement} (exit code {answer.exit_code})",
-        f"Check the network and uv's index settings.\n{_take_tail(answer.text)}",
-    )
+    hint = f"Check the network and uv's index settings.\n{_take_tail(answer.text)}"
+    return ToolchainError(f"uv cannot say what there is of {requirement} (exit code {answer.exit_code})", hint)
 
 
 def _take_tail(output: str) -> str:

@@ -126,11 +126,7 @@ class SourceBuilds:
     news: Callable[[str], None]
 
     def ready(self, choice: Choice, parts: frozenset[str]) -> Build:
-        """The build of a commit, or of a work tree as it is now; what is not built is built.
-
-        Args:
-            choice: of the kind `source`.
-            parts: what of it is needed.
+        """The build of a commit, or of a work tree as it is now, with the parts that are needed; built where it is not.
 
         Raises:
             ToolchainError: there is no such checkout or commit, something is missing that builds it, or it does not
@@ -153,10 +149,8 @@ class SourceBuilds:
                     self.news(f"{choice.text}: its last build is used, {found.title}; the work tree is not looked at")
                 return found
         if self.offline:
-            raise ToolchainError(
-                f"{choice.text} is not built: nothing is in {self.folder} for {commit[:12]} and these options",
-                f"Build it: gauntlet toolchain.build {choice.text}",
-            )
+            what = f"{choice.text} is not built: nothing is in {self.folder} for {commit[:12]} and these options"
+            raise ToolchainError(what, f"Build it: gauntlet toolchain.build {choice.text}")
         work = alone if parts == {RUNTIME} else whole
         lock = work.folder.with_name(f".{work.folder.name}.lock")
         with name_refusals(self.folder):
@@ -177,20 +171,12 @@ class SourceBuilds:
         return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
     def remove(self, path: Path) -> None:
-        """Deletes a finished build, which the caller has made sure is not in use.
-
-        Raises:
-            ToolchainError: it cannot be deleted.
-        """
+        """Deletes a finished build, which the caller has made sure is not in use."""
         with name_refusals(self.folder):
             discard(path)
 
     def remove_work(self, path: Path) -> None:
-        """Deletes a folder that is built in, and its worktrees.
-
-        Raises:
-            ToolchainError: somebody builds there, or it cannot be deleted.
-        """
+        """Deletes a folder that is built in, and its worktrees, unless somebody builds there."""
         with name_refusals(path), ExitStack() as held:
             lock = take_lock(path.with_name(f".{path.name}.lock"))
             if lock is None:

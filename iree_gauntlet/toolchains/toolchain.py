@@ -47,7 +47,7 @@ class Compiler(Part):
         python: the interpreter that imports ONNX programs; empty where there is none (a build without bindings).
         compile: path of the native `iree-compile`.
         import_onnx: argument vector that starts the ONNX importer; it works only where `onnx_version` is set.
-        onnx_version: version of the onnx package in that Python; empty where it is not installed.
+        onnx_version: of the onnx package in that Python; empty where it is not installed.
         ir_tool: path of the native `iree-opt`; empty where there is none.
     """
 
@@ -60,12 +60,7 @@ class Compiler(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime(Part):
-    """A runtime.
-
-    Attributes:
-        run_module: path of the native `iree-run-module`.
-        benchmark_module: path of the native `iree-benchmark-module`.
-    """
+    """A runtime: the paths of the native `iree-run-module` and `iree-benchmark-module`."""
 
     run_module: str
     benchmark_module: str

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
+from iree_gauntlet.artifacts.program_parameters import collect_parameters
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.measuring.numerics.arrays import count_bits
@@ -32,7 +32,7 @@ from iree_gauntlet.system.short_process import ask
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from iree_gauntlet.artifacts.parameters.parameter import Parameter
+    from iree_gauntlet.artifacts.program_parameters import Parameter
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.recipe_registry import Proof
 

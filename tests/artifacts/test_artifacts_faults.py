@@ -165,7 +165,6 @@ def test_retry_after_is_honoured(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        (None, None),
         ("", None),
         ("7", 7.0),
         ("Wed, 21 Oct 2015 07:28:03 GMT", 3.0),
@@ -174,9 +173,7 @@ def test_retry_after_is_honoured(server: Server, tmp_path: Path) -> None:
         ("soon", None),
     ],
 )
-def test_retry_after_is_a_number_or_a_date(
-    value: str | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_after_is_a_number_or_a_date(value: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", datetime(2015, 10, 21, 7, 28, tzinfo=UTC).timestamp)
     assert _read_wait(value) == seconds
 

@@ -47,6 +47,11 @@ def holder(root: Path, *used: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def test_a_name_is_a_line_whatever_is_in_it(tmp_path: Path) -> None:
+    with holder(tmp_path, "wheels/a\rb"):
+        assert Leases(tmp_path).in_use() == {"wheels/a\rb"}
+
+
 def test_what_a_living_process_uses_is_seen_until_it_is_killed(tmp_path: Path) -> None:
     mine = Leases(tmp_path)
     with holder(tmp_path, "artifacts/a", "artifacts/b", "artifacts/a") as process:

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.parameters.collect import (
+from iree_gauntlet.artifacts.program_parameters import (
     MAGIC,
+    ParameterError,
     UnknownEncodingError,
     _BytecodeReader,
     _find_references_through_tool,
     collect_parameters,
     find_references_in_bytecode,
 )
-from iree_gauntlet.artifacts.parameters.parameter import ParameterError
 from tests.support.native_tools import find_native
 
 if TYPE_CHECKING:
@@ -153,4 +153,4 @@ def test_numbers_of_any_length(value: int, padding: int) -> None:
     )
     reader = _BytecodeReader(BytesIO(encoded))
     assert reader.varint() == value
-    assert reader.at_end()
+    assert reader.position == reader.size

@@ -13,9 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.parameters import collect
-from iree_gauntlet.artifacts.parameters.collect import ParameterReference, collect_parameters, find_references_in_text
-from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, select_scope
+from iree_gauntlet.artifacts import program_parameters
+from iree_gauntlet.artifacts.program_parameters import (
+    Parameter,
+    ParameterError,
+    ParameterReference,
+    collect_parameters,
+    find_references_in_text,
+    select_scope,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +124,7 @@ def test_chunks_of_any_size_give_the_same(names: list[tuple[bytes, bytes, bool, 
         decoded = [part.decode(errors="surrogateescape") for part in (scope, name)]
         line = text.count(b"\n") + 1
         expected.append(ParameterReference(decoded[0], decoded[1], "tensor<2xf32>", line))
-    with mock.patch.object(collect, "_CHUNK", chunk):
+    with mock.patch.object(program_parameters, "_CHUNK", chunk):
         assert list(find_references_in_text(text, "x.mlir")) == expected
 
 

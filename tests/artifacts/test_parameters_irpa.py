@@ -1,4 +1,4 @@
-"""Parameter archives, read back by IREE's own tools and by a program that runs with them."""
+"""Parameter archives, read back by IREE's own tools and a program that runs with them; their command."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ import os
 import re
 import resource
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, make_random_bytes, write_archive
-from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, archive_name
+from iree_gauntlet.artifacts.parameters import RandomContent, main, make_random_bytes, write_archive
+from iree_gauntlet.artifacts.program_parameters import (
+    Parameter,
+    ParameterError,
+    archive_name,
+    collect_parameters,
+    select_scope,
+)
 from iree_gauntlet.errors import ArtifactError
 from tests.support.native_tools import find_native
+from tests.support.places import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    # Exit code, output, errors.
+    _Run = Callable[..., tuple[int, str, str]]
 
 PARAMETERS = [
     Parameter("m", "zeta", (3, 5), "f32"),
@@ -29,6 +39,12 @@ PARAMETERS = [
     Parameter("m", "empty", (0, 4), "f16"),
     Parameter("m", "scalar", (), "bf16"),
 ]
+
+SCOPES = """
+util.global private @a = #stream.parameter.named<"model"::"a"> : tensor<4x4xf32>
+util.global private @b = #stream.parameter.named<"model"::"b"> : tensor<7xi8>
+util.global private @c = #flow.parameter.named<"c"> : tensor<3xbf16>
+"""
 
 PROGRAM = """
 util.global private @w = #stream.parameter.named<"model"::"w"> : tensor<3x4xf32>
@@ -236,3 +252,68 @@ def test_archive_names_are_safe_and_different() -> None:
     assert names[1] == "model.irpa"
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}\.irpa", name) for name in names)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "p.mlir"
+    path.write_text(SCOPES)
+    return path
+
+
+@pytest.fixture
+def make(program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> _Run:
+    """The program in this process, in the folder of `p.mlir`."""
+    monkeypatch.chdir(program.parent)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["parameters", *arguments])
+        return main(), *capsys.readouterr()
+
+    return run
+
+
+def test_the_program_is_run_by_its_name(program: Path) -> None:
+    command = [sys.executable, "-m", "iree_gauntlet.artifacts.parameters", "p.mlir", "--random=7", "-o", "out.irpa"]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("out.irpa: 1 parameters")
+    assert (program.parent / "out.irpa").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scope", "content"),
+    [
+        (("--scope=model", "--random=42"), "model", RandomContent(42)),
+        (("--random=7",), "", RandomContent(7)),
+        (("--scope=model", "--splat=-1"), "model", -1),
+    ],
+)
+def test_an_archive_of_one_scope(
+    arguments: tuple[str, ...], scope: str, content: RandomContent | float, program: Path, make: _Run
+) -> None:
+    code, out, err = make("p.mlir", *arguments, "-o", "out.irpa")
+    assert (code, err) == (0, "")
+    assert "parameters" in out
+    write_archive(program.parent / "same.irpa", select_scope(collect_parameters(program, "no-tool"), scope), content)
+    assert (program.parent / "out.irpa").read_bytes() == (program.parent / "same.irpa").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gone.mlir", "--random=1"), "error: gone.mlir: cannot be read"),
+        (("p.mlir", "--scope=other", "--random=1"), "error: no parameter in scope 'other'"),
+        (("p.mlir", "--scope=model", "--splat=0.5"), 'error: parameter "model"::"b"'),
+        (("p.mlir", "--scope=model", "--random=-1"), "error: seed -1 of random weights is negative"),
+    ],
+)
+def test_what_cannot_be_made_is_one_message(
+    arguments: tuple[str, ...], message: str, program: Path, make: _Run
+) -> None:
+    code, _, err = make(*arguments, "-o", "out.irpa")
+    assert code == 1
+    assert message in err
+    assert "Traceback" not in err
+    assert not (program.parent / "out.irpa").exists()

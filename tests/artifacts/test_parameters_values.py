@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, make_random_bytes, make_splat_pattern, quantiles
-from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, element_type
+from iree_gauntlet.artifacts.parameters import RandomContent, make_random_bytes, make_splat_pattern, quantiles
+from iree_gauntlet.artifacts.program_parameters import Parameter, ParameterError, element_type
 
 F8 = ["f8E4M3FN", "f8E4M3FNUZ", "f8E5M2", "f8E5M2FNUZ", "f8E4M3", "f8E3M4", "f8E4M3B11FNUZ"]
 FLOATS = ["f16", "bf16", "f32", "f64", *F8]

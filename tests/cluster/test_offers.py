@@ -13,8 +13,8 @@ from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer, measured, par
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_events import Device
 from iree_gauntlet.toolchains import environments
+from iree_gauntlet.toolchains.devices import read_host_cpu
 from iree_gauntlet.toolchains.environments import seal
-from iree_gauntlet.toolchains.host import read_host_cpu
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Sources
 

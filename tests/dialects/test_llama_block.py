@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import RandomContent, make_random_bytes, write_archive
+from iree_gauntlet.artifacts.parameters import RandomContent, make_random_bytes, write_archive
+from iree_gauntlet.artifacts.program_parameters import collect_parameters
 from tests.support.native_tools import find_native
 from tests.support.places import ROOT
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.artifacts.parameters.parameter import Parameter
+    from iree_gauntlet.artifacts.program_parameters import Parameter
 
 FOLDER = ROOT / "specs" / "torch_models" / "llama_block"
 PROGRAM = FOLDER / "modules" / "block.mlir"

@@ -18,7 +18,7 @@ from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.targets import Target
-from iree_gauntlet.toolchains.translate import Translation, UnknownFlag
+from iree_gauntlet.toolchains.flags import Translation, UnknownFlag
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, config, load_ops
 from tests.support.places import CORPUS
 from tests.support.spec_trees import CPU, argv_of, plan, step_of, words

@@ -17,7 +17,7 @@ from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target
-from iree_gauntlet.toolchains.translate import Translation, UnknownFlag
+from iree_gauntlet.toolchains.flags import Translation, UnknownFlag
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, write_tree
 
 if TYPE_CHECKING:

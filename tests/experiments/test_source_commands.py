@@ -14,22 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.experiments.bisect_question import describe_change
-from iree_gauntlet.toolchains.environments import Environments
-from iree_gauntlet.toolchains.find import ToolchainPlace
-from iree_gauntlet.toolchains.installer import Installer
 from tests.support.command_line import LIMIT_SECONDS, Done
-from tests.support.iree_source import (
-    MISSING,
-    IreeSource,
-    builds_in,
-    hold,
-    let_go,
-    packages_at,
-    waiting,
-    watched_compiler,
-)
+from tests.support.iree_source import MISSING, IreeSource, hold, let_go, place_in, waiting, watched_compiler
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -391,8 +378,7 @@ def test_commits_that_do_not_build_are_left_out(project: Project, source: IreeSo
     assert (change["subject"], change["pull"]) == ("Take another sign (#42)", 42)
     assert "https://github.com/iree-org/iree/pull/42" in (project.folder / "b" / "bisect.md").read_text()
     assert source.commits["of-a-branch"][:12] not in [item["label"] for item in document["candidates"]]
-    environments = Environments(project.folder, Installer(), offline=True, use=lambda _: None, news=lambda _: None)
-    place = ToolchainPlace(environments, builds_in(project.folder), packages_at(), "", hash_file, os.environ["PATH"])
+    place = place_in(project.folder, search_path=os.environ["PATH"])
     assert describe_change(source.commits["merge"], str(source.folder), place).pull == 41
 
 

@@ -12,9 +12,12 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.toolchains.find import CommitPackages
+from iree_gauntlet.toolchains.environments import Environments
+from iree_gauntlet.toolchains.find import CommitPackages, ToolchainPlace
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.installer import Installer
 from iree_gauntlet.toolchains.source_builds import SourceBuilds
 
 _FILES = Path(__file__).with_suffix("")
@@ -94,6 +97,22 @@ def builds_in(cache: Path, *, offline: bool = False, options: tuple[str, ...] = 
 def packages_at(api: str = "http://127.0.0.1:9/nothing", **environ: str) -> CommitPackages:
     """Packages of commits at an address, where by default nobody answers; what they say is printed."""
     return CommitPackages(api, environ, print)
+
+
+def place_in(
+    cache: Path,
+    *,
+    environments: Path | None = None,
+    offline: bool = False,
+    packages: CommitPackages | None = None,
+    nightlies: str = "",
+    search_path: str = "",
+) -> ToolchainPlace:
+    """Where toolchains are looked for in a cache; its environments keep to themselves what they do."""
+    envs = environments or cache / "envs"
+    made = Environments(envs, Installer(), offline=offline, use=lambda _: None, news=lambda _: None)
+    builds = builds_in(cache, offline=offline)
+    return ToolchainPlace(made, builds, packages or packages_at(), nightlies, hash_file, search_path)
 
 
 def watched_compiler(folder: Path) -> tuple[str, Path]:

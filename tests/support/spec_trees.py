@@ -14,7 +14,7 @@ from iree_gauntlet.engine.plan_modules import PlanContext
 from iree_gauntlet.measuring.instructions.counters import Counter, CounterKind
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target
-from iree_gauntlet.toolchains.translate import Translation
+from iree_gauntlet.toolchains.flags import Translation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

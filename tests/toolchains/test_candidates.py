@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.experiments.bisect_question import list_nightlies_inside
 from iree_gauntlet.toolchains.candidates import Candidate, list_candidates_among, list_candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
-from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
-from iree_gauntlet.toolchains.installer import Installer
-from tests.support.iree_source import builds_in, packages_at
+from tests.support.iree_source import place_in
 from tests.support.iree_wheels import release_wheels, write_wheel
 
 if TYPE_CHECKING:
@@ -79,8 +76,7 @@ def place(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool
 
 
 def place_of(folder: Path, nightlies: str, *, offline: bool = False) -> ToolchainPlace:
-    environments = Environments(folder / "envs", Installer(), offline=offline, use=lambda _: None, news=lambda _: None)
-    return ToolchainPlace(environments, builds_in(folder, offline=offline), packages_at(), nightlies, hash_file, "")
+    return place_in(folder, nightlies=nightlies, offline=offline)
 
 
 def labels(good: str, bad: str, place: ToolchainPlace, *, nightlies: bool = False) -> tuple[list[str], bool]:

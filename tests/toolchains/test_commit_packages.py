@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.experiments.bisect_question import find_ready, take_package
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
-from iree_gauntlet.toolchains.installer import Installer
 from tests.support.artifact_server import Request, Server, send, serving, whole
-from tests.support.iree_source import builds_in, packages_at
+from tests.support.iree_source import packages_at, place_in
 from tests.support.iree_wheels import write_wheel
 
 if TYPE_CHECKING:
@@ -70,9 +67,8 @@ class GitHub:
         return {"id": number, "name": _NAME, "size_in_bytes": len(content), "expired": False, "digest": digest}
 
     def place(self, token: dict[str, str] | None = None, *, offline: bool = False) -> ToolchainPlace:
-        environments = Environments(self.folder, Installer(), offline=offline, use=lambda _: None, news=lambda _: None)
         packages = packages_at(f"{self.server.base}/repo", **(token or {}))
-        return ToolchainPlace(environments, builds_in(self.folder), packages, "", hash_file, "")
+        return place_in(self.folder, environments=self.folder, packages=packages, offline=offline)
 
     def environment(
         self, text: str = f"commit:{_COMMIT}", token: dict[str, str] | None = None, *, offline: bool = False
@@ -217,10 +213,8 @@ def test_what_comes_damaged_is_not_installed(github: GitHub, wheels: list[Path])
 
 
 def test_nobody_who_answers_and_no_network(tmp_path: Path, github: GitHub) -> None:
-    environments = Environments(tmp_path, Installer(), offline=False, use=lambda _: None, news=lambda _: None)
-    place = ToolchainPlace(environments, builds_in(tmp_path), packages_at(), "", hash_file, "")
     with pytest.raises(ToolchainError, match="GitHub does not answer: ConnectionError"):
-        provide_environment(parse_choice(f"commit:{_COMMIT}"), place)
+        provide_environment(parse_choice(f"commit:{_COMMIT}"), place_in(tmp_path))
     with pytest.raises(ToolchainError, match="and this is offline") as caught:
         github.environment(offline=True)
     assert f"gauntlet toolchain.install commit:{_COMMIT}" in caught.value.hint

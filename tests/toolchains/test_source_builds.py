@@ -10,15 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import GauntletError, NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.cmake_build import find_first_error
-from iree_gauntlet.toolchains.environments import Environments
-from iree_gauntlet.toolchains.find import ToolchainPlace, find_toolchain
-from iree_gauntlet.toolchains.installer import Installer
-from iree_gauntlet.toolchains.source_builds import COMPILER, RUNTIME, Build, SourceBuilds
-from tests.support.iree_source import MISSING, IreeSource, builds_in, packages_at, watched_compiler
+from iree_gauntlet.toolchains.find import find_toolchain
+from iree_gauntlet.toolchains.source_builds import COMPILER, RUNTIME, Build
+from tests.support.iree_source import MISSING, IreeSource, builds_in, place_in, watched_compiler
 
 pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
 
@@ -388,9 +385,7 @@ def test_everything_that_is_missing_is_said_at_once(
 
 def test_halves_may_be_built_from_different_commits(source: IreeSource, tmp_path: Path) -> None:
     second = source.commit("second", flag="--iree-opt-level=O1")
-    builds: SourceBuilds = builds_in(tmp_path)
-    environments = Environments(tmp_path / "envs", Installer(), offline=True, use=lambda _: None, news=lambda _: None)
-    place = ToolchainPlace(environments, builds, packages_at(), "", hash_file, os.environ["PATH"])
+    place = place_in(tmp_path, search_path=os.environ["PATH"])
     found = find_toolchain(of(source, "main"), of(source, "main~"), place)
     assert (found.compiler.commit, found.runtime.commit) == (second, source.commits["first"])
     assert found.compiler.source == f"source: {second[:12]} of {source.folder}"

@@ -13,11 +13,9 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.build_tree import BuildTree, find_compiler_of, find_runtime_of
 from iree_gauntlet.toolchains.choice import parse_choice
-from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import ToolchainPlace, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.installer import Installer
-from tests.support.iree_source import builds_in, packages_at
+from tests.support.iree_source import place_in
 from tests.support.toy_project import Project
 
 _VERSION = """#!/bin/sh
@@ -85,8 +83,7 @@ def link_bindings(root: Path) -> None:
 
 
 def place_of(folder: Path, search_path: str = "") -> ToolchainPlace:
-    environments = Environments(folder / "envs", Installer(), offline=True, use=lambda _: None, news=lambda _: None)
-    return ToolchainPlace(environments, builds_in(folder, offline=True), packages_at(), "", hash_file, search_path)
+    return place_in(folder, offline=True, search_path=search_path)
 
 
 @pytest.mark.parametrize("tools", ["tools", "iree/tools", "bin"])

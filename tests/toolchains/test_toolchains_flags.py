@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,23 +11,40 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.flags import (
+    FLAG_RELEASES,
+    RENAMED,
     FlagSet,
-    KnownFlags,
     parse_compiler_help,
     parse_runtime_help,
+    read_flag_releases,
     read_known_flags,
     split_flags,
+    translate,
 )
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 from tests.support.command_line import with_fields
 from tests.support.compiler_complaints import flag_complaints
-from tests.support.places import DATA
+from tests.support.places import CORPUS, DATA
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _DATA = DATA / "toolchains"
+# 3.13.0 still takes these under the old name.
+_BOTH = {"iree-opt-export-parameters", "iree-opt-splat-parameters"}
+_OLD = parse_compiler_help((_DATA / "iree-compile-3.9.0.txt").read_text(encoding="utf-8"))
+_OLD_BENCHMARK = parse_runtime_help((_DATA / "iree-benchmark-module-3.9.0.txt").read_text(encoding="utf-8"))
+_PREFETCH = "--iree-llvmgpu-enable-prefetch"
+_STAGES = "--iree-llvmgpu-prefetch-num-stages"
+_TO_BF16 = "--iree-global-opt-enable-demote-contraction-inputs-to-bf16"
+_TYPE = "--iree-global-opt-demote-contraction-inputs-type"
+_OPERATIONS = "--iree-global-opt-demote-contraction-inputs-operations"
+_NEW = FlagSet(
+    frozenset(rename.new for rename in RENAMED)
+    | {"iree-global-opt-demote-contraction-inputs-type", "iree-opt-const-eval", "verify"},
+    frozenset({"iree-rocm-target", "iree-rocm-target-features", "iree-rocm-waves-per-eu"}),
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +53,7 @@ def toolchain() -> Toolchain:
 
 
 @pytest.fixture(scope="module")
-def known(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> KnownFlags:
+def known(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, FlagSet]:
     return read_known_flags(toolchain, tmp_path_factory.mktemp("cache"))
 
 
@@ -107,20 +125,17 @@ def test_the_nearest_name_of_an_iree_flag_is_one_of_irees() -> None:
 
 
 @pytest.mark.iree
-def test_the_real_tools_flags(known: KnownFlags) -> None:
-    assert len(known.compile.names) > 1500
-    assert {"o", "iree-hal-target-device", "mlir-disable-threading"} <= known.compile.names
-    assert {"iree-rocm-target", "iree-llvmcpu-target-cpu", "o"} <= known.compile.valued
-    assert {"module", "device", "expected_output", "list_devices"} <= known.run_module.names
-    assert {"benchmark_repetitions", "device_allocator", "module"} <= known.benchmark_module.names
-    assert known.of(COMPILE) is known.compile
-    assert known.of(RUN_MODULE) is known.run_module
-    assert known.of(BENCHMARK_MODULE) is known.benchmark_module
+def test_the_real_tools_flags(known: dict[str, FlagSet]) -> None:
+    assert len(known[COMPILE].names) > 1500
+    assert {"o", "iree-hal-target-device", "mlir-disable-threading"} <= known[COMPILE].names
+    assert {"iree-rocm-target", "iree-llvmcpu-target-cpu", "o"} <= known[COMPILE].valued
+    assert {"module", "device", "expected_output", "list_devices"} <= known[RUN_MODULE].names
+    assert {"benchmark_repetitions", "device_allocator", "module"} <= known[BENCHMARK_MODULE].names
 
 
 @pytest.mark.iree
-def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known: KnownFlags) -> None:
-    iree = sorted(name for name in known.compile.names - known.compile.valued if name.startswith("iree-"))
+def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known: dict[str, FlagSet]) -> None:
+    iree = sorted(name for name in known[COMPILE].names - known[COMPILE].valued if name.startswith("iree-"))
     # The flags that end the program when they are met.
     switches = tuple(f"--{name}" for name in iree if "-list-" not in name)
     assert not flag_complaints(toolchain, switches)
@@ -128,11 +143,13 @@ def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known:
 
 @pytest.mark.iree
 @pytest.mark.parametrize("name", ["iree-rocm-target", "iree-opt-level", "o", "iree-opt-const-eval", "verify"])
-def test_the_compiler_agrees_on_what_takes_the_next_word(toolchain: Toolchain, known: KnownFlags, name: str) -> None:
+def test_the_compiler_agrees_on_what_takes_the_next_word(
+    toolchain: Toolchain, known: dict[str, FlagSet], name: str
+) -> None:
     # A flag that takes the next word takes --version, which is then not obeyed.
     argv = [toolchain.compiler.compile, f"--{name}", "--version", "/nowhere.mlir"]
     obeyed = "LLVM version" in subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-    assert (name in known.compile.valued) == (not obeyed)
+    assert (name in known[COMPILE].valued) == (not obeyed)
 
 
 @pytest.mark.iree
@@ -166,7 +183,7 @@ def test_a_damaged_file_is_made_again(toolchain: Toolchain, tmp_path: Path, dama
 def test_a_cache_that_cannot_be_written_is_no_obstacle(toolchain: Toolchain, tmp_path: Path) -> None:
     # A file in the folder's place is refused to root too, unlike a folder's mode.
     (tmp_path / "toolchains").touch()
-    assert "module" in read_known_flags(toolchain, tmp_path).run_module.names
+    assert "module" in read_known_flags(toolchain, tmp_path)[RUN_MODULE].names
 
 
 @pytest.mark.iree
@@ -184,3 +201,229 @@ def test_the_compilers_own_complaints(toolchain: Toolchain) -> None:
     assert "value invalid" in complaints[0]
     assert "no-such-flag" in complaints[1]
     assert "O9" in complaints[2]
+
+
+@pytest.mark.iree
+def test_the_tables_agree_with_the_installed_tools(known: dict[str, FlagSet]) -> None:
+    for rename in RENAMED:
+        for tool in rename.tools:
+            assert rename.new in known[tool].names, rename
+            assert (rename.old in known[tool].names) == (rename.old in _BOTH), rename
+            if rename.with_new is not None:
+                assert rename.with_new[0] in known[tool].names
+
+
+def test_the_tables_agree_with_an_older_release() -> None:
+    seen_old = {rename.old for rename in RENAMED if rename.last_old == "3.9.0" and COMPILE in rename.tools}
+    assert seen_old <= _OLD.names
+    assert not {rename.new for rename in RENAMED if rename.first_new == "3.12.0"} & _OLD.names
+    assert "device_profiling_file" in _OLD_BENCHMARK.names
+
+
+@pytest.mark.parametrize(("tool", "flags"), [(COMPILE, _OLD), (BENCHMARK_MODULE, _OLD_BENCHMARK)])
+def test_what_an_older_release_has_not(tool: str, flags: FlagSet) -> None:
+    # The kept help is an excerpt: it proves what is missing from the tables, not what is missing from the release.
+    having = read_flag_releases().having[tool]
+    assert all("3.9.0" in having[name] for name in having.keys() & flags.names)
+
+
+@pytest.mark.iree
+def test_what_the_installed_release_has_and_has_not(known: dict[str, FlagSet]) -> None:
+    release = find_installed().compiler.release
+    if release not in read_flag_releases().compared:
+        pytest.skip("an IREE that was not compared")
+    for tool, having in read_flag_releases().having.items():
+        names = known[tool].names
+        assert [name for name, releases in having.items() if (name in names) != (release in releases)] == []
+
+
+def test_no_flag_is_in_two_rows() -> None:
+    document = tomllib.loads(FLAG_RELEASES.read_text(encoding="utf-8"))
+    rows = {
+        name: [flag for flags in document[name].values() for flag in flags] for name in document.keys() - {"compared"}
+    }
+    for flags in (rows["compile"], rows["runtime"] + rows["benchmark"]):
+        assert len(flags) == len(set(flags)) > 1
+    assert read_flag_releases().with_flag(BENCHMARK_MODULE, "expected_output") == ("3.12.0", "3.13.0")
+    assert read_flag_releases().with_flag(RUN_MODULE, "expected_output") == ()
+
+
+def test_the_table_knows_every_rename() -> None:
+    for rename in RENAMED:
+        for tool in rename.tools:
+            releases_with = read_flag_releases().with_flag
+            assert rename.last_old in releases_with(tool, rename.old) or rename.old in _BOTH
+            assert rename.first_new in releases_with(tool, rename.new)
+            assert rename.last_old not in releases_with(tool, rename.new)
+
+
+def test_no_name_means_two_things() -> None:
+    olds = [rename.old for rename in RENAMED]
+    assert len(olds) == len(set(olds))
+    assert not set(olds) & {rename.new for rename in RENAMED}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["--iree-hip-target=gfx942"], ["--iree-rocm-target=gfx942"]),
+        (["-iree-hip-target=gfx942"], ["--iree-rocm-target=gfx942"]),
+        (["--iree-hip-target", "gfx942", "in.mlir"], ["--iree-rocm-target=gfx942", "in.mlir"]),
+        (["--iree-hip-target-features", "-xnack"], ["--iree-rocm-target-features=-xnack"]),
+        ([_PREFETCH], [f"{_STAGES}=2"]),
+        ([f"{_PREFETCH}=true"], [f"{_STAGES}=2"]),
+        ([f"{_PREFETCH}=False"], [f"{_STAGES}=0"]),
+        (["--iree-hip-emit-debug-info"], ["--iree-rocm-emit-debug-info"]),
+        ([f"{_TO_BF16}=conv"], [f"{_OPERATIONS}=conv", f"{_TYPE}=bf16"]),
+        ([f"{_TO_BF16}=conv", f"{_TYPE}=bf16"], [f"{_OPERATIONS}=conv", f"{_TYPE}=bf16"]),
+        (["--iree-llvmcpu-general-matmul-tile-bytes=64"], ["--iree-llvmcpu-matmul-tile-bytes=64"]),
+        (
+            ["--iree-llvmcpu-general-matmul-tile-bytes=64", "--iree-llvmcpu-narrow-matmul-tile-bytes=64"],
+            ["--iree-llvmcpu-matmul-tile-bytes=64"],
+        ),
+        # A flag that may be given often.
+        (
+            ["--iree-opt-import-parameters=a", "--iree-opt-import-parameters=b"],
+            ["--iree-parameter-import=a", "--iree-parameter-import=b"],
+        ),
+    ],
+)
+def test_old_names_for_a_new_compiler(old: list[str], new: list[str]) -> None:
+    translation = translate(old, _NEW, COMPILE)
+    assert list(translation.flags) == new
+    assert not translation.unknown
+    assert len(translation.notes) == sum(f.startswith("-") and f not in new for f in old) - ("-xnack" in old)
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        (["--iree-rocm-target=gfx942"], ["--iree-hip-target=gfx942"]),
+        (["--iree-rocm-target", "gfx942"], ["--iree-hip-target=gfx942"]),
+        ([f"{_STAGES}=2"], [f"{_PREFETCH}=true"]),
+        ([f"{_STAGES}=0"], [f"{_PREFETCH}=false"]),
+        ([f"{_TYPE}=bf16", "--verify", f"{_OPERATIONS}=matmul"], ["--verify", f"{_TO_BF16}=matmul"]),
+        (["--iree-parameter-splat=x.irpa"], ["--iree-opt-splat-parameters=x.irpa"]),
+        (
+            ["--iree-llvmcpu-matmul-tile-bytes=64"],
+            ["--iree-llvmcpu-general-matmul-tile-bytes=64", "--iree-llvmcpu-narrow-matmul-tile-bytes=64"],
+        ),
+    ],
+)
+def test_new_names_for_an_old_compiler(new: list[str], old: list[str]) -> None:
+    translation = translate(new, _OLD, COMPILE)
+    assert list(translation.flags) == old
+    assert not translation.unknown
+    assert translation.notes
+
+
+@pytest.mark.parametrize(
+    ("flags", "known", "hint"),
+    [
+        (
+            ["--iree-codegen-llvmgpu-use-wmma"],
+            _NEW,
+            "3.5.0 and 3.9.0 have it, 3.12.0 and 3.13.0 have not; nothing took its place",
+        ),
+        (["--iree-rocm-use-spirv"], _OLD, "3.12.0 and 3.13.0 have it, 3.5.0 and 3.9.0 have not; use one of those"),
+        (["--iree-rocm-targt=gfx942"], _NEW, "did you mean --iree-rocm-target?"),
+        (["--nothing-like-it"], _NEW, "see all flags: iree-compile --help-list-hidden"),
+        (["--iree-hip-target=gfx942"], FlagSet(frozenset({"verify"})), "--iree-rocm-target, is not known either"),
+        ([f"{_STAGES}=3"], _OLD, f"{_PREFETCH} here, which can say {_STAGES}=0, 1, 2 only"),
+        ([f"{_PREFETCH}=maybe"], _NEW, "can say --iree-llvmgpu-enable-prefetch=true, 1, false, 0 only"),
+        ([f"{_OPERATIONS}=all"], _OLD, f"together with {_TYPE}=bf16: the spec must give both"),
+        ([f"{_TYPE}=bf16"], _OLD, "the spec must give both"),
+        ([f"{_TYPE}=f16", f"{_OPERATIONS}=all"], _OLD, "the spec must give both"),
+        ([f"{_TO_BF16}=all", f"{_TYPE}=f16"], _NEW, f"{_TYPE}=f16 sets too"),
+        (
+            ["--iree-llvmcpu-general-matmul-tile-bytes=64", "--iree-llvmcpu-narrow-matmul-tile-bytes=32"],
+            _NEW,
+            "--iree-llvmcpu-narrow-matmul-tile-bytes=32 sets too: keep one of them",
+        ),
+    ],
+)
+def test_what_cannot_be_said_is_reported_and_kept(flags: list[str], known: FlagSet, hint: str) -> None:
+    translation = translate(flags, known, COMPILE)
+    assert list(translation.flags) == flags
+    assert not translation.notes
+    assert translation.unknown[0].flag in flags
+    assert translation.unknown[0].message == f"iree-compile does not know {translation.unknown[0].flag}"
+    assert hint in translation.unknown[0].hint
+
+
+def test_a_note_says_what_when() -> None:
+    note = translate(["--iree-hip-target=gfx942"], _NEW, COMPILE).notes[0]
+    expected = "--iree-hip-target=gfx942 was written as --iree-rocm-target=gfx942"
+    assert note == f"{expected} (renamed between 3.9.0 and 3.12.0)"
+
+
+def test_forms_that_the_runtime_would_ignore() -> None:
+    known = FlagSet(frozenset({"function", "trace_execution"}), frozenset({"function"}))
+    translation = translate(["--function", "main", "-trace_execution", "x"], known, RUN_MODULE)
+    assert translation.flags == ("--function=main", "--trace_execution", "x")
+    assert translation.notes[0] == (
+        "--function main was written as --function=main (iree-run-module reads no other form)"
+    )
+    renamed = translate(["--device_profiling_output=x"], _OLD_BENCHMARK, BENCHMARK_MODULE)
+    assert renamed.flags == ("--device_profiling_file=x",)
+    # Tools do not share their flags' histories.
+    assert translate(["--iree-hip-target=x"], known, RUN_MODULE).unknown
+
+
+@given(st.lists(st.sampled_from(sorted(_OLD.names)).map(lambda name: f"--{name}=1")))
+def test_known_flags_are_left_alone(flags: list[str]) -> None:
+    translation = translate(flags, _OLD, COMPILE)
+    assert (list(translation.flags), translation.notes, translation.unknown) == (flags, (), ())
+
+
+@given(st.lists(st.text(), max_size=8))
+def test_no_word_is_dropped_silently(words: list[str]) -> None:
+    translation = translate(words, FlagSet(frozenset()), COMPILE)
+    assert list(translation.flags) == words
+
+
+@given(st.sampled_from([r for r in RENAMED if COMPILE in r.tools and not r.to_new and not r.with_new]), st.text())
+def test_a_round_trip_says_the_same(rename: object, value: str) -> None:
+    old, new = getattr(rename, "old", ""), getattr(rename, "new", "")
+    forward = translate([f"--{old}={value}"], FlagSet(frozenset({new})), COMPILE)
+    assert forward.flags == (f"--{new}={value}",)
+    assert f"--{old}={value}" in translate(forward.flags, FlagSet(frozenset({old})), COMPILE).flags
+
+
+def _flags_of(document: object, key: str = "") -> list[tuple[str, list[str]]]:
+    """Lists of flags in a spec, and the field that each stands in."""
+    if isinstance(document, dict):
+        return [found for k, v in document.items() for found in _flags_of(v, k)]
+    if isinstance(document, list) and document and all(isinstance(word, str) for word in document):
+        return [(key, document)] if any(word.startswith("--") for word in document) else []
+    return []
+
+
+@pytest.mark.iree
+@pytest.mark.corpus
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the spec corpus is not next to this checkout")
+def test_every_flag_of_the_sharktank_specs_is_known_or_translated(known: dict[str, FlagSet]) -> None:
+    gone = "--iree-codegen-gpu-native-math-precision=true"
+    specs = [path for name in ("sharktank_models", "sharktank_models_v1") for path in (CORPUS / name).rglob("*.json")]
+    assert specs
+    for spec in specs:
+        for field, flags in _flags_of(json.loads(spec.read_text(encoding="utf-8"))):
+            tool = COMPILE if "compile" in field else BENCHMARK_MODULE if "benchmark" in field else RUN_MODULE
+            translation = translate(flags, known[tool], tool)
+            assert {flag.flag for flag in translation.unknown} <= {gone}, (spec, translation.unknown)
+            if "_v1" not in str(spec):
+                assert not translation.notes
+            if tool == COMPILE:
+                wanted = tuple(flag for flag in translation.flags if flag != gone)
+                assert not flag_complaints(find_installed(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("value", "left_out"), [("1e-05", True), ("0.00001", True), ("0", False), ("1e-4", False), ("x", False)]
+)
+def test_the_relative_tolerance_that_a_release_without_it_keeps_to_is_left_out(value: str, *, left_out: bool) -> None:
+    flag = f"--expected_rtol={value}"
+    old = translate([flag], FlagSet(frozenset({"expected_f32_threshold"})), RUN_MODULE)
+    assert (old.flags == (), len(old.notes) == 1, old.unknown == ()) == (left_out, left_out, left_out)
+    assert translate([flag], FlagSet(frozenset({"expected_rtol"})), RUN_MODULE).flags == (flag,)
+    assert translate([flag], FlagSet(frozenset()), COMPILE).unknown

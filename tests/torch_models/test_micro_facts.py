@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.parameters.parameter import Parameter
+from iree_gauntlet.artifacts.program_parameters import Parameter
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.torch_models.module_facts import (

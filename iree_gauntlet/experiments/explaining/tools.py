@@ -17,7 +17,7 @@ from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags
 from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.steps import Command
-from iree_gauntlet.toolchains.host import means_host, read_host_cpu
+from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:

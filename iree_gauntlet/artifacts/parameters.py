@@ -1,5 +1,7 @@
 """IREE parameter archives, written as a stream: memory does not grow with the weights.
 
+Run as a program it makes one of synthetic weights: `python -m iree_gauntlet.artifacts.parameters --help`.
+
 Layout of runtime/src/iree/schemas/parameter_archive.h, version 0.0, everything little-endian and packed, in
 the order of IREE's own builder: header, entry table, names, then the data from a multiple of 64 bytes on,
 each parameter at one too, the file padded to 4096 bytes. Entries are sorted by name, so that a program's text
@@ -12,31 +14,36 @@ such an entry: those are written out as data.
 
 from __future__ import annotations
 
+import argparse
 import decimal
 import hashlib
 import math
 import struct
+import sys
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
-from iree_gauntlet.artifacts.parameters.parameter import (
+from iree_gauntlet.artifacts.program_parameters import (
     PARAMETERS_FORMAT,
     BitsKind,
     ElementType,
     Parameter,
     ParameterError,
+    collect_parameters,
+    select_scope,
 )
 from iree_gauntlet.artifacts.publishing import lock_publishing, require_space
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.system.atomic import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -85,11 +92,7 @@ _SPLAT_PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RandomContent:
-    """Seeded values, independent between parameters.
-
-    Attributes:
-        seed: any whole number from 0 on.
-    """
+    """Seeded values, independent between parameters; the seed is any whole number from 0 on."""
 
     seed: int = 0
 
@@ -101,73 +104,51 @@ class RandomContent:
 def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Iterator[bytes]:
     """The seeded values of a parameter in C order, little-endian, as they lie in memory.
 
-    Args:
-        parameter: what to make.
-        seed: of the weights; each parameter makes its own stream of it.
-        piece: words of the stream that are handled at once; the bytes do not depend on it.
+    Each parameter makes its own stream of the seed. The bytes do not depend on `piece`: words that are handled at once.
     """
     element = parameter.element
-    words_left = -(-parameter.count * _make_stream_bits(element) // (_WORD_BYTES * 8))
+    # Of the stream, that make one value.
+    bits = {BitsKind.BOOL: 1, BitsKind.INTEGER: element.bits, BitsKind.FLOAT: max(16, element.bits)}[element.kind]
+    words_left = -(-parameter.count * bits // (_WORD_BYTES * 8))
     values_left = parameter.count
-    generator = np.random.PCG64(_make_stream_seed(parameter, seed))
+    digest = hashlib.sha256(_SCHEME)
+    shape = "x".join(map(str, parameter.shape))
+    for field in (parameter.scope, parameter.name, parameter.element_type, shape, str(seed)):
+        content = _make_key(field)
+        # With its length before it no field can pass for a part of its neighbour.
+        digest.update(len(content).to_bytes(8, "little") + content)
+    generator = np.random.PCG64(int.from_bytes(digest.digest(), "little"))
     while words_left:
         words = min(piece, words_left)
         stream = np.asarray(generator.random_raw(words), dtype=np.uint64).astype("<u8", copy=False)
-        values = words * _WORD_BYTES * 8 // _make_stream_bits(element)
-        yield _make(stream, element, min(values, values_left))
-        words_left -= words
-        values_left -= min(values, values_left)
+        count = min(words * _WORD_BYTES * 8 // bits, values_left)
+        words_left, values_left = words_left - words, values_left - count
+        raw = stream.view(np.uint8)
+        if element.kind is BitsKind.BOOL:
+            yield np.unpackbits(raw, count=count, bitorder="little").tobytes()
+        elif element.kind is BitsKind.INTEGER:
+            packed = raw[: (count * bits + 7) // 8]
+            if used := count * bits % 8:
+                packed[-1] &= (1 << used) - 1
+            yield packed.tobytes()
+        else:
+            picked = _compute_normals(element.dtype).take(stream.view("<u2"))
+            terms = bits // 16
+            while terms > 1:
+                # Always by pairs of neighbours: the order of additions is part of the bytes.
+                picked = picked[0::2] + picked[1::2]
+                terms //= 2
+            yield picked[:count].tobytes()
 
 
 def make_splat_pattern(element: ElementType, value: float) -> bytes:
-    """The shortest run of bytes whose repetition fills a parameter of this type with a value.
-
-    Raises:
-        ParameterError: the type cannot hold it.
-    """
+    """The shortest run of bytes whose repetition fills a parameter with a value; ParameterError if the type can't."""
     pattern = (
         _make_float_bytes(element, value) if element.kind is BitsKind.FLOAT else _make_integer_bytes(element, value)
     )
     while len(pattern) > 1 and pattern[: len(pattern) // 2] == pattern[len(pattern) // 2 :]:
         pattern = pattern[: len(pattern) // 2]
     return pattern
-
-
-def _make_stream_seed(parameter: Parameter, seed: int) -> int:
-    fields = (parameter.scope, parameter.name, parameter.element_type, "x".join(map(str, parameter.shape)), str(seed))
-    digest = hashlib.sha256(_SCHEME)
-    for field in fields:
-        content = field.encode("utf-8", "surrogateescape")
-        # With its length before it no field can pass for a part of its neighbour.
-        digest.update(len(content).to_bytes(8, "little") + content)
-    return int.from_bytes(digest.digest(), "little")
-
-
-def _make_stream_bits(element: ElementType) -> int:
-    """Bits of the stream that make one value."""
-    if element.kind is BitsKind.BOOL:
-        return 1
-    return max(16, element.bits) if element.kind is BitsKind.FLOAT else element.bits
-
-
-def _make(stream: NDArray[Any], element: ElementType, count: int) -> bytes:
-    """The first `count` values of a piece of the stream."""
-    raw = stream.view(np.uint8)
-    if element.kind is BitsKind.BOOL:
-        return np.unpackbits(raw, count=count, bitorder="little").tobytes()
-    if element.kind is BitsKind.INTEGER:
-        used_bits = count * element.bits
-        content = raw[: (used_bits + 7) // 8]
-        if used_bits % 8:
-            content[-1] &= (1 << used_bits % 8) - 1
-        return content.tobytes()
-    picked = _compute_normals(element.dtype).take(stream.view("<u2"))
-    terms = _make_stream_bits(element) // 16
-    while terms > 1:
-        # Always by pairs of neighbours: the order of additions is part of the bytes.
-        picked = picked[0::2] + picked[1::2]
-        terms //= 2
-    return picked[:count].tobytes()
 
 
 @cache
@@ -196,18 +177,15 @@ def _make_float_bytes(element: ElementType, value: float) -> bytes:
         back = float(held.astype(np.float64)[0])
         if back == exact or (math.isnan(back) and math.isnan(exact)) or (math.isfinite(back) and math.isfinite(exact)):
             return held.tobytes()
-    raise ParameterError(
-        f"splat value {value}: {element.name} cannot hold it", "Use a smaller number, or a type with a larger range."
-    )
+    hint = "Use a smaller number, or a type with a larger range."
+    raise ParameterError(f"splat value {value}: {element.name} cannot hold it", hint)
 
 
 def _make_integer_bytes(element: ElementType, value: float) -> bytes:
     whole = isinstance(value, int) or value.is_integer()
     if not whole or not element.least <= value <= element.most:
-        raise ParameterError(
-            f"splat value {value}: {element.name} holds whole numbers from {element.least} to {element.most}",
-            "Use a value that every parameter of the program can hold.",
-        )
+        what = f"splat value {value}: {element.name} holds whole numbers from {element.least} to {element.most}"
+        raise ParameterError(what, "Use a value that every parameter of the program can hold.")
     code = int(value) & ((1 << element.bits) - 1)
     if element.bits >= 8:
         return code.to_bytes(element.bits // 8, "little")
@@ -240,32 +218,30 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
     """Write the archive of one scope; it appears whole or not at all.
 
     Args:
-        path: the archive; its folder is made where it is missing.
-        parameters: at least one, all of one scope and of different names.
+        path: its folder is made where it is missing.
+        parameters: at least one, all of one scope and of different names; else ValueError.
         content: their values; a number stands everywhere.
 
     Raises:
         ParameterError: a type cannot hold the value.
         ArtifactError: the disk is full or cannot be written.
-        ValueError: the parameters are none, or no scope's.
     """
     if len({parameter.scope for parameter in parameters}) != 1:
         raise ValueError("an archive holds the parameters of one scope")
     if len({parameter.name for parameter in parameters}) != len(parameters):
         raise ValueError("the names in an archive differ")
-    entries = _lay_out(sorted(parameters, key=lambda parameter: _make_key(parameter.name)), content)
-    head = _make_head(entries)
+    entries, size = _lay_out(sorted(parameters, key=lambda parameter: _make_key(parameter.name)), content)
+    head = _make_head(entries, size)
     url = path.name
     with lock_publishing(path, url) as temporary:
-        require_space(path.parent, url, _round_up(len(head) + _compute_storage_size(entries), _FILE_ALIGNMENT))
+        require_space(path.parent, url, _round_up(len(head) + size, _FILE_ALIGNMENT))
         with temporary.open("wb") as file:
             file.write(head)
             start = file.tell()
             for entry in entries:
                 if entry.offset is not None:
                     file.write(bytes(start + entry.offset - file.tell()))
-                    for piece in _make_content(entry, content):
-                        file.write(piece)
+                    file.writelines(_make_content(entry, content))
             file.write(bytes(-file.tell() % _FILE_ALIGNMENT))
     sync_folder(path.parent)
 
@@ -284,7 +260,8 @@ class _ArchiveEntry:
     offset: int | None
 
 
-def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) -> list[_ArchiveEntry]:
+def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) -> tuple[list[_ArchiveEntry], int]:
+    """The entries, and the bytes of all data."""
     entries = []
     end = 0
     for parameter in parameters:
@@ -302,40 +279,31 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) ->
         offset = _round_up(end, _DATA_ALIGNMENT)
         end = offset + parameter.byte_size
         entries.append(_ArchiveEntry(parameter, pattern, offset))
-    return entries
+    return entries, end
 
 
-def _compute_storage_size(entries: Sequence[_ArchiveEntry]) -> int:
-    ends = (entry.offset + entry.parameter.byte_size for entry in entries if entry.offset is not None)
-    return max(ends, default=0)
-
-
-def _make_head(entries: Sequence[_ArchiveEntry]) -> bytes:
+def _make_head(entries: Sequence[_ArchiveEntry], storage_size: int) -> bytes:
     """Header, entry table and names, padded to where the data begins."""
     names = [_make_key(entry.parameter.name) for entry in entries]
     table, name_offset = bytearray(), 0
     for entry, name in zip(entries, names, strict=True):
+        if entry.offset is None:
+            kind, alignment = _SPLAT_TYPE, 0
+            body = _SPLAT.pack(entry.parameter.byte_size, entry.pattern, len(entry.pattern))
+        else:
+            kind, alignment = _DATA_TYPE, _DATA_ALIGNMENT
+            body = _DATA.pack(entry.offset, entry.parameter.byte_size)
         table += bytes(-len(table) % _TABLE_ALIGNMENT)
-        table += _make_table_entry(entry, name_offset, len(name))
+        table += _ENTRY.pack(_ENTRY.size + len(body), kind, 0, name_offset, len(name), 0, 0, alignment) + body
         name_offset += len(name)
     table_offset = _round_up(_HEADER.size, _TABLE_ALIGNMENT)
     names_offset = table_offset + len(table)
     has_data = any(entry.offset is not None for entry in entries)
     storage_offset = _round_up(names_offset + name_offset, _DATA_ALIGNMENT if has_data else 1)
     prefix = (b"IRPA", 0, 0, _HEADER.size, 0, 0)
-    segments = (table_offset, len(table), names_offset, name_offset, storage_offset, _compute_storage_size(entries))
+    segments = (table_offset, len(table), names_offset, name_offset, storage_offset, storage_size)
     head = _HEADER.pack(*prefix, len(entries), *segments).ljust(table_offset, b"\0") + table + b"".join(names)
     return head.ljust(storage_offset, b"\0")
-
-
-def _make_table_entry(entry: _ArchiveEntry, name_offset: int, name_size: int) -> bytes:
-    if entry.offset is None:
-        kind, alignment = _SPLAT_TYPE, 0
-        body = _SPLAT.pack(entry.parameter.byte_size, entry.pattern, len(entry.pattern))
-    else:
-        kind, alignment = _DATA_TYPE, _DATA_ALIGNMENT
-        body = _DATA.pack(entry.offset, entry.parameter.byte_size)
-    return _ENTRY.pack(_ENTRY.size + len(body), kind, 0, name_offset, name_size, 0, 0, alignment) + body
 
 
 def _make_content(entry: _ArchiveEntry, content: RandomContent | float) -> Iterator[bytes]:
@@ -352,3 +320,38 @@ def _make_key(name: str) -> bytes:
 
 def _round_up(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; the page of options lists it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m iree_gauntlet.artifacts.parameters",
+        description="Write an IREE parameter archive (.irpa) for the named parameters of an MLIR program.",
+    )
+    parser.add_argument("program", type=Path, help=".mlir text or .mlirbc bytecode, of any size")
+    parser.add_argument("--scope", default="", help="whose parameters (default: the anonymous scope)")
+    values = parser.add_mutually_exclusive_group(required=True)
+    values.add_argument("--random", type=int, metavar="SEED", help="floats normal(0, 0.01), integers of all values")
+    values.add_argument("--splat", type=float, metavar="VALUE", help="this value everywhere")
+    parser.add_argument("--ir-tool", default="iree-opt", help="iree-opt, for bytecode that only the compiler reads")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the archive")
+    return parser
+
+
+def main() -> int:
+    """Writes an archive for the parameters of a scope that a program names; the exit code: 0, or 1 after a message."""
+    options = build_parser().parse_args()
+    try:
+        content = options.splat if options.random is None else RandomContent(options.random)
+        parameters = select_scope(collect_parameters(options.program, options.ir_tool), options.scope)
+        write_archive(options.output, parameters, content)
+    except GauntletError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    size = sum(parameter.byte_size for parameter in parameters)
+    sys.stdout.write(f"{options.output}: {len(parameters)} parameters, {size} bytes\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The parameters that a program names, found without loading the program.
+"""The parameters that a program names, found without loading the program, and how their values lie in memory.
 
 Text is searched chunk by chunk; bytecode is read where its parameters lie, from the file, without any tool and without
 its weights. Only bytecode that is newer than this module goes through the toolchain's `iree-opt`.
@@ -9,20 +9,25 @@ that everything else (weights, operations) is skipped, never read. This is also 
 right: a tool that prints the program as text prints names without escapes, and a backslash in them would be read a
 second time.
 
-Format of bytecode: https://mlir.llvm.org/docs/BytecodeFormat/, versions 0 to 6.
+Format of bytecode: https://mlir.llvm.org/docs/BytecodeFormat/, versions 0 to 6. Sub-byte integers are packed as the
+compiler packs them: `i4` two and `i2` four to a byte, the first value in the lowest bits, a last byte that is not full
+padded. `i1` takes a byte a value.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import mmap
 import os
 import re
 import subprocess
 import tempfile
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, BinaryIO
 
-from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, element_type
+from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,19 +64,158 @@ _ALIGNED = 0x80
 _CHUNK = 1 << 20
 _DAMAGED = "See what iree-opt says to this program; it is damaged, or no MLIR."
 _LONGEST_PRODUCER = 4096
+_MAX_BYTES = (1 << 63) - 1  # IREE's offsets in files are signed 64-bit numbers
+
+# What ml_dtypes calls the types that NumPy lacks.
+ML_DTYPES = {
+    "bf16": "bfloat16",
+    "f8E3M4": "float8_e3m4",
+    "f8E4M3": "float8_e4m3",
+    "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E4M3FNUZ": "float8_e4m3fnuz",
+    "f8E5M2": "float8_e5m2",
+    "f8E5M2FNUZ": "float8_e5m2fnuz",
+}
+_INTEGER = re.compile(r"([su]?)i(2|4|8|16|32|64)")
+# A new number disowns every archive that was made before: values of a seed, or the layout, have changed.
+PARAMETERS_FORMAT = 1
+
+_PLAIN_SCOPE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class ParameterError(GauntletError):
+    """Parameters that cannot be found in a program, or for which no values can be made."""
+
+
+class BitsKind(Enum):
+    """How the bits of a value are read."""
+
+    BOOL = "bool"
+    INTEGER = "integer"
+    FLOAT = "float"
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """An element type of MLIR for which values can be made.
+
+    Attributes:
+        dtype: NumPy's or ml_dtypes' name of the type; empty where values share a byte.
+        least, most: integers that can be written, 0 for floats. A signless integer takes -2^(n-1) to 2^n - 1.
+    """
+
+    name: str
+    kind: BitsKind
+    bits: int
+    dtype: str
+    least: int = 0
+    most: int = 0
+
+
+def element_type(name: str) -> ElementType | None:
+    """The element type of this name; None where no values can be made for it."""
+    if name == "i1":
+        return ElementType(name, BitsKind.BOOL, 8, "uint8", 0, 1)
+    if name in ML_DTYPES:
+        return ElementType(name, BitsKind.FLOAT, 16 if name == "bf16" else 8, ML_DTYPES[name])
+    if name in {"f16", "f32", "f64"}:
+        return ElementType(name, BitsKind.FLOAT, int(name[1:]), f"float{name[1:]}")
+    match = _INTEGER.fullmatch(name)
+    if match is None:
+        return None
+    bits = int(match[2])
+    least = 0 if match[1] == "u" else -(1 << (bits - 1))
+    most = (1 << (bits - 1)) - 1 if match[1] == "s" else (1 << bits) - 1
+    return ElementType(name, BitsKind.INTEGER, bits, f"uint{bits}" if bits >= 8 else "", least, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a program.
+
+    Attributes:
+        scope: that of `--parameters=<scope>=<file>`; empty for the anonymous one.
+        name: key within the scope. Bytes that are not UTF-8 stand as lone surrogates (`surrogateescape`).
+    """
+
+    scope: str
+    name: str
+    shape: tuple[int, ...]
+    element_type: str
+
+    @property
+    def element(self) -> ElementType:
+        """What is known of the element type; ParameterError where no values can be made for it."""
+        known = element_type(self.element_type)
+        if known is None:
+            raise ParameterError(f"parameter {self.label}: element type {self.element_type} has no values here")
+        return known
+
+    @property
+    def type(self) -> str:
+        """The type as MLIR writes it, such as `tensor<4x4xf32>`."""
+        return f"tensor<{'x'.join((*map(str, self.shape), self.element_type))}>"
+
+    @property
+    def label(self) -> str:
+        """Scope and name for people, such as `"model"::"w"`; what cannot be printed is escaped."""
+        path = (self.scope, self.name) if self.scope else (self.name,)
+        texts = [text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in path]
+        quoted = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in t) for t in texts]
+        return "::".join(f'"{text}"' for text in quoted)
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def byte_size(self) -> int:
+        """Bytes of all values, dense, sub-byte values packed."""
+        return (self.count * self.element.bits + 7) // 8
+
+    def check(self) -> None:
+        """ParameterError where no values can be made for it: its element type, or more bytes than a file can hold."""
+        if self.byte_size > _MAX_BYTES:
+            what = f"parameter {self.label}: {self.type} takes {self.byte_size} bytes, more than a file can hold"
+            raise ParameterError(what, "Check the shape in the program.")
+
+
+def select_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter, ...]:
+    """The parameters of one scope (empty for the anonymous one), in the order given.
+
+    Raises:
+        ParameterError: there are none; it names the scopes that have some.
+    """
+    everything = tuple(parameters)
+    found = tuple(parameter for parameter in everything if parameter.scope == scope)
+    if not found:
+        scopes = ", ".join(sorted({repr(parameter.scope) for parameter in everything}))
+        raise ParameterError(
+            f"no parameter in scope {scope!r}",
+            f"Scopes that have parameters: {scopes}." if scopes else "The program names no parameters at all.",
+        )
+    return found
+
+
+def archive_name(scope: str) -> str:
+    """A safe file name for the archive of a scope, different for each; it depends on the scope alone."""
+    if _PLAIN_SCOPE.fullmatch(scope):
+        return f"{scope}.irpa"
+    digest = hashlib.sha256(scope.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return f"scope.{digest}.irpa"  # no plain scope has a dot
 
 
 class MalformedReferenceError(Exception):
-    """The text is no reference: says what was expected. Whoever knows the file makes a user's error of it."""
+    """The text is no reference: says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterReference:
-    """A parameter as a program names it.
+    """A parameter as a program names it: scope and name as `Parameter` has them.
 
     Attributes:
-        scope: empty for the anonymous one.
-        name: key within the scope; bytes that are not UTF-8 stand as lone surrogates.
         type: text of the type without blanks and comments; empty where the program gives none.
         line: line of the reference, 1-based; 0 where there are no lines.
     """
@@ -98,9 +242,19 @@ def _read_reference(text: _Text, start: int, *, wrapped: bool) -> tuple[Paramete
         if not behind:
             raise MalformedReferenceError('">" is expected behind its name')
         position = behind
-    behind = _take(text, position, b":")
-    type_text, position = _read_type(text, behind) if behind else ("", position)
-    return ParameterReference(_decode(scope), _decode(name), type_text), position
+    kind = b""
+    if behind := _take(text, position, b":"):
+        # A type: a word, and what stands in angle brackets right behind it.
+        begin = _skip_blanks(text, behind)
+        match = _WORD.match(text, begin)
+        if match is None:
+            raise MalformedReferenceError("a type is expected behind its colon")
+        position = match.end()
+        if text[position : position + 1] == b"<":
+            position = _skip_brackets(text, position)
+        kind = _IGNORED.sub(lambda ignored: ignored[1] or b"", text[begin:position])
+    scope_text, name_text = (part.decode(errors="surrogateescape") for part in (scope, name))
+    return ParameterReference(scope_text, name_text, kind.decode(errors="backslashreplace")), position
 
 
 def _skip_blanks(text: _Text, position: int) -> int:
@@ -124,19 +278,6 @@ def _read_string(text: _Text, position: int) -> tuple[bytes, int]:
     return name, match.end()
 
 
-def _read_type(text: _Text, position: int) -> tuple[str, int]:
-    """A type: a word, and what stands in angle brackets right behind it."""
-    position = _skip_blanks(text, position)
-    match = _WORD.match(text, position)
-    if match is None:
-        raise MalformedReferenceError("a type is expected behind its colon")
-    end = match.end()
-    if text[end : end + 1] == b"<":
-        end = _skip_brackets(text, end)
-    type_text = _IGNORED.sub(lambda ignored: ignored[1] or b"", text[position:end])
-    return type_text.decode(errors="backslashreplace"), end
-
-
 def _skip_brackets(text: _Text, position: int) -> int:
     """The position behind a balanced pair of brackets that opens here."""
     awaited: list[bytes] = []
@@ -156,17 +297,10 @@ def _skip_brackets(text: _Text, position: int) -> int:
                 return position
 
 
-def _decode(text: bytes) -> str:
-    return text.decode(errors="surrogateescape")
-
-
 def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> Iterator[ParameterReference]:
     """Every reference of a program, in its order, with type aliases resolved.
 
-    Args:
-        text: all of it; of a file that is mapped, what was read does not stay in memory.
-        source: the program as a user would type it, for errors.
-        lines: whether lines are counted; a piece of bytecode has none.
+    Of a file that is mapped, what was read does not stay in memory. A piece of bytecode has no `lines`.
 
     Raises:
         ParameterError: a reference is not written as MLIR does, or the text ends within a string.
@@ -183,8 +317,11 @@ def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> 
             reference, position = _read_reference(text, marker.end(), wrapped=marker[1] == b"<")
         except MalformedReferenceError as error:
             raise ParameterError(f"{where}: a parameter is not written as MLIR does: {error}", _DAMAGED) from error
-        if reference.type.startswith("!"):
-            aliases = aliases or _read_aliases(text)
+        if reference.type.startswith("!") and not aliases:
+            aliases = {
+                f"!{alias[1].decode('ascii')}": re.sub(r"\s", "", alias[2].decode(errors="backslashreplace"))
+                for alias in _ALIAS.finditer(text)
+            }
         yield replace(reference, type=aliases.get(reference.type, reference.type), line=line if lines else 0)
 
 
@@ -214,47 +351,44 @@ def _is_quoted(text: _Text, position: int) -> bool:
     return False
 
 
-def _read_aliases(text: _Text) -> dict[str, str]:
-    return {
-        f"!{alias[1].decode('ascii')}": re.sub(r"\s", "", alias[2].decode(errors="backslashreplace"))
-        for alias in _ALIAS.finditer(text)
-    }
-
-
 def collect_parameters(program: Path, ir_tool: str) -> tuple[Parameter, ...]:
-    """The parameters named in MLIR text or bytecode, each once, in the order in which the program has them.
+    """The parameters named in MLIR text or bytecode (its content says which), each once, in the program's order.
 
-    Memory does not grow with the weights that are inside the program, only with the number of parameters.
-
-    Args:
-        program: `.mlir` or `.mlirbc`; its content says which, not its name.
-        ir_tool: `iree-opt` of the toolchain, for bytecode in an encoding that is not known here.
+    Memory does not grow with the weights that are inside the program, only with the number of parameters. `ir_tool` is
+    `iree-opt` of the toolchain, for bytecode in an encoding that is not known here.
 
     Raises:
         ParameterError: the program cannot be read, is damaged, gives one parameter two types, or one a type
             whose values have no known size.
     """
+    source = str(program)
+    found: dict[tuple[str, str], Parameter] = {}
     try:
         with program.open("rb") as file:
-            return _merge(_find_references(file, program, ir_tool), str(program))
+            for reference in _find_references(file, program, ir_tool):
+                where = f"{source}:{reference.line}" if reference.line else source
+                parameter = _make_parameter(reference, where)
+                known = found.setdefault((parameter.scope, parameter.name), parameter)
+                if known != parameter:
+                    raise ParameterError(
+                        f"{where}: parameter {parameter.label} is {parameter.type} here and {known.type} before",
+                        "One parameter has one type: name one of the two differently in the program.",
+                    )
     except OSError as error:
-        raise ParameterError(
-            f"{program}: cannot be read: {error.strerror}", "Check the path and the rights there."
-        ) from error
+        hint = "Check the path and the rights there."
+        raise ParameterError(f"{program}: cannot be read: {error.strerror}", hint) from error
+    return tuple(found.values())
 
 
-def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterator[ParameterReference]:
+def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterable[ParameterReference]:
     magic = file.read(len(MAGIC))
     file.seek(0)
     if magic != MAGIC:
-        yield from find_references_in_text(_map(file), str(program))
-        return
+        return find_references_in_text(_map(file), str(program))
     try:
-        found = list(find_references_in_bytecode(file, str(program)))
+        return list(find_references_in_bytecode(file, str(program)))
     except UnknownEncodingError:
-        yield from _find_references_through_tool(program, ir_tool)
-    else:
-        yield from found
+        return _find_references_through_tool(program, ir_tool)
 
 
 def _map(file: BinaryIO) -> _Text:
@@ -269,31 +403,13 @@ def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[Param
         try:
             ended = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE, check=False)
         except OSError as error:
-            raise ParameterError(
-                f"{ir_tool}: cannot be started: {error.strerror}",
-                f"{program} needs the compiler's iree-opt to be read: give the path of the one in the toolchain.",
-            ) from error
+            hint = f"{program} needs the compiler's iree-opt to be read: give the path of the one in the toolchain."
+            raise ParameterError(f"{ir_tool}: cannot be started: {error.strerror}", hint) from error
         if ended.returncode != 0:
             said = ended.stderr.decode(errors="backslashreplace").strip() or "nothing"
-            raise ParameterError(
-                f"{program}: iree-opt cannot read it (exit code {ended.returncode}): {said[:_SHOWN]}",
-                "Use the compiler that the program was written for.",
-            )
+            what = f"{program}: iree-opt cannot read it (exit code {ended.returncode}): {said[:_SHOWN]}"
+            raise ParameterError(what, "Use the compiler that the program was written for.")
         yield from find_references_in_text(_map(printed), f"{program} as iree-opt prints it")
-
-
-def _merge(references: Iterable[ParameterReference], source: str) -> tuple[Parameter, ...]:
-    found: dict[tuple[str, str], Parameter] = {}
-    for reference in references:
-        where = f"{source}:{reference.line}" if reference.line else source
-        parameter = _make_parameter(reference, where)
-        known = found.setdefault((parameter.scope, parameter.name), parameter)
-        if known != parameter:
-            raise ParameterError(
-                f"{where}: parameter {parameter.label} is {parameter.type} here and {known.type} before",
-                "One parameter has one type: name one of the two differently in the program.",
-            )
-    return tuple(found.values())
 
 
 def _make_parameter(reference: ParameterReference, where: str) -> Parameter:
@@ -306,8 +422,7 @@ def _make_parameter(reference: ParameterReference, where: str) -> Parameter:
     is_type = f"is {reference.type}"
     match = _TENSOR.fullmatch(reference.type)
     if match is None:
-        hint = "Values are made for tensors of known size, such as tensor<4x4xf32>."
-        raise wrong(f"{is_type}, not a tensor", hint)
+        raise wrong(f"{is_type}, not a tensor", "Values are made for tensors of known size, such as tensor<4x4xf32>.")
     dims, name, encoding = match.groups()
     if "?" in dims:
         hint = "Values need a static shape: write the sizes in the program, or use weights from a URL."
@@ -334,10 +449,6 @@ class _DamagedError(Exception):
 def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[ParameterReference]:
     """Every parameter reference of a bytecode file, each once.
 
-    Args:
-        file: at its beginning; it can be sought in.
-        source: the program as a user would type it, for errors.
-
     Raises:
         UnknownEncodingError: only the compiler of the program can read it.
         ParameterError: the file is damaged.
@@ -345,9 +456,8 @@ def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[Paramet
     try:
         yield from _find_stored_references(_BytecodeReader(file), source)
     except _DamagedError as error:
-        raise ParameterError(
-            f"{source}: damaged MLIR bytecode: {error}", "Fetch or write it again; iree-opt must be able to read it."
-        ) from error
+        hint = "Fetch or write it again; iree-opt must be able to read it."
+        raise ParameterError(f"{source}: damaged MLIR bytecode: {error}", hint) from error
 
 
 def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[ParameterReference]:
@@ -356,7 +466,6 @@ def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[Pa
     version = reader.varint()
     if version > _NEWEST_VERSION:
         raise UnknownEncodingError(f"bytecode version {version}")
-    reader.skip_string()
     sections = _find_sections(reader)
     for wanted in (_STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS):
         if wanted not in sections:
@@ -376,9 +485,14 @@ def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[Pa
 
 
 def _find_sections(reader: _BytecodeReader) -> dict[int, range]:
-    """Where each section is in the file, by its number."""
+    """Where each section is in the file, by its number; the name of the program's producer stands before them."""
+    for _ in range(_LONGEST_PRODUCER):
+        if reader.take(1) == b"\0":
+            break
+    else:
+        raise _DamagedError("the name of its producer has no end")
     sections: dict[int, range] = {}
-    while not reader.at_end():
+    while reader.position < reader.size:
         number = reader.take(1)[0]
         size = reader.varint()
         if number & _ALIGNED:
@@ -442,30 +556,20 @@ class _BytecodeReader:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._size = file.seek(0, 2)
+        self.size = file.seek(0, 2)
         self.position = file.seek(0)
 
     def seek(self, position: int) -> None:
-        if position > self._size:
+        if position > self.size:
             raise _DamagedError("it is cut short")
         self.position = self._file.seek(position)
 
-    def at_end(self) -> bool:
-        return self.position >= self._size
-
     def take(self, count: int) -> bytes:
-        if count > self._size - self.position:
+        if count > self.size - self.position:
             raise _DamagedError("it is cut short")
         taken = self._file.read(count)
         self.position += count
         return taken
-
-    def skip_string(self) -> None:
-        """Step over a short text and the NUL at its end."""
-        for _ in range(_LONGEST_PRODUCER):
-            if self.take(1) == b"\0":
-                return
-        raise _DamagedError("the name of its producer has no end")
 
     def varint(self) -> int:
         """A PrefixVarInt: the zeros at the low end of the first byte count the bytes that follow."""
