@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from iree_gauntlet.dialects.fields import StrictDocument, expecting
+from iree_gauntlet.dialects.fields import StrictDocument, expecting, read_table
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, unreadable
-from iree_gauntlet.dialects.spec_file import find_nearest
-from iree_gauntlet.dialects.toml_file import read_table, with_lines
+from iree_gauntlet.dialects.spec_file import find_nearest, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.settings import (
     Configuration,

@@ -21,9 +21,18 @@ from pydantic import (
 )
 
 from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
-from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, load_json, problems_of, without_strange_fields
+from iree_gauntlet.dialects.spec_file import (
+    FieldError,
+    did_you_mean,
+    load_json,
+    problems_of,
+    read_toml,
+    with_lines,
+    without_strange_fields,
+)
+from iree_gauntlet.errors import SpecError
+from iree_gauntlet.figures import parse_c_float, parse_c_integer, split_values
 from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
-from iree_gauntlet.written_numbers import parse_c_float, parse_c_integer, split_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -371,3 +380,16 @@ def read_tolerant(
     content, warnings = without_strange_fields(content, model.model_fields, name, text)
     document, problems = validated(model, content, name, text)
     return document, text, problems, warnings
+
+
+def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> tuple[str, _Document]:
+    """Text of a TOML file, and what it means.
+
+    Raises:
+        SpecError: with everything that is wrong with it.
+    """
+    text, content = read_toml(path, kind)
+    table, problems = validated(model, content, str(path), "{}")
+    if table is None:
+        raise SpecError(with_lines(problems, text), kind)
+    return text, table

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin, Stage
-from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, expecting, one_of
+from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, expecting, one_of, read_table
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
-from iree_gauntlet.dialects.toml_file import read_table
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.cases import Case
-    from iree_gauntlet.dialects.trees import AnySpec
+    from iree_gauntlet.dialects.load import AnySpec
 
 
 _STAGES = tuple(stage.value for stage in SPEC_STAGES)

@@ -10,10 +10,10 @@ import pytest
 
 from iree_gauntlet.cases import Case, Verdict
 from iree_gauntlet.dialects.json_text import without_comments
+from iree_gauntlet.dialects.load import read_torch_specs
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.dialects.torch_models import TorchModules, TorchTest, build_test
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, sound_markers
-from iree_gauntlet.dialects.trees import read_torch_specs
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTestSession
 from iree_gauntlet.targets import FAMILIES, Target
