@@ -319,8 +319,8 @@ class ArtifactStore:
         self.configuration = configuration or Configuration()
         self._artifacts = root / "artifacts"
         self.progress: Progress = progress or Progress()
-        downloads = self.configuration.downloads
-        policy = policy or Policy(downloads.connections, retries=downloads.retries, stall_timeout=stall_timeout)
+        said = self.configuration
+        policy = policy or Policy(said.connections, retries=said.retries, stall_timeout=stall_timeout)
         self._leases = Leases(root)
         slots = threading.BoundedSemaphore(policy.all_connections)
         self._arrivals = Arrivals(root, self.configuration, policy, offline, slots)

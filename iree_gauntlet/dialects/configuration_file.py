@@ -18,15 +18,7 @@ from iree_gauntlet.dialects.fields import StrictDocument, expecting, read_table
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, unreadable
 from iree_gauntlet.dialects.spec_file import find_nearest, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
-from iree_gauntlet.settings import (
-    Configuration,
-    DownloadSettings,
-    HistorySettings,
-    Mirror,
-    SharedModulesSettings,
-    StoreOptions,
-    is_cmake_option,
-)
+from iree_gauntlet.settings import Configuration, HistorySettings, Mirror, is_cmake_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -151,26 +143,28 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     """
     files = [path for path in _find_places(project, environ) if path.is_file()]
     tables = [_read(path) for path in files]
+    stores: dict[str, dict[str, str]] = {}
+    for prefix, options in (item for table in tables for item in table.stores.items()):
+        # As obstore takes them.
+        written = {
+            name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()
+        }
+        stores.setdefault(prefix, written)
     modules = next((table.modules for table in tables if table.modules), None)
+    said = environ.get(_WRITE_VARIABLE, "") if modules else ""
+    if said not in ("", "0", "1"):
+        raise UsageError(f"${_WRITE_VARIABLE} is {said!r}: expected 0 or 1", "Unset it for what the file says.")
     downloads = next((table.downloads for table in tables if table.downloads), _DownloadsTable())
     history = next((table.history for table in tables if table.history), None)
     toolchains = next((table.toolchains for table in tables if table.toolchains), _ToolchainsTable())
     return Configuration(
         files=tuple(files),
         mirrors=tuple(Mirror(item.prefix, tuple(item.to), item.only) for table in tables for item in table.mirrors),
-        stores=tuple(
-            StoreOptions(
-                prefix,
-                {
-                    name: str(value).lower() if isinstance(value, bool) else str(value)
-                    for name, value in options.items()
-                },
-            )
-            for table in tables
-            for prefix, options in table.stores.items()
-        ),
-        shared_modules=_make_shared_modules(modules, environ),
-        downloads=DownloadSettings(downloads.connections, downloads.retries),
+        stores=stores,
+        shared_modules=modules.url if modules else "",
+        fills_shared_modules=said == "1" if said else modules is not None and modules.write,
+        connections=downloads.connections,
+        retries=downloads.retries,
         history=HistorySettings(**history.model_dump()) if history else HistorySettings(),
         nightly_links=toolchains.nightly_links,
         packages_api=toolchains.packages_api.rstrip("/"),
@@ -222,15 +216,6 @@ def _check_store(prefix: str, options: Mapping[str, str | bool | int]) -> Iterat
             else:
                 if not given.startswith(("http://", "https://")):
                     yield field, f"expected a URL, such as https://minio.example, found {given!r}"
-
-
-def _make_shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> SharedModulesSettings | None:
-    if table is None:
-        return None
-    said = environ.get(_WRITE_VARIABLE, "")
-    if said not in ("", "0", "1"):
-        raise UsageError(f"${_WRITE_VARIABLE} is {said!r}: expected 0 or 1", "Unset it for what the file says.")
-    return SharedModulesSettings(table.url, said == "1" if said else table.write)
 
 
 @dataclass(frozen=True, slots=True)
