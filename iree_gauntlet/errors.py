@@ -50,12 +50,7 @@ _MEANINGS = {
 
 
 class GauntletError(Exception):
-    """Something that the user can act on.
-
-    Args:
-        what: one line, what happened and where.
-        hint: what to do next; empty where nothing helps.
-    """
+    """Something that the user can act on: what happened and where, on one line, and what to do next."""
 
     exit_code = ExitCode.ERROR
 
@@ -83,9 +78,8 @@ class Problem:
 
     Attributes:
         file: path as the user would type it.
-        line: line of the field, 1-based; 0 where unknown.
-        field: dotted path of the field (`inputs[0].source`), empty for the file as a whole.
-        message: what was found and what is expected.
+        line: 1-based; 0 where unknown.
+        field: dotted path (`inputs[0].source`), empty for the file as a whole.
     """
 
     file: str

@@ -216,11 +216,7 @@ def split_values(text: str) -> list[str]:
 
 
 def parse_c_float(text: str) -> float:
-    """Reads a number as C's `strtod` does: `1.0f`, `1e-3`, `0x1p-3`, `inf`, `nan`.
-
-    Raises:
-        ValueError: it is no number.
-    """
+    """Reads a number as C's `strtod` does: `1.0f`, `1e-3`, `0x1p-3`, `inf`, `nan`; ValueError where it is none."""
     if _DECIMAL.fullmatch(text):
         return float(text.rstrip("fF"))
     if _HEXADECIMAL.fullmatch(text):
@@ -236,10 +232,7 @@ def parse_c_float(text: str) -> float:
 def parse_c_integer(text: str, element_type: str) -> int:
     """Reads an integer of a type of whole bytes (`i32`, `si8`, `ui64`): decimal, hexadecimal, octal.
 
-    Stricter than the tools, which read the 1 of `1.5` and `1abc`, and drop the rest.
-
-    Raises:
-        ValueError: it is no integer, or out of the type's range.
+    Stricter than the tools, which read the 1 of `1.5` and `1abc`, and drop the rest: a ValueError says what is wrong.
     """
     match = _INTEGER.fullmatch(text)
     if match is None:

@@ -36,14 +36,11 @@ class JournalRecord:
 
     Attributes:
         runs: every `run` event; a resumed run has more than one.
-        steps: the steps of the last `run` event, and those that it found out later (`steps` events), as written.
-        starts: when each step was last started, as written (ISO 8601), by step id.
-        results: the result of each step last, by step id.
-        result_times: when that was written (ISO 8601), by step id.
-        end: the `end` event; None for a run that was killed, is under way, or was resumed and not ended.
-        torn: whether there is a line that was cut short by a crash (it is left out).
-        workers: machines of a cluster that took part, by the worker's name (`worker` events).
-        remarks: what a reader must know (`remark` events), one line each.
+        steps: of the last `run` event, and those that it found out later (`steps` events), as written.
+        starts, results, result_times: the last of each step, by its id; times as written (ISO 8601).
+        end: None for a run that was killed, is under way, or was resumed and not ended.
+        torn: whether a line was cut short by a crash, and is left out.
+        workers: machines of a cluster that took part, by the worker's name.
     """
 
     path: Path
@@ -64,11 +61,7 @@ class JournalRecord:
 
     @cached_property
     def planned(self) -> tuple[Step, ...]:
-        """The steps, read.
-
-        Raises:
-            GauntletError: one is none that this version can read.
-        """
+        """The steps, read; GauntletError for one that this version cannot read."""
         try:
             return tuple(map(Step.from_dict, self.steps))
         except _UNREADABLE as error:
@@ -97,12 +90,7 @@ def _explain_unreadable(what: str, error: Exception, run: RunEvent) -> GauntletE
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """What a log of events says, in the order of its lines.
-
-    Attributes:
-        events: with the numbers of their lines.
-        torn: whether there is a line that was cut short by a crash (it is left out).
-    """
+    """What a log says: its events with the numbers of their lines, and whether a crash cut one short (left out)."""
 
     path: Path
     events: tuple[tuple[int, dict[str, Any]], ...]
@@ -112,9 +100,7 @@ class EventRecord:
 def read_events(path: Path, opening: str) -> EventRecord:
     """Read a log that `records/event_log.py` writes, also one that is being written or whose writer was killed.
 
-    Args:
-        path: the log.
-        opening: the event that every writer of it begins with; a line that was cut short may stand before one.
+    Every writer of it begins with the event `opening`; a line that was cut short may stand before one.
 
     Raises:
         GauntletError: there is no such log, or a line of it that is not the last one of its writer is no JSON object.
@@ -169,11 +155,7 @@ def _take(found: JournalRecord, event: dict[str, Any]) -> JournalRecord:
 
 
 class _LogReader:
-    """The events of a log with the numbers of their lines, read as they are asked for.
-
-    Attributes:
-        torn: whether a line was torn so far.
-    """
+    """The events of a log with the numbers of their lines, read as they are asked for; `torn` is of those so far."""
 
     def __init__(self, path: Path, opening: str) -> None:
         self._path = path
@@ -228,11 +210,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def refuse(path: Path, number: int, what: str) -> NoReturn:
-    """Raises what is wrong with a line.
-
-    Raises:
-        GauntletError: always.
-    """
+    """Raises a GauntletError that says what is wrong with a line."""
     raise GauntletError(
         f"{path}:{number}: the line {what}",
         "the journal was changed by something else than a run; remove that line to use the rest of it",

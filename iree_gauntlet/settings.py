@@ -1,7 +1,4 @@
-"""Where a project keeps what, and what a user sets once for all commands: mirrors, stores, the shared module cache.
-
-`dialects/configuration_file.py` reads `gauntlet.toml`; docs/how-to/artifacts.md describes it.
-"""
+"""Where a project keeps what, and what a user sets once for all commands: mirrors, stores, the shared module cache."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class HistorySettings:
     """The history of a project.
 
     Attributes:
-        store: where it is: a folder, `git:REPOSITORY#BRANCH`, or an object store.
+        store: a folder, `git:REPOSITORY#BRANCH`, or an object store.
         add: whether every run adds itself when it ends.
         least_time: share below which a change of a time is none.
         least_other: the same for memory and compile times.
@@ -59,7 +56,6 @@ class Configuration:
     """Everything that is set; by default nothing.
 
     Attributes:
-        files: where it was read from.
         mirrors: in the order of trying.
         stores: options of object stores, as obstore takes them, by the beginning of URLs (`az://account`, `s3://bucket`);
             a value `$NAME` stands for an environment variable.
@@ -70,7 +66,7 @@ class Configuration:
         nightly_links: page or folder with links to nightly wheels of IREE.
         packages_api: of the repository whose CI builds packages for each commit of IREE, in GitHub's API.
         build_options: CMake's, of source builds of IREE.
-        environ: the environment that `$NAME` and credentials are taken from.
+        environ: what `$NAME` and credentials are taken from.
     """
 
     files: tuple[Path, ...] = ()
@@ -119,11 +115,7 @@ def find_shipped_folder() -> Path:
 
 
 def require_ones_own(path: Path) -> None:
-    """Makes sure that a file is not part of the installed toolkit before it is changed.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Raises a UsageError where a file that is to be changed is part of the installed toolkit."""
     inside = Path(__file__).parent / "shipped"
     if path.resolve().is_relative_to(inside.resolve()):
         what = f"{path.name} in {path.parent} came with the toolkit, and is not changed"
@@ -143,11 +135,7 @@ def find_cache_folder(cache_dir: str) -> Path:
 
 
 def make_cache_folder(cache_dir: str) -> Path:
-    """The same, which is there now.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
+    """The same, which is there now; UsageError where it cannot be made."""
     folder = find_cache_folder(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,6 @@ class Answer:
 
     Attributes:
         exit_code: as of `subprocess`: negative for a signal.
-        stdout, stderr: text; what is not UTF-8 is replaced.
     """
 
     exit_code: int
@@ -66,7 +65,7 @@ def run_short(
     Args:
         argv: argument vector.
         timeout: seconds that it has; infinite for all that it needs.
-        stdin: what it reads; less than a pipe holds (64 KiB).
+        stdin: less than a pipe holds (64 KiB).
         grace: seconds from asking the group to end until it is killed; 0 kills it at once.
         environment: what it inherits; ours for None.
         held: descriptors that it inherits too, such as a lock's.
@@ -119,13 +118,7 @@ def _start(
 
 
 def show_last_words(program: str, output: str, most: int) -> str:
-    """The last lines of what a program said, as part of a hint.
-
-    Args:
-        program: its name for people.
-        output: all that it said.
-        most: how many lines are kept; empty ones do not count.
-    """
+    """The last lines, so many at most, of what a program said, as part of a hint; empty ones do not count."""
     lines = ["".join(letter for letter in line if letter.isprintable()) for line in output.splitlines()]
     said = [line for line in lines if line.strip()]
     return "\n  ".join((f"{program} said:", *(f"  {line}" for line in said[-most:])))
@@ -133,11 +126,7 @@ def show_last_words(program: str, output: str, most: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of a file.
-
-    Attributes:
-        size: bytes of the file.
-    """
+    """The end of a file; its size in bytes is that of the whole."""
 
     lines: tuple[str, ...]
     truncated: bool
@@ -192,17 +181,7 @@ def _end_group(process: subprocess.Popen[str], grace: float) -> str:
 def ask(
     argv: Sequence[str], *, timeout: float, stdin: str = "", environment: Mapping[str, str] | None = None
 ) -> Answer:
-    """Run a tool to its end.
-
-    Args:
-        argv: argument vector; the first is a path.
-        timeout: seconds after which the whole process group is killed.
-        stdin: what the tool reads.
-        environment: what it inherits; ours for None.
-
-    Raises:
-        ToolchainError: where it cannot be started, or does not answer in time.
-    """
+    """As `run_short`, with a ToolchainError where a tool cannot be started, or does not answer in time."""
     try:
         return run_short(argv, timeout=timeout, stdin=stdin, environment=environment)
     except OSError as problem:
@@ -225,14 +204,7 @@ def run_logged(
     held: Sequence[int],
     follow: Callable[[str], None],
 ) -> int:
-    """Runs a program to its end, and adds both its outputs to a log.
-
-    Returns:
-        The exit code, as of `subprocess`: negative for a signal.
-
-    Raises:
-        OSError: it cannot be started, or the log cannot be written.
-    """
+    """Runs a program to its end, adds both its outputs to a log, and returns its exit code, as of `subprocess`."""
     messages.print_detail(f"$ {shlex.join(argv)}")
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(argv)}\n")
