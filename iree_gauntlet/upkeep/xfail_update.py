@@ -16,8 +16,8 @@ import tomlkit
 
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.diagnostics import find_diagnostic, strip_unstable
+from iree_gauntlet.dialects.json_text import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.load import read_specs
-from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.op_suites import OpSpec
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.spec_file import read_toml
