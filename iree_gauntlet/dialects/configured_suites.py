@@ -155,6 +155,18 @@ def read_config(path: Path, name: str, model: type[SuiteDocument], kind: type[_C
     return kind(path, name, text, document, target, comments, warnings=tuple(warnings))
 
 
+def has_word(path: Path, *words: str) -> bool:
+    """Whether a file has a word in it, by which a suite's files are known; one that cannot be read may."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # What is wrong with it is said when it is read.
+        return True
+    return any(word.encode() in content for word in words)
+
+
 @lru_cache(maxsize=64)
 def _with_sku(target: Target, sku: str) -> Target:
     return replace(target, sku=sku)

@@ -12,28 +12,30 @@ import os
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, Kind, Origin, Stage
-from iree_gauntlet.dialects import onnx_models, op_tests, sharktank, torch_models
+from iree_gauntlet.dialects.configured_suites import has_word
 from iree_gauntlet.dialects.locations import flag_variables, names_device, with_device
-from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, has_word, is_models_suite, read_model_specs
+from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_suites import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
+from iree_gauntlet.dialects.op_tests import OpTests
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
+from iree_gauntlet.dialects.sharktank import Sharktank
 from iree_gauntlet.dialects.sharktank_schema import read_sharktank_specs
 from iree_gauntlet.dialects.spec import (
     ROOT_NAMES,
     SHARKTANK,
     TORCH_MODELS,
     TORCH_ROOT,
-    Dialect,
+    Builder,
     Loaded,
-    SourceFields,
     Spec,
     SpecTree,
     find_defined_twice,
 )
 from iree_gauntlet.dialects.spec_file import did_you_mean
+from iree_gauntlet.dialects.torch_models import TorchTests
 from iree_gauntlet.dialects.torch_schema import has_type, list_json_files, read_torch_specs_below
 from iree_gauntlet.errors import Problem, UsageError
 
@@ -46,16 +48,14 @@ if TYPE_CHECKING:
 
 AnySpec = Spec | OpSpec | ModelSpec
 
-_DIALECTS = {
-    SHARKTANK: Dialect(read_sharktank_specs, sharktank.Sharktank, sharktank.SOURCES),
-    TORCH_MODELS: Dialect(read_torch_specs_below, torch_models.TorchTests, {TORCH_MODELS: torch_models.SOURCES}),
-    op_tests.DIALECT: Dialect(read_op_specs, op_tests.OpTests, {op_tests.DIALECT: op_tests.SOURCES}),
-    onnx_models.DIALECT: Dialect(read_model_specs, onnx_models.OnnxModels, {onnx_models.DIALECT: onnx_models.SOURCES}),
+_BUILDERS: dict[str, type[Builder[Any]]] = {
+    SHARKTANK: Sharktank,
+    TORCH_MODELS: TorchTests,
+    OpSpec.dialect: OpTests,
+    ModelSpec.dialect: OnnxModels,
 }
 _EXTERNAL_NAMES = ("external_test_files", "test_suite_files")
-_SOURCES: dict[str, SourceFields] = {
-    name: sources for dialect in _DIALECTS.values() for name, sources in dialect.sources.items()
-}
+_SOURCES = {name: fields for builder in _BUILDERS.values() for name, fields in builder.sources.items()}
 SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCES.values()))
 
 
@@ -66,27 +66,23 @@ def read_specs(
     configs: Sequence[Path] = (),
     model_root: str = "",
 ) -> list[AnySpec]:
-    """Reads every spec file of some folders, each once, in a stable order.
+    """Reads every spec file of some folders, each once, in a stable order; UsageError where one is none.
 
     Args:
         folders: spec folders.
         external: where files named by specs are; by default `external_test_files` or `test_suite_files` in
             the spec folder or next to it.
-        modules: where module definitions of torch models are; by default the root of a spec, or the folder
-            above it.
+        modules: where module definitions of torch models are; by default the root of a spec, or the folder above it.
         configs: of operator suites and of ONNX models; by default those in the folder `configs` of each.
         model_root: where ONNX models are fetched from, in place of the URLs of their suite.
-
-    Raises:
-        UsageError: a folder or config does not exist or is none.
     """
     specs: dict[Path, Spec] = {}
     met = _Suites({}, [], [])
     for folder in folders:
         tree = _make_tree(folder, external, modules)
         for root in _find_roots(tree.folder, met):
-            dialect = TORCH_MODELS if _holds_torch_models(root, named=modules is not None) else SHARKTANK
-            for spec in _DIALECTS[dialect].read(tree, root):
+            is_torch = _holds_torch_models(root, named=modules is not None)
+            for spec in read_torch_specs_below(tree, root) if is_torch else read_sharktank_specs(tree, root):
                 specs.setdefault(spec.path, spec)
     asked = list(dict.fromkeys(Path(os.path.abspath(path)) for path in configs))  # noqa: PTH100 - links stay as named
     cases = list(met.cases.values())
@@ -100,19 +96,15 @@ def read_specs(
     here = str(Path.cwd())
     return [
         *specs.values(),
-        *_DIALECTS[op_tests.DIALECT].read(cases, met.with_configs, of_operators, here),
-        *_DIALECTS[onnx_models.DIALECT].read(met.models, of_models, model_root, here),
+        *read_op_specs(cases, met.with_configs, of_operators, here),
+        *read_model_specs(met.models, of_models, model_root, here),
     ]
 
 
 def read_torch_specs(
     folder: Path, external: Path | None = None, modules: Path | None = None, without: Path | None = None
 ) -> list[Spec]:
-    """Reads the specs of torch models anywhere below a folder, their root, but for what lies below `without`.
-
-    Raises:
-        UsageError: the folder does not exist or is none.
-    """
+    """Reads the specs of torch models anywhere below a folder, their root, but for what lies below `without`."""
     tree = _make_tree(folder, external, modules)
     return list(read_torch_specs_below(tree, tree.folder, without))
 
@@ -121,17 +113,14 @@ def _make_tree(folder: Path, external: Path | None, modules: Path | None) -> Spe
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
         raise UsageError(f"spec folder {folder} {found}", "Give --spec-dir a folder that holds spec files.")
-    external = (external or _find_external_folder(folder)).resolve()
+    if external is None:
+        # In the spec folder or next to it; of one model's folder, or of a root's, where those of all models are.
+        above = folder.resolve().parents
+        depth = next((n for n, base in enumerate((folder.resolve(), *above[:1]), 1) if base.name in ROOT_NAMES), 0)
+        candidates = [base / name for base in (folder, *above[: depth + 1]) for name in _EXTERNAL_NAMES]
+        external = next((path for path in candidates if path.is_dir()), candidates[0])
     variables = tuple(flag_variables().items())
-    return SpecTree(folder.resolve(), external, modules.resolve() if modules else None, variables)
-
-
-def _find_external_folder(folder: Path) -> Path:
-    """In the spec folder or next to it; of one model's folder, or of a root's, where those of all models are."""
-    above = folder.resolve().parents
-    depth = next((n for n, base in enumerate((folder.resolve(), *above[:1]), 1) if base.name in ROOT_NAMES), 0)
-    candidates = [base / name for base in (folder, *above[: depth + 1]) for name in _EXTERNAL_NAMES]
-    return next((path for path in candidates if path.is_dir()), candidates[0])
+    return SpecTree(folder.resolve(), external.resolve(), modules.resolve() if modules else None, variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +200,7 @@ class ExpectedFailure:
 
 @dataclass(frozen=True, slots=True)
 class CaseSet:
-    """What was selected.
-
-    Attributes:
-        cases: in the order of model, submodel, kind.
-    """
+    """What was selected; its cases are in the order of model, submodel, kind."""
 
     cases: tuple[Case, ...]
     required: tuple[Case, ...]
@@ -243,8 +228,7 @@ def load_cases(
     """
     loaded = Loaded(targets, {include: MarkerExpression(include.markers) for include in includes})
     builders = {
-        name: dialect.builder([spec for spec in specs if spec.dialect == name], loaded)
-        for name, dialect in _DIALECTS.items()
+        name: builder([spec for spec in specs if spec.dialect == name], loaded) for name, builder in _BUILDERS.items()
     }
     for spec in specs:
         builders[spec.dialect].add(spec, [include for include in includes if include.matches_spec(spec)])

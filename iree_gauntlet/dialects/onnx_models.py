@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import Field
@@ -27,6 +27,7 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfiguredSuite,
     SuiteDocument,
     find_same_names,
+    has_word,
     read_config,
     read_markers,
     with_own_names,
@@ -58,8 +59,6 @@ _RAISED = {
 }
 _HINT = "What is read is described in docs/reference/onnx-models.md."
 _MODELS_FOLDER = "onnx_models"
-DIALECT = "onnx_models"
-SOURCES = SourceFields()
 # Upstream's `ONNX_CONVERTER_OUTPUT_MIN_VERSION`.
 _LEAST_OPSET = 17
 _CONFIGS = "configs"
@@ -115,17 +114,6 @@ class ModelsConfig(Config):
         return self.comments.get(find_line(self.text, [OUTCOMES, entry]), "") if self.comments else ""
 
 
-def has_word(path: Path, word: str) -> bool:
-    """Whether a file has a word in it, by which the suite's files are known; one that cannot be read may."""
-    try:
-        return word.encode() in path.read_bytes()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        # What is wrong with it is said when it is read.
-        return True
-
-
 def _find_misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
     """Entries that name no test: misspelt, left behind, or of an older suite."""
     names = set(known)
@@ -149,7 +137,7 @@ class ModelSpec(ConfiguredSpec):
         submodel: what `--submodel` selects.
     """
 
-    dialect = DIALECT
+    dialect = "onnx_models"
 
     suite: _Suite
     document: OnnxModelTest | None
@@ -198,6 +186,8 @@ def read_model_specs(
 class OnnxModels(ConfiguredBuilder[ModelSpec]):
     """A case for each config whose target is asked for."""
 
+    sources: ClassVar = {ModelSpec.dialect: SourceFields()}
+
     def build(self, spec: ModelSpec) -> Iterator[Case]:
         """The cases of a test."""
         for config, target in self.ask_configs(spec.suite) if spec.document else ():
@@ -217,7 +207,7 @@ def _make_case(
     marked = (Expectation(test.fails, test.reason, origin),) if test.fails else ()
     skip = test.skip and f"{test.skip} ({spec.name})"
     return Case(
-        dialect=DIALECT,
+        dialect=ModelSpec.dialect,
         model=spec.model,
         submodel=spec.submodel,
         stem=spec.stem,

@@ -13,7 +13,6 @@ import math
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,6 +25,7 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfiguredSuite,
     SuiteDocument,
     find_same_names,
+    has_word,
     read_config,
     with_own_names,
 )
@@ -36,10 +36,10 @@ from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, p
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 
-OP_TESTS = "op_tests"
+DIALECT = "op_tests"
 # NumPy's names of element types, and IREE's.
 ELEMENT_TYPES = {
     "bool": "i1",
@@ -90,7 +90,6 @@ TORCH_FILE = "run_module_io.json"
 CONFIGS = "configs"
 # The last is what the suites of torch operators had before it.
 _CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
-_CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
 # The torch variant's cases lie in this folder of the root, and its configs leave it out.
 _GENERATED = "generated/"
 
@@ -158,15 +157,19 @@ def _find_idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
                 yield problem_at(name, text, [where, index], message, "Remove it from one of the two.")
 
 
-def _find_unmatched(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:
+def _find_unmatched(config: SuiteConfig, known: Collection[str], roots: Sequence[str]) -> Iterator[Problem]:
     """Entries that name no case: misspelt, left behind, or of a part of the suite that is not here."""
-    document = config.document
-    if document is None:
-        return
-    lists = {where: getattr(document, where) for where in _LISTS} | {"golden_times_ms": list(document.golden_times_ms)}
+
+    def is_case(entry: str) -> bool:
+        """Whether an entry is the folder of a case, also one outside of the spec folder."""
+        if entry in known or entry.startswith("/") or ".." in entry.split("/"):
+            return entry in known
+        paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED)]
+        return any(os.path.isfile(f"{path}/{file}") for path in paths for file in _CASE_FILES)  # noqa: PTH113
+
     unmatched = {
-        where: [(index, entry) for index, entry in enumerate(entries) if entry not in known and not is_case(entry)]
-        for where, entries in lists.items()
+        where: [(index, entry) for index, entry in enumerate(getattr(config.document, where, ())) if not is_case(entry)]
+        for where in (*_LISTS, "golden_times_ms")
     }
     # So many are no slips: a part of the suite is not here. A guess takes its time.
     guesses = sum(map(len, unmatched.values())) <= _MOST_GUESSES
@@ -376,7 +379,7 @@ class OpSpec(ConfiguredSpec):
         folder: where it is.
     """
 
-    dialect = OP_TESTS
+    dialect = DIALECT
 
     suite: ConfiguredSuite[SuiteConfig]
     folder: CaseFolder
@@ -442,20 +445,9 @@ def read_op_specs(
 
 def _find_configs(root: str) -> tuple[Path, ...]:
     """The configs of a folder; a JSON file of another kind next to them is none."""
-    folder = Path(root, CONFIGS)
-    if not folder.is_dir():
-        return ()
-    return tuple(path for path in sorted(folder.glob("*.json")) if _is_config(path))
-
-
-def _is_config(path: Path) -> bool:
-    """By any of the required fields: one that is misspelt is reported when the file is read."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        # What is wrong with it is reported then, too.
-        return True
-    return any(word in content for word in _CONFIG_WORDS)
+    # By any of the required fields: one that is misspelt is reported when the file is read, as is a link to nothing.
+    paths = sorted(Path(root, CONFIGS).glob("*.json"))
+    return tuple(path for path in paths if has_word(path, *SuiteDocument.model_fields) or not path.exists())
 
 
 def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
@@ -543,14 +535,6 @@ def _read_configs(
         name = config.target.config
         others = [first.setdefault((root, name), config) for root in roots] if config.document else []
         problems = (*config.problems, *find_same_names(config, others))
-        unmatched = tuple(_find_unmatched(config, known, partial(_is_case, roots)))
+        unmatched = tuple(_find_unmatched(config, known, roots))
         configs[path] = replace(config, problems=problems, unmatched=unmatched)
     return configs
-
-
-def _is_case(roots: Sequence[str], entry: str) -> bool:
-    """Whether an entry is the folder of a case, also one outside of the spec folder."""
-    if entry.startswith("/") or ".." in entry.split("/"):
-        return False
-    paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED)]
-    return any(os.path.isfile(f"{path}/{file}") for path in paths for file in _CASE_FILES)  # noqa: PTH113

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from iree_gauntlet.cases import (
     MAIN,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-SOURCES = SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
 _NOTES = {
     "golden_time": "golden_time is of the first generation: the mean is held against it, without a factor;"
     " golden_time_ms, which goes before it, is for the fastest repetition, with tolerance_factor",
@@ -156,6 +155,10 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
 
 class TorchTests(Builder[Spec]):
     """Tests of torch models; of a module definition, only what is wrong with it is added."""
+
+    sources: ClassVar = {
+        TORCH_MODELS: SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
+    }
 
     def __init__(self, specs: Sequence[Spec], loaded: Loaded) -> None:
         super().__init__(specs, loaded)

@@ -18,8 +18,7 @@ from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.diagnostics import find_diagnostic, strip_unstable
 from iree_gauntlet.dialects.json_text import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.load import read_specs
-from iree_gauntlet.dialects.op_suites import OpSpec
-from iree_gauntlet.dialects.op_tests import DIALECT
+from iree_gauntlet.dialects.op_suites import DIALECT, OpSpec
 from iree_gauntlet.dialects.spec_file import read_toml
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import find_suite
