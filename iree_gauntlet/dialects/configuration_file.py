@@ -138,10 +138,16 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     """The settings that hold for a project.
 
     Raises:
-        UsageError: `$IREE_GAUNTLET_CONFIG` names no file.
+        UsageError: a variable names no file, or is neither 0 nor 1.
         SpecError: with everything that is wrong with a file.
     """
-    files = [path for path in _find_places(project, environ) if path.is_file()]
+    named = environ.get(_VARIABLE)
+    if named and not Path(named).is_file():
+        raise UsageError(f"${_VARIABLE} names {named}, which is not a file", "Fix the path, or unset the variable.")
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    usual = [home / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
+    places = usual if named is None else [Path(named)] if named else []
+    files = [path for path in places if path.is_file()]
     tables = [_read(path) for path in files]
     stores: dict[str, dict[str, str]] = {}
     for prefix, options in (item for table in tables for item in table.stores.items()):
@@ -171,16 +177,6 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         build_options=tuple(toolchains.source.options),
         environ=environ,
     )
-
-
-def _find_places(project: Path, environ: Mapping[str, str]) -> list[Path]:
-    named = environ.get(_VARIABLE)
-    if named is not None:
-        if named and not Path(named).is_file():
-            raise UsageError(f"${_VARIABLE} names {named}, which is not a file", "Fix the path, or unset the variable.")
-        return [Path(named)] if named else []
-    home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return [Path(home) / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
 
 
 def _read(path: Path) -> SettingsFile:
@@ -220,11 +216,7 @@ def _check_store(prefix: str, options: Mapping[str, str | bool | int]) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What somebody says about a change.
-
-    Attributes:
-        mark: `accepted` (it is meant), `invalid` (what was measured with it does not count), or `moved`.
-    """
+    """What somebody says about a change; marks as `_MarkTable` has them."""
 
     series: str
     iree: str
@@ -255,11 +247,7 @@ class MarksFile(StrictDocument):
 
 
 def read_marks(file: Path) -> tuple[Mark, ...]:
-    """The marks in a file; none where it is not there.
-
-    Raises:
-        SpecError: with everything that is wrong with it.
-    """
+    """The marks in a file, none where it is not there; SpecError with everything that is wrong with it."""
     if not file.is_file():
         return ()
     text, table = read_table(file, MarksFile, _MARKS)

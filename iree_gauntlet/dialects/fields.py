@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks it up
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
@@ -21,11 +22,12 @@ from pydantic import (
 )
 
 from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
+from iree_gauntlet.dialects.json_text import find_line
 from iree_gauntlet.dialects.spec_file import (
     FieldError,
     did_you_mean,
     load_json,
-    problems_of,
+    problems_at,
     read_toml,
     with_lines,
     without_strange_fields,
@@ -120,26 +122,18 @@ def _require_values(tensor_type: str, contents: str, text: str) -> None:
         raise ValueError(f"expected one value, or all {count}, found {len(tokens)} in {text!r}")
     for token in tokens:
         try:
-            _parse_value(token, element_type)
+            if _INTEGER_TYPE.fullmatch(element_type):
+                parse_c_integer(token, element_type)
+            elif element_type.startswith(("f", "bf")):
+                parse_c_float(token)
+            elif not _BYTES.fullmatch(token):
+                raise ValueError("expected bytes in hexadecimal digits, such as 01")  # noqa: TRY301 - as of numbers
         except ValueError as error:
             raise ValueError(f"{token!r} is not a value of {element_type}: {error}, in {text!r}") from None
 
 
-def _parse_value(token: str, element_type: str) -> None:
-    if _INTEGER_TYPE.fullmatch(element_type):
-        parse_c_integer(token, element_type)
-    elif element_type.startswith(("f", "bf")):
-        parse_c_float(token)
-    elif not _BYTES.fullmatch(token):
-        raise ValueError("expected bytes in hexadecimal digits, such as 01")
-
-
 def require_type(value: str, source: str, field: str) -> None:
-    """Refuses what is no tensor type next to the field of a file of raw bytes, and any next to what says its own.
-
-    Raises:
-        FieldError: it is refused.
-    """
+    """A FieldError for what is no tensor type next to a field of a file of raw bytes, or next to what says its own."""
     if source.split("?", maxsplit=1)[0].endswith(".npy"):
         raise FieldError(
             "value",
@@ -153,11 +147,7 @@ def require_type(value: str, source: str, field: str) -> None:
 
 
 def require_literal(value: str, field: str) -> None:
-    """Refuses an argument without a file that is none: values such as `4xf32=1 2 3 4`, `4xf32` for zeros, a number.
-
-    Raises:
-        FieldError: it is not one.
-    """
+    """A FieldError for what is no values without a file: `4xf32=1 2 3 4`, `4xf32` for zeros, a number."""
     head, _, contents = value.partition("=")
     if not (_NUMBER.fullmatch(value) or TENSOR_TYPE.fullmatch(head)) or contents.startswith(_FILES):
         message = f"expected values such as 4xf32=1 2 3 4, or 4xf32 for zeros, found {value!r}; {field!r} names a file"
@@ -363,17 +353,13 @@ def validated(model: type[_Document], content: object, name: str, text: str) -> 
     try:
         return model.model_validate(content), []
     except ValidationError as error:
-        return None, problems_of(error, model, name, text)
+        return None, problems_at(error, model, name, partial(find_line, text))
 
 
 def read_tolerant(
     model: type[_Document], path: Path, name: str, plain: Callable[[str], str] | None = None
 ) -> tuple[_Document | None, str, list[Problem], list[Problem]]:
-    """Reads a file of a format that may have gained fields since; they are passed over, with warnings.
-
-    Returns:
-        The document or None, its text, what is wrong with it, and the warnings.
-    """
+    """The document or None, its text, what is wrong with it, and warnings of fields that its format has gained."""
     content, text, problems = load_json(path, name, plain)
     if content is None:
         return None, text, problems, []
@@ -383,11 +369,7 @@ def read_tolerant(
 
 
 def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> tuple[str, _Document]:
-    """Text of a TOML file, and what it means.
-
-    Raises:
-        SpecError: with everything that is wrong with it.
-    """
+    """Text of a TOML file, and what it means; SpecError with everything that is wrong with it."""
     text, content = read_toml(path, kind)
     table, problems = validated(model, content, str(path), "{}")
     if table is None:

@@ -188,14 +188,18 @@ def find_path(document: object, field: str) -> tuple[str | int, ...]:
     raise KeyError(field)
 
 
-def with_number(text: str, path: Sequence[str | int], value: float) -> str:
-    """The text with another number at a path; KeyError where none is there. Every other character is as it was."""
-    return _with_scalar(text, path, (int, float), repr(int(value)) if value == int(value) else repr(float(value)))
-
-
-def with_string(text: str, path: Sequence[str | int], value: str) -> str:
-    """The text with another string at a path, as `with_number`."""
-    return _with_scalar(text, path, (str,), _quote(value))
+def with_value(text: str, path: Sequence[str | int], value: float | str) -> str:
+    """The text with another number or string at a path, all else as it was; KeyError where there is none."""
+    plain = without_comments(text)
+    position, missing = _find(plain, path)
+    if missing:
+        raise KeyError(missing[0])
+    before, end = json.JSONDecoder().raw_decode(plain, position)
+    if not isinstance(before, str if isinstance(value, str) else int | float) or isinstance(before, bool):
+        raise KeyError(path[-1] if path else "")
+    if not isinstance(value, str):
+        value = int(value) if value == int(value) else float(value)
+    return text[:position] + _quote(value) + text[end:]
 
 
 def with_member(text: str, key: str, value: object) -> str:
@@ -218,17 +222,6 @@ def with_member(text: str, key: str, value: object) -> str:
     end = whole.members[-1].end
     gap = f"\n{indent}" if line else " "
     return f"{text[:end]},{gap}{written}{text[end:]}"
-
-
-def _with_scalar(text: str, path: Sequence[str | int], kinds: tuple[type, ...], written: str) -> str:
-    plain = without_comments(text)
-    position, missing = _find(plain, path)
-    if missing:
-        raise KeyError(missing[0])
-    before, end = json.JSONDecoder().raw_decode(plain, position)
-    if not isinstance(before, kinds) or isinstance(before, bool):
-        raise KeyError(path[-1] if path else "")
-    return text[:position] + written + text[end:]
 
 
 @dataclass(frozen=True, slots=True)

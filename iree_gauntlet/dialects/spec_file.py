@@ -29,11 +29,7 @@ _TABLE = re.compile(r"(\w+)\[(\d+)\]")
 
 
 class FieldError(ValueError):
-    """A validator's complaint about a document or a list that belongs to one of its fields or items.
-
-    Args:
-        field: which; None for the value itself.
-    """
+    """A validator's complaint about a document or a list that belongs to a field or item; None for the value itself."""
 
     def __init__(self, field: str | int | None, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -44,11 +40,7 @@ class FieldError(ValueError):
 def load_json(
     path: Path, name: str, plain: Callable[[str], str] | None = None
 ) -> tuple[dict[str, Any] | None, str, list[Problem]]:
-    """Reads a JSON object from a file.
-
-    Returns:
-        The object or None, the text (for `find_line`), and what is wrong with the file.
-    """
+    """The JSON object of a file or None, its text (for `find_line`), and what is wrong with it."""
     text = ""
     try:
         text = read_text(path, name)
@@ -67,11 +59,7 @@ def as_typed(path: Path) -> str:
 
 
 def read_text(path: Path, name: str, kind: str = "spec files") -> str:
-    """The text of a file that a person wrote.
-
-    Raises:
-        SpecError: it cannot be read, or is not UTF-8.
-    """
+    """The text of a file that a person wrote; SpecError where it cannot be read, or is not UTF-8."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -203,11 +191,6 @@ def strings_in(value: object, *path: str | int) -> Iterator[tuple[tuple[str | in
         yield from strings_in(item, *path, key)
 
 
-def problems_of(error: ValidationError, model: type[BaseModel], name: str, text: str) -> list[Problem]:
-    """Turns pydantic's errors about a JSON text into problems; see `problems_at`."""
-    return problems_at(error, model, name, partial(find_line, text))
-
-
 def problems_at(
     error: ValidationError,
     model: type[BaseModel],
@@ -325,11 +308,7 @@ def _describe(value: object) -> str:
 
 
 def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]]:
-    """Text and content of a TOML file.
-
-    Raises:
-        SpecError: it cannot be read, or is no TOML.
-    """
+    """Text and content of a TOML file; SpecError where it cannot be read, or is no TOML."""
     name = str(path)
     text = read_text(path, name, kind)
     try:
