@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from iree_gauntlet.dialects.fields import StrictDocument, expecting, read_table
+from iree_gauntlet.dialects.fields import StrictDocument, about, expecting, read_table
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, unreadable
 from iree_gauntlet.dialects.spec_file import find_nearest, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
@@ -75,19 +75,17 @@ class _MirrorTable(StrictDocument):
     to: Annotated[list[_Place], Field(min_length=1)] = Field(
         description="What takes its place: URLs, or absolute folders."
     )
-    only: bool = Field(False, description="Never go to the URL itself.")
+    only: bool = about(False, "Never go to the URL itself.")
 
 
 class _ModulesTable(StrictDocument):
     url: _Shared
-    write: bool = Field(False, description="Whether this machine may fill it.")
+    write: bool = about(False, "Whether this machine may fill it.")
 
 
 class _DownloadsTable(StrictDocument):
-    connections: Annotated[int, Field(ge=1, le=64)] = Field(default=4, description="At once, for one large file.")
-    retries: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=4, description="Further attempts without any progress."
-    )
+    connections: Annotated[int, Field(ge=1, le=64)] = about(4, "At once, for one large file.")
+    retries: Annotated[int, Field(ge=0, le=100)] = about(4, "Further attempts without any progress.")
 
 
 class _SourceTable(StrictDocument):
@@ -106,16 +104,14 @@ class _HistoryTable(StrictDocument):
     store: Annotated[_Public, expecting("a folder, git:REPOSITORY#BRANCH, or the URL of an object store", bool)] = (
         HistorySettings().store
     )
-    add: bool = Field(False, description="Every run adds itself.")
-    least_time: Annotated[float, Field(gt=0, lt=1)] = Field(
-        HistorySettings().least_time, description="Share below which a change of a time is none: 0.02 is 2 %."
+    add: bool = about(False, "Every run adds itself.")
+    least_time: Annotated[float, Field(gt=0, lt=1)] = about(
+        HistorySettings().least_time, "Share below which a change of a time is none: 0.02 is 2 %."
     )
-    least_other: Annotated[float, Field(gt=0, lt=1)] = Field(
-        HistorySettings().least_other, description="The same for memory and compile times."
+    least_other: Annotated[float, Field(gt=0, lt=1)] = about(
+        HistorySettings().least_other, "The same for memory and compile times."
     )
-    least_size: Annotated[float, Field(ge=0, lt=1)] = Field(
-        HistorySettings().least_size, description="The same for sizes."
-    )
+    least_size: Annotated[float, Field(ge=0, lt=1)] = about(HistorySettings().least_size, "The same for sizes.")
 
 
 class SettingsFile(StrictDocument):
@@ -128,10 +124,10 @@ class SettingsFile(StrictDocument):
         default_factory=dict,
         description="Options of object stores by the beginning of their URLs; $NAME is a variable of the environment.",
     )
-    modules: _ModulesTable | None = Field(None, description="The shared module cache.")
-    downloads: _DownloadsTable | None = Field(None, description="How files are fetched.")
-    toolchains: _ToolchainsTable | None = Field(None, description="Where IREEs come from.")
-    history: _HistoryTable | None = Field(None, description="What every run measured.")
+    modules: _ModulesTable | None = about(None, "The shared module cache.")
+    downloads: _DownloadsTable | None = about(None, "How files are fetched.")
+    toolchains: _ToolchainsTable | None = about(None, "Where IREEs come from.")
+    history: _HistoryTable | None = about(None, "What every run measured.")
 
 
 def read_configuration(project: Path, environ: Mapping[str, str]) -> Configuration:
@@ -234,7 +230,7 @@ class _MarkTable(StrictDocument):
         description="accepted: it is meant; invalid: what was measured with it does not count; or moved."
     )
     reason: Annotated[str, Field(min_length=1)] = Field(description="Why, with a link where there is one.")
-    to: str = Field("", description="Of one that was moved: with which IREE it really came.")
+    to: str = about("", "Of one that was moved: with which IREE it really came.")
 
 
 class MarksFile(StrictDocument):

@@ -41,12 +41,7 @@ class SuiteDocument(StrictDocument):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Config:
-    """A config, read.
-
-    Attributes:
-        document: what it says; None where it cannot be understood.
-        comments: by line.
-    """
+    """A config, read, with comments by line; without a document where it cannot be understood."""
 
     path: Path
     name: str
@@ -72,12 +67,7 @@ class ConfiguredSuite(Generic[_Config]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredSpec:
-    """What is compiled and run by the configs of its suite.
-
-    Attributes:
-        model: what `--model` selects.
-        stem: what `--filename` selects.
-    """
+    """What is compiled and run by the configs of its suite."""
 
     dialect: ClassVar[str]
 

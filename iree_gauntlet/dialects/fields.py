@@ -71,6 +71,11 @@ class Checked(AfterValidator):
         return {**handler(core), **self.schema}
 
 
+def about(default: Any, description: str, **conditions: Any) -> Any:
+    """A field that may be left out, with what people are told of it."""
+    return Field(default, description=description, **conditions)
+
+
 def expecting(what: str, fits: Callable[[str], object]) -> Checked:
     """A validator of text that says what is expected; of a pattern's `fullmatch`, the JSON Schema has the pattern."""
 
@@ -289,9 +294,7 @@ def present(*names: str) -> dict[str, Any]:
 class ImportOptions(StrictDocument):
     """How an `.onnx` program is prepared and imported (*ours*)."""
 
-    opset: Annotated[int, Field(ge=1, le=64)] | None = Field(
-        default=None, description="Version of ONNX's operators to convert to first."
-    )
+    opset: Annotated[int, Field(ge=1, le=64)] | None = about(None, "Version of ONNX's operators to convert to first.")
     shapes: dict[Text, list[Count]] = Field(
         default_factory=dict, description="Sizes of inputs by name, where the file leaves them open."
     )
@@ -324,7 +327,7 @@ class ProgramDocument(StrictDocument):
     """What names a program, of MLIR or ONNX."""
 
     mlir: Text = Field(description="The program: a file, or a URL, of MLIR or of ONNX (.onnx), which is imported.")
-    onnx_import: ImportOptions | None = Field(None, description="How an .onnx program is imported.")  # ours
+    onnx_import: ImportOptions | None = about(None, "How an .onnx program is imported.")  # ours
 
     @model_validator(mode="after")
     def _import_is_of_onnx(self) -> Self:

@@ -256,14 +256,9 @@ def _name_kind(file: str) -> str:
 
 def _read_named_tests(config: ModelsConfig) -> tuple[list[OnnxModelTest], list[Problem]]:
     """The tests that a config names, where the suite's own files are not there."""
-    tests: list[OnnxModelTest] = []
-    unknown: list[str] = []
-    for name in config.tests:
-        match = _NAME.fullmatch(name)
-        if match:
-            tests.append(OnnxModelTest(name, f"{match[1]}/{match[2]}"))
-        else:
-            unknown.append(name)
+    named = {name: match for name in config.tests if (match := _NAME.fullmatch(name))}
+    tests = [OnnxModelTest(name, f"{match[1]}/{match[2]}") for name, match in named.items()]
+    unknown = [name for name in config.tests if name not in named]
     if not unknown:
         return tests, list(config.problems)
     more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""

@@ -29,7 +29,7 @@ from iree_gauntlet.dialects.configured_suites import (
     read_config,
     with_own_names,
 )
-from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, in_schema, one_of, present
+from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, about, in_schema, one_of, present
 from iree_gauntlet.dialects.json_text import find_item_lines
 from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, problem_at
@@ -251,16 +251,16 @@ class OpConfig(SuiteDocument):
     golden_times_ms: dict[Text, Factor] = Field(
         default_factory=dict, description="Milliseconds by case; these are measured too."
     )
-    tolerance_factor: Factor = Field(1.0, description="How many times the golden time may be exceeded.")
+    tolerance_factor: Factor = about(1.0, "How many times the golden time may be exceeded.")
 
 
 class FormulaFields(StrictDocument):
     """`(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`."""
 
     shape: list[Count] = Field(description="Sizes.")
-    dtype: ElementType = Field("float32", description="Element type, as NumPy calls it.")
-    coeff: _Finite = Field(1.0, description="Times what is random.")
-    offset: _Finite = Field(0.0, description="Added to that.")
+    dtype: ElementType = about("float32", "Element type, as NumPy calls it.")
+    coeff: _Finite = about(1.0, "Times what is random.")
+    offset: _Finite = about(0.0, "Added to that.")
 
 
 class FormulaArgument(StrictDocument):
@@ -281,11 +281,11 @@ class ExpectedOutput(StrictDocument):
 
     model_config = in_schema(oneOf=[present("url"), present("value")])
 
-    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
-    value: Annotated[Any, AfterValidator(_check_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = Field(
-        None, description="A number, or the name of a file."
+    url: Text | None = about(None, "Where it comes from: a file, or a URL.")
+    value: Annotated[Any, AfterValidator(_check_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = about(
+        None, "A number, or the name of a file."
     )
-    meta: TensorMeta | None = Field(None, description="What raw bytes hold.")
+    meta: TensorMeta | None = about(None, "What raw bytes hold.")
 
     @model_validator(mode="after")
     def _check_source(self) -> ExpectedOutput:
@@ -324,23 +324,23 @@ class TorchOp(StrictDocument):
         }
     )
 
-    function_name: Text = Field("main", description="Function to run.")
+    function_name: Text = about("main", "Function to run.")
     flat_args: list[_FlatArgument] = Field(
         default_factory=list, description="Arguments in order: numbers, and formulas."
     )
-    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = Field(0, description="Of the values that are made.")
-    rtol: Tolerance = Field(1e-05, description="Relative tolerance, as of numpy.allclose.")
-    atol: Tolerance = Field(1e-08, description="Absolute tolerance, as of numpy.allclose.")
-    equal_nan: bool = Field(False, description="Whether two NaN are equal.")
-    mode: Literal["compare", "quality", "benchmark"] = Field(
-        "compare", description="compare (or quality), or benchmark: measured, and not compared."
+    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = about(0, "Of the values that are made.")
+    rtol: Tolerance = about(1e-05, "Relative tolerance, as of numpy.allclose.")
+    atol: Tolerance = about(1e-08, "Absolute tolerance, as of numpy.allclose.")
+    equal_nan: bool = about(False, "Whether two NaN are equal.")
+    mode: Literal["compare", "quality", "benchmark"] = about(
+        "compare", "compare (or quality), or benchmark: measured, and not compared."
     )
-    file_name: Text = Field("test.mlir", description="The program.")
-    vmfb_name: Text = Field("out.vmfb", description="Accepted, and ignored.")
-    expected_output: list[Expected] | None = Field(
-        None, description="What outputs are compared with: files, or objects with url or value."
+    file_name: Text = about("test.mlir", "The program.")
+    vmfb_name: Text = about("out.vmfb", "Accepted, and ignored.")
+    expected_output: list[Expected] | None = about(
+        None, "What outputs are compared with: files, or objects with url or value."
     )
-    azure_blob: bool = Field(True, description="Accepted, and ignored.")
+    azure_blob: bool = about(True, "Accepted, and ignored.")
 
     @model_validator(mode="after")
     def _check_expected(self) -> TorchOp:
@@ -356,12 +356,7 @@ def tensor_of(shape: list[int], dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CaseFolder:
-    """A folder of a case.
-
-    Attributes:
-        path: absolute.
-        found_from: the spec folder in which it was found, absolute.
-    """
+    """A folder of a case, and the spec folder in which it was found; both paths are absolute."""
 
     path: str
     files: tuple[str, ...]
@@ -374,9 +369,6 @@ class OpSpec(ConfiguredSpec):
 
     What is wrong with a case keeps no other from running, and is found when its cases are made: it is no problem of
     the spec. Its model is the path of the folder above it, from the suite's root, and its stem its own name.
-
-    Attributes:
-        folder: where it is.
     """
 
     dialect = DIALECT
@@ -403,12 +395,9 @@ def is_case_folder(files: Iterable[str]) -> bool:
 def read_op_specs(
     folders: Sequence[CaseFolder], with_configs: Iterable[str], asked: Sequence[Path], working_folder: str
 ) -> list[OpSpec]:
-    """The cases of operator suites, in a stable order.
+    """The cases of operator suites, in a stable order; UsageError where a config that was asked for does not exist.
 
     Configs that are asked for take the place of those in the `configs` of each root.
-
-    Raises:
-        UsageError: a config that was asked for does not exist.
     """
     candidates = {path for path in with_configs if _find_configs(path)}
     above: dict[str, str] = {}

@@ -155,18 +155,14 @@ class _Fields:
 
 
 def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
-    """What a spec means on a target; nothing where it cannot be used.
-
-    Returns:
-        The main module's case, with the pipeline where that is loaded; and that of a pipeline which is only compiled.
-    """
+    """What a spec means on a target: the main module's case, and that of a pipeline which is only compiled."""
     spec, document = reader.spec, reader.spec.document
     assert isinstance(document, RegressionV1 | RegressionV2), "only these are built"
-    tuner = _find_tuner(reader, document, target)
+    tuner, file_flags, blocked = _find_tuner(reader, document, target)
     if isinstance(document, RegressionV1):
-        fields = _read_first(document, target, tuner.flags)
+        fields = _read_first(document, target, tuner)
     else:
-        fields = _read_second(document, target, tuner.flags)
+        fields = _read_second(document, target, tuner)
     name = f"{spec.model}_{spec.submodel}"
     main = Module(
         name=name,
@@ -176,7 +172,7 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
         flags=fields.flags,
         origin=Origin(spec.name, "mlir"),
         splat=fields.splat,
-        file_flags=tuner.file_flags,
+        file_flags=file_flags,
     )
     pipeline: tuple[Module, ...] = ()
     if document.pipeline_mlir:
@@ -200,7 +196,7 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
         run_flags=fields.threshold_args,
         expectations=_read_expectations(spec, fields, target),
         markers=frozenset({*document.markers, "quality"}) | _name_markers(target),
-        blocked_reason=tuner.blocked,
+        blocked_reason=blocked,
     )
     if reader.problems:
         return []
@@ -210,24 +206,18 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
     return [case, replace(without, kind=Kind.COMPILE, modules=pipeline)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Tuner:
+def _find_tuner(
+    reader: SpecReader, document: RegressionV1 | RegressionV2, target: Target
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], str]:
     """The SKU's tuner file: a flag with a local file, or one with the file of a URL; and what blocks the compile."""
-
-    flags: tuple[str, ...] = ()
-    file_flags: tuple[tuple[str, str], ...] = ()
-    blocked: str = ""
-
-
-def _find_tuner(reader: SpecReader, document: RegressionV1 | RegressionV2, target: Target) -> _Tuner:
     if target.family != "rocm" or target.sku not in document.tuner_file:
-        return _Tuner()
+        return (), (), ""
     field, name = ("tuner_file", target.sku), document.tuner_file[target.sku]
     if is_url(name):
-        return _Tuner(file_flags=((_TUNER_FLAG, reader.url(field, name)),))
+        return (), ((_TUNER_FLAG, reader.url(field, name)),), ""
     found = reader.external_file(field, name)
     missing = f"the tuner file {found} is missing (tuner_file.{target.sku}); {EXTERNAL_HINT}"
-    return _Tuner(flags=(f"{_TUNER_FLAG}={found}",), blocked="" if found and found.is_file() else missing)
+    return (f"{_TUNER_FLAG}={found}",), (), "" if found and found.is_file() else missing
 
 
 def _read_first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _Fields:
