@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
@@ -76,17 +76,19 @@ def without_comments(text: str) -> str:
 
 def list_comments(text: str) -> dict[int, str]:
     """What is said in the comments of one line each, by number of the line (1-based); of several, the last one."""
-    found: dict[int, str] = {}
-    line, position = 1, 0
-    for match in _WORDS.finditer(text):
-        comment = match["comment"]
-        if comment is None:
-            continue
-        line += text.count("\n", position, match.start())
-        position = match.start()
-        if "\n" not in comment:
-            found[line] = comment[2:].removesuffix("*/").strip()
-    return found
+    found = [match for match in _WORDS.finditer(text) if match["comment"]]
+    lines = _count_lines(text, (match.start() for match in found))
+    comments = ((line, match["comment"]) for line, match in zip(lines, found, strict=True))
+    return {line: comment[2:].removesuffix("*/").strip() for line, comment in comments if "\n" not in comment}
+
+
+def _count_lines(text: str, positions: Iterable[int]) -> Iterator[int]:
+    """Lines (1-based) of rising positions."""
+    line, counted = 1, 0
+    for position in positions:
+        line += text.count("\n", counted, position)
+        counted = position
+        yield line
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +159,7 @@ def find_item_lines(text: str, path: Sequence[str | int]) -> list[int]:
     position, missing = _find(text, path)
     if missing or text[position : position + 1] != "[":
         return []
-    lines: list[int] = []
-    line, counted = 1, 0
-    for _, _, start in _read_members(text, position):
-        line += text.count("\n", counted, start)
-        counted = start
-        lines.append(line)
-    return lines
+    return list(_count_lines(text, (start for _, _, start in _read_members(text, position))))
 
 
 def find_path(document: object, field: str) -> tuple[str | int, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import NothingSelectedError, UsageError
+from iree_gauntlet.figures import listed
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -191,6 +192,5 @@ def _describe(include: Include) -> str:
     return " ".join(words)
 
 
-def _format_names(names: Sequence[str], most: int = 30) -> str:
-    shown = ", ".join(names[:most]) or "none"
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def _format_names(names: Sequence[str]) -> str:
+    return listed(names, 30) or "none"
