@@ -17,7 +17,7 @@ from iree_gauntlet.results import Result
 from iree_gauntlet.steps import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -163,34 +163,31 @@ class _LogReader:
         self.torn = False
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        broken = 0
         try:
-            with self._path.open("rb") as stream:
-                yield from self._events(stream)
+            with self._path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if not line.strip():
+                        continue
+                    # What follows the last newline was cut short, whatever it looks like: `{"a":1}` may lack nothing
+                    # but its newline, but its writer had not got to the end of it.
+                    event = _parse(line) if line.endswith(b"\n") else None
+                    if event is None:
+                        self.torn = True
+                        broken = broken or (number if line.endswith(b"\n") else 0)
+                        continue
+                    # A line that a crash tore is followed by that of a writer who came to resume; by the next whole
+                    # one, to be exact: that writer may have been killed in its first line too.
+                    if broken and event.get("event") != self._opening:
+                        refuse(self._path, broken, "is no JSON object")
+                    broken = 0
+                    yield number, event
         except FileNotFoundError:
             raise GauntletError(
                 f"{self._path}: there is no journal", "name the folder of a run; `runs/` holds one for each run"
             ) from None
         except OSError as error:
             raise GauntletError(f"{self._path}: cannot read the journal: {error.strerror}") from error
-
-    def _events(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-        broken = 0
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            # What follows the last newline was cut short, whatever it looks like: `{"a":1}` may lack nothing but
-            # its newline, but its writer had not got to the end of it.
-            event = _parse(line) if line.endswith(b"\n") else None
-            if event is None:
-                self.torn = True
-                broken = broken or (number if line.endswith(b"\n") else 0)
-                continue
-            # A line that a crash tore is followed by that of a writer who came to resume; by the next whole one, to
-            # be exact: that writer may have been killed in its first line too.
-            if broken and event.get("event") != self._opening:
-                refuse(self._path, broken, "is no JSON object")
-            broken = 0
-            yield number, event
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

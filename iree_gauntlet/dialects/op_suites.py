@@ -409,7 +409,10 @@ def read_op_specs(
         roots.setdefault(above[parent], []).append(folder)
     prefix = f"{working_folder.rstrip('/')}/"
     if asked:
-        roots = _place_by_entries(roots, candidates, _read_entries(asked, prefix))
+        # One that is not there, or cannot be read, is reported when it is used.
+        read = [_read_op_config(path, str(path).removeprefix(prefix)) for path in asked if path.is_file()]
+        named = [(*item.skips, *item.expected, *item.document.golden_times_ms) for item in read if item.document]
+        roots = _place_by_entries(roots, candidates, frozenset().union(*named))
     keys = {folder.path: _name_keys(folder, root) for root, inside in roots.items() for folder in inside}
     # What is asked for and lies in another root's own folder is not meant for a root.
     own = {root: Path(root, CONFIGS).resolve() for root in roots}
@@ -420,7 +423,7 @@ def read_op_specs(
     configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
     specs = []
     for root, inside in roots.items():
-        files = [next(name for name in _CASE_FILES if name in folder.files) for folder in inside]
+        files = (next(name for name in _CASE_FILES if name in folder.files) for folder in inside)
         names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(inside, files, strict=True)]
         called = root.removeprefix(prefix)
         hint = f"Write {called}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
@@ -453,17 +456,6 @@ def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
             return path
         path = path.rpartition("/")[0]
     return folder.found_from if folder.path != folder.found_from else folder.path.rpartition("/")[0]
-
-
-def _read_entries(asked: Sequence[Path], prefix: str) -> set[str]:
-    """The cases that configs name."""
-    entries: set[str] = set()
-    for path in asked:
-        # One that is not there, or cannot be read, is reported when it is used.
-        config = _read_op_config(path, str(path).removeprefix(prefix)) if path.is_file() else None
-        if config is not None and config.document is not None:
-            entries |= {*config.skips, *config.expected, *config.document.golden_times_ms}
-    return entries
 
 
 def _place_by_entries(

@@ -164,16 +164,8 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
     else:
         fields = _read_second(document, target, tuner)
     name = f"{spec.model}_{spec.submodel}"
-    main = Module(
-        name=name,
-        role=MAIN,
-        target=target,
-        program=Program(reader.url(["mlir"], document.mlir), document.imported),
-        flags=fields.flags,
-        origin=Origin(spec.name, "mlir"),
-        splat=fields.splat,
-        file_flags=file_flags,
-    )
+    program, origin = Program(reader.url(["mlir"], document.mlir), document.imported), Origin(spec.name, "mlir")
+    main = Module(name, MAIN, target, program, fields.flags, origin, splat=fields.splat, file_flags=file_flags)
     pipeline: tuple[Module, ...] = ()
     if document.pipeline_mlir:
         program = Program(reader.url(["pipeline_mlir"], document.pipeline_mlir))
