@@ -1,7 +1,6 @@
 """Failures grouped by what their tools said: forty-one cases that want one operator are one line.
 
-What differs from case to case goes (numbers, shapes, types, SSA values, paths, hashes, quoted names); the name of an
-operation stays, since that is what people act on.
+What differs from case to case goes; the name of an operation stays, since that is what people act on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Every error that a user can meet: what happened, where, and what to do next.
 
-`GauntletError` is the only exception that the tasks catch; each subclass fixes the exit code.
-Anything else that escapes is a defect of the toolkit and keeps its traceback.
+Tasks catch `GauntletError` alone; what else escapes is a defect of the toolkit and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -11,7 +11,11 @@ from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 
 @dataclass(frozen=True, slots=True)
 class ToolchainFacts(Recorded):
-    """An IREE: versions and commits as its tools say them, and the compiler's identity; empty where not known."""
+    """An IREE: versions and commits as its tools say them, and the compiler's identity; empty where not known.
+
+    Attributes:
+        source: where it comes from, for people.
+    """
 
     compiler: str = ""
     compiler_commit: str = ""
@@ -48,7 +52,8 @@ class Device(Recorded):
 
     Attributes:
         uri: its own name to IREE: `vulkan://GPU-6d65…`, `local-task://`.
-        name, driver: the product's, and the driver's with its version; empty where the runtime does not say.
+        name: of the product; empty where the runtime does not say.
+        driver: the driver and its version; empty where the runtime does not say.
     """
 
     uri: str
@@ -106,7 +111,12 @@ class RunShard(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Asked(Recorded):
-    """What a run was asked for; `defaults` is what the task selects by itself, no `stages` are those of the suite."""
+    """What a run was asked for.
+
+    Attributes:
+        defaults: what the task selects by itself.
+        stages: what is done; None for what the suite says.
+    """
 
     selection: dict[str, Any]
     defaults: dict[str, Any]
@@ -120,7 +130,7 @@ class RunEvent(Recorded):
     Attributes:
         lock_folder: of the machine's locks, where it is not the user's own.
         asked: None where it cannot be resumed.
-        batch: how many small programs are compiled as one.
+        batch: how many small programs are compiled as one; 0 where they are not.
         merged: what is kept of the runs that it was made of, besides their steps.
         bench, micro: what a benchmark of Python models was asked for; None for a run of spec files.
     """
@@ -156,7 +166,12 @@ class RunEvent(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class EndEvent(Recorded):
-    """How a record ends; `stopped` says why it ended before its last part."""
+    """How a record ends.
+
+    Attributes:
+        seconds: None where they were not measured.
+        stopped: why it ended before its last part.
+    """
 
     time: str = ""
     exit_code: int = 0

@@ -17,7 +17,7 @@ from iree_gauntlet.results import Result
 from iree_gauntlet.steps import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -36,11 +36,14 @@ class JournalRecord:
 
     Attributes:
         runs: every `run` event; a resumed run has more than one.
-        steps: of the last `run` event, and those that it found out later (`steps` events), as written.
-        starts, results, result_times: the last of each step, by its id; times as written (ISO 8601).
-        end: None for a run that was killed, is under way, or was resumed and not ended.
-        torn: whether a line was cut short by a crash, and is left out.
-        workers: machines of a cluster that took part, by the worker's name.
+        steps: the steps of the last `run` event, and those that it found out later (`steps` events), as written.
+        starts: when each step was last started, as written (ISO 8601), by step id.
+        results: the result of each step last, by step id.
+        result_times: when that was written (ISO 8601), by step id.
+        end: the `end` event; None for a run that was killed, is under way, or was resumed and not ended.
+        torn: whether there is a line that was cut short by a crash (it is left out).
+        workers: machines of a cluster that took part, by the worker's name (`worker` events).
+        remarks: what a reader must know (`remark` events), one line each.
     """
 
     path: Path
@@ -61,7 +64,11 @@ class JournalRecord:
 
     @cached_property
     def planned(self) -> tuple[Step, ...]:
-        """The steps, read; GauntletError for one that this version cannot read."""
+        """The steps, read.
+
+        Raises:
+            GauntletError: one is none that this version can read.
+        """
         try:
             return tuple(map(Step.from_dict, self.steps))
         except _UNREADABLE as error:
@@ -90,7 +97,12 @@ def _explain_unreadable(what: str, error: Exception, run: RunEvent) -> GauntletE
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """What a log says: its events with the numbers of their lines, and whether a crash cut one short (left out)."""
+    """What a log of events says, in the order of its lines.
+
+    Attributes:
+        events: with the numbers of their lines.
+        torn: whether there is a line that was cut short by a crash (it is left out).
+    """
 
     path: Path
     events: tuple[tuple[int, dict[str, Any]], ...]
@@ -100,7 +112,9 @@ class EventRecord:
 def read_events(path: Path, opening: str) -> EventRecord:
     """Read a log that `records/event_log.py` writes, also one that is being written or whose writer was killed.
 
-    Every writer of it begins with the event `opening`; a line that was cut short may stand before one.
+    Args:
+        path: the log.
+        opening: the event that every writer of it begins with; a line that was cut short may stand before one.
 
     Raises:
         GauntletError: there is no such log, or a line of it that is not the last one of its writer is no JSON object.
@@ -155,7 +169,11 @@ def _take(found: JournalRecord, event: dict[str, Any]) -> JournalRecord:
 
 
 class _LogReader:
-    """The events of a log with the numbers of their lines, read as they are asked for; `torn` is of those so far."""
+    """The events of a log with the numbers of their lines, read as they are asked for.
+
+    Attributes:
+        torn: whether a line was torn so far.
+    """
 
     def __init__(self, path: Path, opening: str) -> None:
         self._path = path
@@ -163,31 +181,34 @@ class _LogReader:
         self.torn = False
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        broken = 0
         try:
-            with self._path.open("rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if not line.strip():
-                        continue
-                    # What follows the last newline was cut short, whatever it looks like: `{"a":1}` may lack nothing
-                    # but its newline, but its writer had not got to the end of it.
-                    event = _parse(line) if line.endswith(b"\n") else None
-                    if event is None:
-                        self.torn = True
-                        broken = broken or (number if line.endswith(b"\n") else 0)
-                        continue
-                    # A line that a crash tore is followed by that of a writer who came to resume; by the next whole
-                    # one, to be exact: that writer may have been killed in its first line too.
-                    if broken and event.get("event") != self._opening:
-                        refuse(self._path, broken, "is no JSON object")
-                    broken = 0
-                    yield number, event
+            with self._path.open("rb") as stream:
+                yield from self._events(stream)
         except FileNotFoundError:
             raise GauntletError(
                 f"{self._path}: there is no journal", "name the folder of a run; `runs/` holds one for each run"
             ) from None
         except OSError as error:
             raise GauntletError(f"{self._path}: cannot read the journal: {error.strerror}") from error
+
+    def _events(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+        broken = 0
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            # What follows the last newline was cut short, whatever it looks like: `{"a":1}` may lack nothing but
+            # its newline, but its writer had not got to the end of it.
+            event = _parse(line) if line.endswith(b"\n") else None
+            if event is None:
+                self.torn = True
+                broken = broken or (number if line.endswith(b"\n") else 0)
+                continue
+            # A line that a crash tore is followed by that of a writer who came to resume; by the next whole one, to
+            # be exact: that writer may have been killed in its first line too.
+            if broken and event.get("event") != self._opening:
+                refuse(self._path, broken, "is no JSON object")
+            broken = 0
+            yield number, event
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -207,7 +228,11 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def refuse(path: Path, number: int, what: str) -> NoReturn:
-    """Raises a GauntletError that says what is wrong with a line."""
+    """Raises what is wrong with a line.
+
+    Raises:
+        GauntletError: always.
+    """
     raise GauntletError(
         f"{path}:{number}: the line {what}",
         "the journal was changed by something else than a run; remove that line to use the rest of it",

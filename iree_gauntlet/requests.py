@@ -1,8 +1,6 @@
 """Requests: what a command is asked for, frozen and typed; each option is declared once, as a field.
 
-A field says what the command line and the docs say of its option: default, type, help, choices, unit. `read` makes a
-request of the values that a command line gives, by name. Field and option have the same name, under which journals keep
-them.
+A field says what the command line and the docs say of its option, and has its name, under which journals keep it.
 """
 
 from __future__ import annotations
