@@ -1,8 +1,6 @@
-"""The model that everything else speaks: what is checked, free of any spec dialect.
+"""What is checked, free of any spec dialect: immutable, hashable, and fit to be sent to another process.
 
-All types are immutable and hold nothing but strings, numbers and each other, so that a case can be
-printed, compared, hashed and sent to another process. URLs are absolute: dialects resolve relative
-paths before they build a case.
+URLs are absolute: dialects resolve relative paths before they build a case.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ class ArgumentOrder(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The result of a step; what follows from it is a row of the table below, and nobody else asks which it is."""
+    """The result of a step; what follows from it is a row of the table below."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -233,9 +231,9 @@ class OnnxImport(Recorded):
     """How an ONNX program is prepared and imported.
 
     Attributes:
-        opset: opset version to convert to; None keeps the file's.
-        least_opset: opset version to convert to where the file's is lower; None for none.
-        shapes: static shape of each graph input that is to be fixed, by input name.
+        opset: version to convert to; None keeps the file's.
+        shapes: static shapes of inputs, by name.
+        least_opset: version to convert to where the file's is lower.
     """
 
     opset: int | None = None
@@ -248,7 +246,6 @@ class Program:
     """The source of a module: an MLIR file (text or bytecode), or an ONNX file to import.
 
     Attributes:
-        url: where it is.
         onnx: how it is imported; None where it is MLIR.
         name: of a local file that is compiled where it lies, its path from the case's working directory, which is
             what the compiler gets; empty where it gets the path of what was fetched.
@@ -267,7 +264,6 @@ class Module:
         name: `<model>_<submodel>`, the name by which other specs refer to it.
         role: `main`, or `pipeline` for the second module of a submodel.
         flags: compile flags as the dialect means them, without input and output paths.
-        origin: where it is defined.
         splat: whether parameters are replaced by a splat archive made at compile time.
         file_flags: (flag, URL) of further flags, each with the fetched file of its URL as value.
         flags_origin: where its flags are written, if that is elsewhere.
@@ -291,12 +287,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class MadeValues:
-    """Values for the parameters of one scope that a module's program names: seeded, or one value everywhere.
-
-    Attributes:
-        seed: of random values; None where `value` is given.
-        value: what every parameter is filled with; None where `seed` is given.
-    """
+    """Values for the parameters of one scope that a module's program names: seeded, or one value everywhere."""
 
     module: Module
     seed: int | None = None
@@ -310,11 +301,9 @@ class MadeValues:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """An archive of parameters under a scope.
+    """An archive of parameters under a scope, empty for the anonymous one: fetched, or made.
 
     Attributes:
-        scope: empty for the anonymous one.
-        url: where it is fetched from.
         splat_of: id of the module whose splat compile makes it.
     """
 
@@ -337,12 +326,10 @@ class Golden(Recorded):
     """An expected figure: measured ≤ value × factor.
 
     Attributes:
-        value: the golden figure in the metric's unit.
-        factor: tolerance multiplier, 1.0 for none.
-        statistic: which figure of the repetitions counts (time only).
-        sku: the SKU that the figure was written for.
+        value: in the metric's unit.
+        statistic: of time only.
         release: the compiler release that the figure belongs to; empty for every release.
-        origin: where it is written; without a field, the run that has measured it.
+        origin: without a field, the run that has measured it.
     """
 
     metric: Metric
@@ -362,11 +349,7 @@ class Golden(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Allclose(Recorded):
-    """NumPy's `allclose`, for cases whose outputs are compared by it: |actual - expected| ≤ atol + rtol * |expected|.
-
-    Attributes:
-        rtol, atol: as above.
-    """
+    """NumPy's `allclose`, for outputs that are compared by it: |actual - expected| ≤ atol + rtol * |expected|."""
 
     rtol: float
     atol: float
@@ -378,7 +361,6 @@ class Expectation:
     """A stage that is expected to fail, and why.
 
     Attributes:
-        origin: where it is written.
         match: what its reason, or the tool's output, must have in it; empty for anything.
     """
 
@@ -399,32 +381,26 @@ class Case:
     """One thing to check on one target.
 
     Attributes:
-        dialect: the spec format that it was written in.
         stem: file name of the spec without its suffix (what `--filename` selects).
         modules: in load order; the last one holds the function that is called, unless `extra_modules`.
-        extra_modules: loaded after the main module (a pipeline).
         parameters: archives in the order of their flags.
         function: exported function to call; empty for the module's only one.
-        device: `--device=` of the run.
         run_flags: further flags as written (threshold or benchmark flags).
         own_flags: those behind them that stand with the case itself, where many cases share `run_flags`: one that a
             tool does not know is an error of this case alone.
-        outputs: files that a run is asked to write its outputs to.
         order: of the tools' arguments; with `MODULES_FIRST`, device and function are among `run_flags`.
         compile_statistics: whether a benchmark holds its main module's statistics against goldens too.
-        goldens: expected figures that may be checked on this target.
         golden_keys: SKUs that the spec has golden times for, for a message where none fits.
         timeouts: seconds by stage, where the spec sets them.
-        skip_reason: why no step of it runs; empty where it runs.
-        blocked_reason: what is missing that it needs; empty where nothing is.
+        skip_reason: why no step of it runs.
+        blocked_reason: what is missing that it needs.
         blocked_at: the stage that it keeps from running; None for each.
         working_directory: where relative paths in flags resolve; empty for the step's own folder.
         flags_origin: where its run flags are written, if that is elsewhere.
-        skips: (stage, reason) of stages that do not run.
+        skips: reasons of stages that do not run.
         allclose: how outputs are compared, where it is not by iree-run-module's own rule.
         notes: what is said of its spec with its results.
         reference: whether its inputs are generated and run by onnxruntime, with the main module's ONNX program.
-        origin: where it is written.
     """
 
     dialect: str

@@ -1,7 +1,6 @@
 """Failures grouped by what their tools said: forty-one cases that want one operator are one line.
 
-What differs from case to case goes (numbers, shapes, types, SSA values, paths, hashes, quoted names); the name of an
-operation stays, since that is what people act on.
+What differs from case to case goes; the name of an operation stays, since that is what people act on.
 """
 
 from __future__ import annotations
@@ -50,11 +49,7 @@ _EDGES = " \t;:,=("
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Failures that have one cause for the person who fixes them.
-
-    Attributes:
-        text: what their diagnostics have in common, one bounded line.
-    """
+    """Failures that have one cause for the person who fixes them; `text` is what their diagnostics have in common."""
 
     stage: str
     text: str
@@ -63,11 +58,7 @@ class Group:
 
 
 def group_failures(items: Iterable[tuple[str, str, str]]) -> list[Group]:
-    """Groups of failures, the largest first; groups of one size in the order in which they first appear.
-
-    Args:
-        items: name, stage and reason of each.
-    """
+    """Groups of (name, stage, reason), the largest first; of one size in the order in which they first appear."""
     names: dict[tuple[str, str], list[str]] = {}
     for name, stage, reason in items:
         names.setdefault((stage, find_same_in_all(reason)), []).append(name)
@@ -111,7 +102,13 @@ def find_same_in_all(reason: str) -> str:
     if match := _PASSED.match(one_line(reason, _WHOLE)):
         return match[1]
     text = _without_types(_LOCATION.sub("", find_diagnostic(reason)))
-    text = _QUOTED.sub(_quoted, text)
+
+    def without_name(match: re.Match[str]) -> str:
+        mark, name = match[1], match[2]
+        kept = (_OPERATION.fullmatch(name) and not _FILE.fullmatch(name)) or name.endswith("<…>")
+        return match[0] if kept else f"{mark}…{mark}"
+
+    text = _QUOTED.sub(without_name, text)
     text = _SHAPE.sub(lambda match: f"…x{match[1] or match[2]}", text)
     text = _VALUE.sub("%…", text)
     text = _NUMBER.sub("#", _HASH.sub("…", _ADDRESS.sub("0x…", _PATH.sub("…", text))))
@@ -131,9 +128,3 @@ def _without_types(text: str) -> str:
         parts += [text[position : match.end()], "…>"]
         position = end
     return "".join(parts) + text[position:]
-
-
-def _quoted(match: re.Match[str]) -> str:
-    mark, name = match[1], match[2]
-    kept = (_OPERATION.fullmatch(name) and not _FILE.fullmatch(name)) or name.endswith("<…>")
-    return f"{mark}{name if kept else '…'}{mark}"

@@ -1,7 +1,4 @@
-"""What a person reads, before it is rendered: `render_console`, `render_markdown` and `render_html` show it.
-
-A document is made from what is known, without a thought for where it is read. Text is plain: renderers make it safe.
-"""
+"""What a person reads, before it is rendered for a terminal, Markdown or HTML. Text is plain: a renderer escapes it."""
 
 from __future__ import annotations
 
@@ -86,8 +83,7 @@ class DrawnInterval:
     """Drawn: a ratio of two times with its interval; a bound that does not exist is None.
 
     Attributes:
-        low, middle, high: of the ratio.
-        behind: bounds of what a side has against itself; None where that was not measured.
+        behind: bounds of what a side has against itself.
     """
 
     low: float | None
@@ -111,7 +107,6 @@ class Course:
 
     Attributes:
         values: from the oldest to the newest.
-        changes: indices.
         url: where it leads to.
     """
 
@@ -248,7 +243,6 @@ class Picture:
         file: where it lies, next to the document.
         data: SVG that was drawn here, or PNG. `INK` and `PAPER` in an SVG become the page's own colours.
         text: what it shows, for those who do not see it.
-        caption: stands below it; empty where the picture says it itself.
     """
 
     file: str
@@ -263,12 +257,11 @@ class Chart:
 
     Attributes:
         text: what it shows, for those who do not see it.
-        caption: stands below it.
         origins: where each figure is from, in words; the first two stand beside the figure.
         says: lines about a figure, in parts: text, and numbers of words of its origin (`~0` is the first word of the
             origin before it). A line of which such a word is empty is left out, and one whose two origins have the
             same word; one that begins with `https://` is a link.
-        level: a line across them; None for none.
+        level: a line across them.
         changes: index of the first figure behind each step, and whether that is none to worry about.
         disturbed: indices of figures that are drawn hollow.
     """
@@ -318,9 +311,8 @@ class Line:
     """Drawn on a page: values one after the other, each with its name and its verdict.
 
     Attributes:
-        stops: in their order.
         text: what it shows, for those who do not see it.
-        between: indices of the two stops between which the answer lies; None where there is none.
+        between: indices of the two stops between which the answer lies.
     """
 
     stops: tuple[Stop, ...]
@@ -354,7 +346,7 @@ class Provenance:
     Attributes:
         started: `2026-11-27 09:26 UTC`.
         command: as one types it, to do it again.
-        seconds: that it took; None where it has not finished.
+        seconds: None where it has not finished.
     """
 
     started: str = ""
@@ -380,13 +372,11 @@ class Document:
         title: what it is about; empty for a list, which only a terminal shows.
         answer: what came of it, in a line: below the title in files, at the end of what a terminal shows.
         facts: what the answer stands on, a few words each.
-        blocks: everything else, in reading order.
         details: what follows in files, where a terminal has no room for it.
         exit_code: of the command; None where it has not finished.
         remarks: what a reader should know first, a line each: below the answer in files, above it on a terminal.
         meaning: of the exit code, where it has another one here.
         memory: what the next page in its place wants to know of this one; a page alone keeps it, unseen.
-        provenance: where it is from, for the head and the foot of a page.
     """
 
     title: str

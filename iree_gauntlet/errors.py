@@ -1,7 +1,6 @@
 """Every error that a user can meet: what happened, where, and what to do next.
 
-`GauntletError` is the only exception that the tasks catch; each subclass fixes the exit code.
-Anything else that escapes is a defect of the toolkit and keeps its traceback.
+Tasks catch `GauntletError` alone; what else escapes is a defect of the toolkit and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -50,12 +49,7 @@ _MEANINGS = {
 
 
 class GauntletError(Exception):
-    """Something that the user can act on.
-
-    Args:
-        what: one line, what happened and where.
-        hint: what to do next; empty where nothing helps.
-    """
+    """Something that the user can act on: what happened and where, on one line, and what to do next."""
 
     exit_code = ExitCode.ERROR
 
@@ -83,9 +77,8 @@ class Problem:
 
     Attributes:
         file: path as the user would type it.
-        line: line of the field, 1-based; 0 where unknown.
-        field: dotted path of the field (`inputs[0].source`), empty for the file as a whole.
-        message: what was found and what is expected.
+        line: 1-based; 0 where unknown.
+        field: dotted path (`inputs[0].source`), empty for the file as a whole.
     """
 
     file: str

@@ -79,11 +79,7 @@ class Presenter(Protocol):
         """A line between runs."""
 
     def ran(self, folder: Path, *, brief: bool) -> ExitCode:
-        """Writes the reports of what was recorded there, and shows its result; in a line for a part of something.
-
-        Returns:
-            What it ended with.
-        """
+        """Writes the reports of what was recorded there, and shows its result; in a line for a part of something."""
 
     def to(self, stream: TextIO) -> Presenter:
         """The same on another stream."""
@@ -91,11 +87,7 @@ class Presenter(Protocol):
 
 @dataclass(slots=True)
 class Recorder(Progress):
-    """Passes on what is said of files, and keeps the notes, for the journal.
-
-    Attributes:
-        notes: every note so far, in order.
-    """
+    """Passes on what is said of files, and keeps the notes, for the journal."""
 
     watcher: Progress
     notes: list[str] = field(default_factory=list)

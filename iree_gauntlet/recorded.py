@@ -52,11 +52,7 @@ class Recorded:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From the journal's object.
-
-        Raises:
-            TypeError, ValueError: a field without a default is missing, or one holds what it cannot.
-        """
+        """From the journal's object; TypeError, ValueError for a field that is missing or holds what it cannot."""
         readers, _, flat = cls._layout()
         given = {}
         for name, (kind, read) in readers.items():
@@ -109,11 +105,7 @@ def _find_reader(hint: Any) -> _Reader:
 
 
 def number(value: Any) -> float | None:
-    """A journal's number; None for null.
-
-    Raises:
-        TypeError, ValueError: it is neither a number nor one of `nan`, `inf`, `-inf`.
-    """
+    """A journal's number; None for null; TypeError, ValueError for what is neither one nor `nan`, `inf`, `-inf`."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | None):
         raise TypeError(f"{value!r} is no number")
     return float(value) if isinstance(value, str) else value

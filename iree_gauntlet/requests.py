@@ -1,8 +1,6 @@
 """Requests: what a command is asked for, frozen and typed; each option is declared once, as a field.
 
-A field says what the command line and the docs say of its option: default, type, help, choices, unit. `read` makes a
-request of the values that a command line gives, by name. Field and option have the same name, under which journals keep
-them.
+A field says what the command line and the docs say of its option, and has its name, under which journals keep it.
 """
 
 from __future__ import annotations
@@ -38,11 +36,10 @@ class Option:
         name: Python name; `--` and dashes are the command line's.
         default: also gives the type; a list for an option that may be repeated, None for one that is given without
             `--`.
-        short: a single letter, empty for none.
+        short: a single letter.
         choices: the values that it can have; empty for any.
         unit: of a number that has to be above 0; empty for any number.
-        takes: what the words behind the task are that come to be its value: `folder` for one, `SEVERAL`; empty where
-            none do.
+        takes: what the words behind the task are that come to be its value: `folder` for one, `SEVERAL`.
         split: whether the value has words of a shell, which a request has one by one.
     """
 
@@ -83,29 +80,17 @@ _Request = TypeVar("_Request")
 
 
 def read(request: type[_Request], values: Mapping[str, Any]) -> _Request:
-    """Makes a request of the values of options; those that are missing have their defaults.
-
-    Raises:
-        UsageError: a value is none that its option can have.
-    """
+    """Makes a request of the values of options; UsageError for one that its option cannot have."""
     return request(**values_of(request, values))
 
 
 def values_of(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that are options of a request, by name.
-
-    Raises:
-        UsageError: as for `read`.
-    """
+    """Those of the values that are options of a request, by name; errors as of `read`."""
     return {item.name: value_of(item, values[item.name]) for item in options_of(request) if item.name in values}
 
 
 def value_of(item: Option, value: Any) -> Any:
-    """A value as a request has it.
-
-    Raises:
-        UsageError: it is none that the option can have.
-    """
+    """A value as a request has it; errors as of `read`."""
     for word in (value if isinstance(item.default, list) else [value]) if item.choices else ():
         if word not in item.choices:
             raise UsageError(f"{dashed(item.name)} {word}: unknown", f"Known: {', '.join(item.choices)}.")
@@ -352,11 +337,7 @@ class RunRequest:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] = ()) -> RunRequest:
-        """What a command line asks for, or a task by itself: `stages`.
-
-        Raises:
-            UsageError: a value is none that its option can have.
-        """
+        """What a command line asks for, or a task by itself: `stages`; errors as of `read`."""
         return cls(
             selection=read(SelectionRequest, values),
             toolchain=read(ToolchainRequest, values),
@@ -492,11 +473,7 @@ class MicroRequest:
 def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
     """The rule of a resumed session: what it keeps is left out or given as it was, but for `KEPT_UNLESS_GIVEN`.
 
-    Args:
-        kind: what is resumed: `run`, `matrix`.
-        folder: of it, for messages.
-        given: options that differ from their defaults.
-        before: those that it was begun with, by name.
+    Of a `run` or `matrix`: the options that differ from their defaults now, and those that it was begun with, by name.
 
     Raises:
         UsageError: one is given another value.

@@ -38,13 +38,12 @@ class Check(Recorded):
     """A figure and what it was held against.
 
     Attributes:
-        metric: what was measured: `time_ms`, `dispatch_count`, `binary_size_bytes` or `max_abs_error`.
-        measured: the figure in `unit`; None where it is not available.
-        golden, factor, limit: the golden, its tolerance multiplier and their product; None where the
-            figure was only measured.
+        metric: a `Metric`'s name.
+        measured: in `unit`; None where it is not available.
+        limit: golden × factor; all three None where the figure was only measured.
         unit: `ms`, `dispatches` or `bytes`; empty for an error.
-        statistic: which figure of the repetitions it is (time only).
-        release: the compiler's release (dispatch count and size).
+        statistic: of time only.
+        release: the compiler's (dispatch count and size).
         passed: None where there is nothing to check against.
         note: where the golden is written (file: field), or why it was not checked.
     """
@@ -70,13 +69,11 @@ class OutputComparison(Recorded):
         index: which output, from 0.
         type: shape and element type of the actual output (of the expected one where it is missing).
         mismatches: values that do not pass; None where the values were not compared.
-        max_abs_error, max_rel_error: the largest over the values that are finite on both sides; None
-            where there are none, or for types without arithmetic.
-        worst_index: index of the value furthest outside its tolerance (or nearest to leaving it); None
-            where all are equal.
-        cosine_similarity: of the values that are finite on both sides; None where it is undefined.
+        max_abs_error, max_rel_error, cosine_similarity: over the values that are finite on both sides; None where
+            there are none, or for types without arithmetic.
+        worst_index: of the value furthest outside its tolerance (or nearest to leaving it); None where all are equal.
         atol, rtol: the tolerance as written; 0 for exact comparison.
-        actual_path, expected_path: files that hold the two; empty for what was made in memory.
+        actual_path, expected_path: empty for what was made in memory.
     """
 
     index: int
@@ -114,8 +111,7 @@ class Samples(Recorded):
 
     Attributes:
         name: Google Benchmark's name without its suffixes, `BM_main/process_time/real_time`.
-        real_time_ms: wall time of an iteration, a figure for each repetition, in ms.
-        cpu_time_ms: CPU time of an iteration (of the whole process), likewise.
+        real_time_ms, cpu_time_ms: of an iteration, a figure for each repetition; CPU time of the whole process.
         iterations: over how many iterations each figure is a mean.
         aggregated: the tool was asked to report aggregates only: the one figure is the mean of all.
     """
@@ -172,10 +168,7 @@ class Fetched(Recorded):
     """A file that is there.
 
     Attributes:
-        url: where it comes from.
-        path: where it lies.
         seconds: how long it took, waiting for other runs included.
-        sha256: its hash; not part of the record.
         notes: what was out of the ordinary, one line each; a step's record has them among its own.
     """
 
@@ -211,7 +204,7 @@ class StepStatistics(Recorded):
 
     Attributes:
         counter, cpu: what has counted instructions, and for which CPU the modules were compiled.
-        disturbed: what the machine did besides while times were taken; empty where it was quiet.
+        disturbed: what the machine did besides while times were taken.
         samples_per_sec, total_samples, total_s, tokens_per_sec, latency_ms: of a benchmark that pushes inputs again and
             again from the host.
     """
@@ -237,12 +230,11 @@ class Result(Recorded):
     """The journal's `result` event, without its name, time and step.
 
     Attributes:
-        verdict, reason: its result, and why in one line.
-        command: as a person would type it; empty for steps without a process.
+        reason: why, in one line.
+        command: as a person would type it.
         seconds, cpu_seconds, peak_rss_bytes: of all processes of the step; seconds include our own work.
         waited_seconds: for locks, before and while it was done; no part of `seconds`.
-        worker: the machine of a cluster that did it; empty where it was done where the run was started.
-        cache: whether it came from a cache.
+        worker: the machine of a cluster that did it.
         statistics: figures of a module or of the machine.
         log: path of the full output, relative to the run's folder.
         failure: how what is tested has failed, expected or not; None where it has not, or nothing is said of it.

@@ -1,7 +1,4 @@
-"""Where a project keeps what, and what a user sets once for all commands: mirrors, stores, the shared module cache.
-
-`dialects/configuration_file.py` reads `gauntlet.toml`; docs/how-to/artifacts.md describes it.
-"""
+"""Where a project keeps what, and what a user sets once for all commands: mirrors, stores, the shared module cache."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
@@ -38,50 +34,11 @@ class Mirror:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """Options of an object store.
-
-    Attributes:
-        prefix: what the URLs begin with (`az://account`, `s3://bucket`).
-        options: names and values as obstore takes them; a value `$NAME` stands for an environment variable.
-    """
-
-    prefix: str
-    options: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class SharedModulesSettings:
-    """The shared module cache.
-
-    Attributes:
-        url: where it is.
-        write: whether this machine may fill it.
-    """
-
-    url: str
-    write: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadSettings:
-    """How downloads are done.
-
-    Attributes:
-        connections: at once for one large file.
-        retries: further attempts after a transient failure without any progress.
-    """
-
-    connections: int = 4
-    retries: int = 4
-
-
-@dataclass(frozen=True, slots=True)
 class HistorySettings:
     """The history of a project.
 
     Attributes:
-        store: where it is: a folder, `git:REPOSITORY#BRANCH`, or an object store.
+        store: a folder, `git:REPOSITORY#BRANCH`, or an object store.
         add: whether every run adds itself when it ends.
         least_time: share below which a change of a time is none.
         least_other: the same for memory and compile times.
@@ -99,32 +56,36 @@ class Configuration:
     """Everything that is set; by default nothing.
 
     Attributes:
-        files: where it was read from.
         mirrors: in the order of trying.
-        stores: options, the most special prefix wins.
-        shared_modules: None where there is none.
-        history: where runs are kept, and what counts as a change.
+        stores: options of object stores, as obstore takes them, by the beginning of URLs (`az://account`, `s3://bucket`);
+            a value `$NAME` stands for an environment variable.
+        shared_modules: URL of the shared module cache; empty where there is none.
+        fills_shared_modules: whether this machine may fill it.
+        connections: at once, for one large file.
+        retries: further attempts of a download after a transient failure without any progress.
         nightly_links: page or folder with links to nightly wheels of IREE.
         packages_api: of the repository whose CI builds packages for each commit of IREE, in GitHub's API.
         build_options: CMake's, of source builds of IREE.
-        environ: the environment that `$NAME` and credentials are taken from.
+        environ: what `$NAME` and credentials are taken from.
     """
 
     files: tuple[Path, ...] = ()
     mirrors: tuple[Mirror, ...] = ()
-    stores: tuple[StoreOptions, ...] = ()
-    shared_modules: SharedModulesSettings | None = None
-    downloads: DownloadSettings = DownloadSettings()
+    stores: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    shared_modules: str = ""
+    fills_shared_modules: bool = False
+    connections: int = 4
+    retries: int = 4
     history: HistorySettings = HistorySettings()
     nightly_links: str = "https://iree.dev/pip-release-links.html"
     packages_api: str = "https://api.github.com/repos/iree-org/iree"
     build_options: tuple[str, ...] = ()
-    environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def options_of(self, url: str) -> Mapping[str, str]:
         """Options of the store that a URL is in, as written; of several prefixes the longest wins."""
-        fitting = [store for store in self.stores if is_below(url, store.prefix)]
-        return max(fitting, key=lambda store: len(store.prefix)).options if fitting else MappingProxyType({})
+        longest = max((prefix for prefix in self.stores if is_below(url, prefix)), key=len, default="")
+        return self.stores.get(longest, {})
 
 
 def is_cmake_option(text: str) -> bool:
@@ -154,11 +115,7 @@ def find_shipped_folder() -> Path:
 
 
 def require_ones_own(path: Path) -> None:
-    """Makes sure that a file is not part of the installed toolkit before it is changed.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Raises a UsageError where a file that is to be changed is part of the installed toolkit."""
     inside = Path(__file__).parent / "shipped"
     if path.resolve().is_relative_to(inside.resolve()):
         what = f"{path.name} in {path.parent} came with the toolkit, and is not changed"
@@ -178,11 +135,7 @@ def find_cache_folder(cache_dir: str) -> Path:
 
 
 def make_cache_folder(cache_dir: str) -> Path:
-    """The same, which is there now.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
+    """The same, which is there now; UsageError where it cannot be made."""
     folder = find_cache_folder(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -54,8 +54,8 @@ class StepInput(Recorded):
     Attributes:
         role: what it is to the step (`program`, `input`, `expected_output`, `parameters`, `module`). A fetch leaves
             it to the threshold step to say that an expected output is not to be had.
-        url: where it comes from; empty for what another step makes.
         path: where it lies on this machine when the step starts.
+        url: empty for what another step makes.
     """
 
     role: str
@@ -71,7 +71,7 @@ class Resources(Recorded):
     Attributes:
         cores: 0 for steps that wait on something else (a download).
         exclusive: nothing else of any run on this machine may run at the same time.
-        device: the device that it uses: `local-task`, or a device's own URI once that is known; empty for none.
+        device: `local-task`, or a device's own URI once that is known; empty for none.
         software: that device computes on the CPU, though its driver is a GPU's.
     """
 
@@ -86,7 +86,7 @@ class CacheLookup(Recorded):
     """Whether a step would be served from a cache, and why or why not.
 
     Attributes:
-        key: content key; empty where an input's content is not known yet.
+        key: empty where an input's content is not known yet.
         ingredients: what the key was made from, by name, to explain a miss.
     """
 
@@ -105,18 +105,16 @@ class Step(Recorded):
         chain: `<model>/<submodel>@<target>`.
         role: which of several steps of a stage: the main one, or that of a second module, of an archive, of a variant.
         needs: ids of steps that must have come well out before it.
-        command: the process; None for steps that run inside the toolkit (fetch, compstat).
-        outputs: files that it makes, by role.
-        folder: its own folder inside the run's folder, for outputs and logs.
+        command: None for steps that run inside the toolkit (fetch, compstat).
+        outputs: paths of files that it makes, by role.
+        folder: its own inside the run's folder, for outputs and logs.
         cache: lookup made when planning.
         timeout: seconds until it is ended.
-        expect_failure: why it is expected to fail; empty where it is expected to pass.
-        expect_kinds: of an expected failure, how it may fail.
-        expect_match: of an expected failure, what must be in its reason or in the tool's output; empty for anything.
-        expect_origin: of an expected failure, where it is written.
-        skip: why it does not run; empty where it runs.
-        blocked: what is missing that it needs; empty where nothing is.
-        goldens: figures that it is held against.
+        expect_failure: why it is expected to fail.
+        expect_kinds: how it may fail then.
+        expect_match: what must be in its reason or in the tool's output then; empty for anything.
+        skip: why it does not run.
+        blocked: what is missing that it needs.
         golden_keys: SKUs that the spec has golden times for.
         notes: what was changed on the way (flags translated, a golden left out and why).
         onnx: how the program is imported (import steps).

@@ -52,9 +52,9 @@ class Target:
 
     Attributes:
         family: one of `FAMILIES`, or a device of other people's that nothing here asks for.
-        chip: a chip name such as `gfx942`; empty where none is meant.
+        chip: such as `gfx942`; empty where none is meant.
         sku: the machine that goldens belong to, such as `mi300`; empty where none was named.
-        config: the config of an operator suite that says how it is compiled and run; empty elsewhere.
+        config: of an operator suite, which says how it is compiled and run; empty elsewhere.
     """
 
     family: str
@@ -70,10 +70,7 @@ class Target:
         return f"{self.family}-{self.chip}" if self.chip else self.family
 
     def covers(self, other: Target) -> bool:
-        """Whether asking for this target means the other one: of its family, and of its chip where one is named.
-
-        The config is not looked at.
-        """
+        """Whether asking for this target means the other one: of its family, and its chip where one is named."""
         return self.family == other.family and (not self.chip or not other.chip or self.chip == other.chip)
 
 

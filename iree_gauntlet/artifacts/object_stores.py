@@ -205,11 +205,11 @@ def parse_azure_blob(url: str, configuration: Configuration) -> tuple[AzureAcces
     """Access, container and blob of an `https:` URL that names one; None for any other."""
     if match := _BLOB_URL.match(url):
         return find_azure_access(match[1], configuration, f"az://{match[1]}/{match[2]}"), match[2], match[3]
-    for store in configuration.stores:
-        endpoint = store.options.get("endpoint", "").rstrip("/")
-        if store.prefix.startswith("az://") and endpoint and url.startswith(f"{endpoint}/") and "?" not in url:
+    for prefix, options in configuration.stores.items():
+        endpoint = options.get("endpoint", "").rstrip("/")
+        if prefix.startswith("az://") and endpoint and url.startswith(f"{endpoint}/") and "?" not in url:
             container, _, blob = url[len(endpoint) + 1 :].partition("/")
-            account = store.prefix.removeprefix("az://").partition("/")[0]
+            account = prefix.removeprefix("az://").partition("/")[0]
             return find_azure_access(account, configuration, f"az://{account}/{container}"), container, blob
     connection = _parse_connection(configuration.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
     if connection and url.startswith(connection.endpoint + "/") and "?" not in url:

@@ -287,8 +287,8 @@ class ArtifactStore:
         self.learnt = LearntHashes(root / "registry.lock.txt")
         self.configuration = configuration or Configuration()
         self.progress: Progress = progress or Progress()
-        downloads = self.configuration.downloads
-        self.policy = policy or Policy(downloads.connections, retries=downloads.retries, stall_timeout=stall_timeout)
+        said = self.configuration
+        self.policy = policy or Policy(said.connections, retries=said.retries, stall_timeout=stall_timeout)
         self.offline = offline
         self.slots = threading.BoundedSemaphore(self.policy.all_connections)
         # Hosts that one file was waited for in vain.

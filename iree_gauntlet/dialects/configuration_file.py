@@ -14,20 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from iree_gauntlet.dialects.fields import StrictDocument, expecting
+from iree_gauntlet.dialects.fields import StrictDocument, about, expecting, read_table
 from iree_gauntlet.dialects.locations import BRACKETS_HINT, unreadable
-from iree_gauntlet.dialects.spec_file import find_nearest
-from iree_gauntlet.dialects.toml_file import read_table, with_lines
+from iree_gauntlet.dialects.spec_file import find_nearest, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
-from iree_gauntlet.settings import (
-    Configuration,
-    DownloadSettings,
-    HistorySettings,
-    Mirror,
-    SharedModulesSettings,
-    StoreOptions,
-    is_cmake_option,
-)
+from iree_gauntlet.settings import Configuration, HistorySettings, Mirror, is_cmake_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,19 +75,17 @@ class _MirrorTable(StrictDocument):
     to: Annotated[list[_Place], Field(min_length=1)] = Field(
         description="What takes its place: URLs, or absolute folders."
     )
-    only: bool = Field(False, description="Never go to the URL itself.")
+    only: bool = about(False, "Never go to the URL itself.")
 
 
 class _ModulesTable(StrictDocument):
     url: _Shared
-    write: bool = Field(False, description="Whether this machine may fill it.")
+    write: bool = about(False, "Whether this machine may fill it.")
 
 
 class _DownloadsTable(StrictDocument):
-    connections: Annotated[int, Field(ge=1, le=64)] = Field(default=4, description="At once, for one large file.")
-    retries: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=4, description="Further attempts without any progress."
-    )
+    connections: Annotated[int, Field(ge=1, le=64)] = about(4, "At once, for one large file.")
+    retries: Annotated[int, Field(ge=0, le=100)] = about(4, "Further attempts without any progress.")
 
 
 class _SourceTable(StrictDocument):
@@ -115,16 +104,14 @@ class _HistoryTable(StrictDocument):
     store: Annotated[_Public, expecting("a folder, git:REPOSITORY#BRANCH, or the URL of an object store", bool)] = (
         HistorySettings().store
     )
-    add: bool = Field(False, description="Every run adds itself.")
-    least_time: Annotated[float, Field(gt=0, lt=1)] = Field(
-        HistorySettings().least_time, description="Share below which a change of a time is none: 0.02 is 2 %."
+    add: bool = about(False, "Every run adds itself.")
+    least_time: Annotated[float, Field(gt=0, lt=1)] = about(
+        HistorySettings().least_time, "Share below which a change of a time is none: 0.02 is 2 %."
     )
-    least_other: Annotated[float, Field(gt=0, lt=1)] = Field(
-        HistorySettings().least_other, description="The same for memory and compile times."
+    least_other: Annotated[float, Field(gt=0, lt=1)] = about(
+        HistorySettings().least_other, "The same for memory and compile times."
     )
-    least_size: Annotated[float, Field(ge=0, lt=1)] = Field(
-        HistorySettings().least_size, description="The same for sizes."
-    )
+    least_size: Annotated[float, Field(ge=0, lt=1)] = about(HistorySettings().least_size, "The same for sizes.")
 
 
 class SettingsFile(StrictDocument):
@@ -137,57 +124,55 @@ class SettingsFile(StrictDocument):
         default_factory=dict,
         description="Options of object stores by the beginning of their URLs; $NAME is a variable of the environment.",
     )
-    modules: _ModulesTable | None = Field(None, description="The shared module cache.")
-    downloads: _DownloadsTable | None = Field(None, description="How files are fetched.")
-    toolchains: _ToolchainsTable | None = Field(None, description="Where IREEs come from.")
-    history: _HistoryTable | None = Field(None, description="What every run measured.")
+    modules: _ModulesTable | None = about(None, "The shared module cache.")
+    downloads: _DownloadsTable | None = about(None, "How files are fetched.")
+    toolchains: _ToolchainsTable | None = about(None, "Where IREEs come from.")
+    history: _HistoryTable | None = about(None, "What every run measured.")
 
 
 def read_configuration(project: Path, environ: Mapping[str, str]) -> Configuration:
     """The settings that hold for a project.
 
     Raises:
-        UsageError: `$IREE_GAUNTLET_CONFIG` names no file.
+        UsageError: a variable names no file, or is neither 0 nor 1.
         SpecError: with everything that is wrong with a file.
     """
-    files = [path for path in _find_places(project, environ) if path.is_file()]
+    named = environ.get(_VARIABLE)
+    if named and not Path(named).is_file():
+        raise UsageError(f"${_VARIABLE} names {named}, which is not a file", "Fix the path, or unset the variable.")
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    usual = [home / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
+    places = usual if named is None else [Path(named)] if named else []
+    files = [path for path in places if path.is_file()]
     tables = [_read(path) for path in files]
+    stores: dict[str, dict[str, str]] = {}
+    for prefix, options in (item for table in tables for item in table.stores.items()):
+        # As obstore takes them.
+        written = {
+            name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()
+        }
+        stores.setdefault(prefix, written)
     modules = next((table.modules for table in tables if table.modules), None)
+    said = environ.get(_WRITE_VARIABLE, "") if modules else ""
+    if said not in ("", "0", "1"):
+        raise UsageError(f"${_WRITE_VARIABLE} is {said!r}: expected 0 or 1", "Unset it for what the file says.")
     downloads = next((table.downloads for table in tables if table.downloads), _DownloadsTable())
     history = next((table.history for table in tables if table.history), None)
     toolchains = next((table.toolchains for table in tables if table.toolchains), _ToolchainsTable())
     return Configuration(
         files=tuple(files),
         mirrors=tuple(Mirror(item.prefix, tuple(item.to), item.only) for table in tables for item in table.mirrors),
-        stores=tuple(
-            StoreOptions(
-                prefix,
-                {
-                    name: str(value).lower() if isinstance(value, bool) else str(value)
-                    for name, value in options.items()
-                },
-            )
-            for table in tables
-            for prefix, options in table.stores.items()
-        ),
-        shared_modules=_make_shared_modules(modules, environ),
-        downloads=DownloadSettings(downloads.connections, downloads.retries),
+        stores=stores,
+        shared_modules=modules.url if modules else "",
+        fills_shared_modules=said == "1" if said else modules is not None and modules.write,
+        connections=downloads.connections,
+        retries=downloads.retries,
         history=HistorySettings(**history.model_dump()) if history else HistorySettings(),
         nightly_links=toolchains.nightly_links,
         packages_api=toolchains.packages_api.rstrip("/"),
         build_options=tuple(toolchains.source.options),
         environ=environ,
     )
-
-
-def _find_places(project: Path, environ: Mapping[str, str]) -> list[Path]:
-    named = environ.get(_VARIABLE)
-    if named is not None:
-        if named and not Path(named).is_file():
-            raise UsageError(f"${_VARIABLE} names {named}, which is not a file", "Fix the path, or unset the variable.")
-        return [Path(named)] if named else []
-    home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return [Path(home) / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
 
 
 def _read(path: Path) -> SettingsFile:
@@ -225,22 +210,9 @@ def _check_store(prefix: str, options: Mapping[str, str | bool | int]) -> Iterat
                     yield field, f"expected a URL, such as https://minio.example, found {given!r}"
 
 
-def _make_shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> SharedModulesSettings | None:
-    if table is None:
-        return None
-    said = environ.get(_WRITE_VARIABLE, "")
-    if said not in ("", "0", "1"):
-        raise UsageError(f"${_WRITE_VARIABLE} is {said!r}: expected 0 or 1", "Unset it for what the file says.")
-    return SharedModulesSettings(table.url, said == "1" if said else table.write)
-
-
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What somebody says about a change.
-
-    Attributes:
-        mark: `accepted` (it is meant), `invalid` (what was measured with it does not count), or `moved`.
-    """
+    """What somebody says about a change; marks as `_MarkTable` has them."""
 
     series: str
     iree: str
@@ -258,7 +230,7 @@ class _MarkTable(StrictDocument):
         description="accepted: it is meant; invalid: what was measured with it does not count; or moved."
     )
     reason: Annotated[str, Field(min_length=1)] = Field(description="Why, with a link where there is one.")
-    to: str = Field("", description="Of one that was moved: with which IREE it really came.")
+    to: str = about("", "Of one that was moved: with which IREE it really came.")
 
 
 class MarksFile(StrictDocument):
@@ -271,11 +243,7 @@ class MarksFile(StrictDocument):
 
 
 def read_marks(file: Path) -> tuple[Mark, ...]:
-    """The marks in a file; none where it is not there.
-
-    Raises:
-        SpecError: with everything that is wrong with it.
-    """
+    """The marks in a file, none where it is not there; SpecError with everything that is wrong with it."""
     if not file.is_file():
         return ()
     text, table = read_table(file, MarksFile, _MARKS)

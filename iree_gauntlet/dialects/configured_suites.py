@@ -41,12 +41,7 @@ class SuiteDocument(StrictDocument):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Config:
-    """A config, read.
-
-    Attributes:
-        document: what it says; None where it cannot be understood.
-        comments: by line.
-    """
+    """A config, read, with comments by line; without a document where it cannot be understood."""
 
     path: Path
     name: str
@@ -72,12 +67,7 @@ class ConfiguredSuite(Generic[_Config]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredSpec:
-    """What is compiled and run by the configs of its suite.
-
-    Attributes:
-        model: what `--model` selects.
-        stem: what `--filename` selects.
-    """
+    """What is compiled and run by the configs of its suite."""
 
     dialect: ClassVar[str]
 
@@ -153,6 +143,18 @@ def read_config(path: Path, name: str, model: type[SuiteDocument], kind: type[_C
         return kind(path, name, problems=tuple(problems), warnings=tuple(warnings))
     target = replace(target_of_flags(document.iree_compile_flags), config=document.config_name)
     return kind(path, name, text, document, target, comments, warnings=tuple(warnings))
+
+
+def has_word(path: Path, *words: str) -> bool:
+    """Whether a file has a word in it, by which a suite's files are known; one that cannot be read may."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # What is wrong with it is said when it is read.
+        return True
+    return any(word.encode() in content for word in words)
 
 
 @lru_cache(maxsize=64)

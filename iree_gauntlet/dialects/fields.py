@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks it up
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
@@ -21,9 +22,19 @@ from pydantic import (
 )
 
 from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
-from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, load_json, problems_of, without_strange_fields
+from iree_gauntlet.dialects.json_text import find_line
+from iree_gauntlet.dialects.spec_file import (
+    FieldError,
+    did_you_mean,
+    load_json,
+    problems_at,
+    read_toml,
+    with_lines,
+    without_strange_fields,
+)
+from iree_gauntlet.errors import SpecError
+from iree_gauntlet.figures import parse_c_float, parse_c_integer, split_values
 from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
-from iree_gauntlet.written_numbers import parse_c_float, parse_c_integer, split_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -58,6 +69,11 @@ class Checked(AfterValidator):
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """As pydantic asks for it."""
         return {**handler(core), **self.schema}
+
+
+def about(default: Any, description: str, **conditions: Any) -> Any:
+    """A field that may be left out, with what people are told of it."""
+    return Field(default, description=description, **conditions)
 
 
 def expecting(what: str, fits: Callable[[str], object]) -> Checked:
@@ -111,26 +127,18 @@ def _require_values(tensor_type: str, contents: str, text: str) -> None:
         raise ValueError(f"expected one value, or all {count}, found {len(tokens)} in {text!r}")
     for token in tokens:
         try:
-            _parse_value(token, element_type)
+            if _INTEGER_TYPE.fullmatch(element_type):
+                parse_c_integer(token, element_type)
+            elif element_type.startswith(("f", "bf")):
+                parse_c_float(token)
+            elif not _BYTES.fullmatch(token):
+                raise ValueError("expected bytes in hexadecimal digits, such as 01")  # noqa: TRY301 - as of numbers
         except ValueError as error:
             raise ValueError(f"{token!r} is not a value of {element_type}: {error}, in {text!r}") from None
 
 
-def _parse_value(token: str, element_type: str) -> None:
-    if _INTEGER_TYPE.fullmatch(element_type):
-        parse_c_integer(token, element_type)
-    elif element_type.startswith(("f", "bf")):
-        parse_c_float(token)
-    elif not _BYTES.fullmatch(token):
-        raise ValueError("expected bytes in hexadecimal digits, such as 01")
-
-
 def require_type(value: str, source: str, field: str) -> None:
-    """Refuses what is no tensor type next to the field of a file of raw bytes, and any next to what says its own.
-
-    Raises:
-        FieldError: it is refused.
-    """
+    """A FieldError for what is no tensor type next to a field of a file of raw bytes, or next to what says its own."""
     if source.split("?", maxsplit=1)[0].endswith(".npy"):
         raise FieldError(
             "value",
@@ -144,11 +152,7 @@ def require_type(value: str, source: str, field: str) -> None:
 
 
 def require_literal(value: str, field: str) -> None:
-    """Refuses an argument without a file that is none: values such as `4xf32=1 2 3 4`, `4xf32` for zeros, a number.
-
-    Raises:
-        FieldError: it is not one.
-    """
+    """A FieldError for what is no values without a file: `4xf32=1 2 3 4`, `4xf32` for zeros, a number."""
     head, _, contents = value.partition("=")
     if not (_NUMBER.fullmatch(value) or TENSOR_TYPE.fullmatch(head)) or contents.startswith(_FILES):
         message = f"expected values such as 4xf32=1 2 3 4, or 4xf32 for zeros, found {value!r}; {field!r} names a file"
@@ -290,9 +294,7 @@ def present(*names: str) -> dict[str, Any]:
 class ImportOptions(StrictDocument):
     """How an `.onnx` program is prepared and imported (*ours*)."""
 
-    opset: Annotated[int, Field(ge=1, le=64)] | None = Field(
-        default=None, description="Version of ONNX's operators to convert to first."
-    )
+    opset: Annotated[int, Field(ge=1, le=64)] | None = about(None, "Version of ONNX's operators to convert to first.")
     shapes: dict[Text, list[Count]] = Field(
         default_factory=dict, description="Sizes of inputs by name, where the file leaves them open."
     )
@@ -325,7 +327,7 @@ class ProgramDocument(StrictDocument):
     """What names a program, of MLIR or ONNX."""
 
     mlir: Text = Field(description="The program: a file, or a URL, of MLIR or of ONNX (.onnx), which is imported.")
-    onnx_import: ImportOptions | None = Field(None, description="How an .onnx program is imported.")  # ours
+    onnx_import: ImportOptions | None = about(None, "How an .onnx program is imported.")  # ours
 
     @model_validator(mode="after")
     def _import_is_of_onnx(self) -> Self:
@@ -354,20 +356,25 @@ def validated(model: type[_Document], content: object, name: str, text: str) -> 
     try:
         return model.model_validate(content), []
     except ValidationError as error:
-        return None, problems_of(error, model, name, text)
+        return None, problems_at(error, model, name, partial(find_line, text))
 
 
 def read_tolerant(
     model: type[_Document], path: Path, name: str, plain: Callable[[str], str] | None = None
 ) -> tuple[_Document | None, str, list[Problem], list[Problem]]:
-    """Reads a file of a format that may have gained fields since; they are passed over, with warnings.
-
-    Returns:
-        The document or None, its text, what is wrong with it, and the warnings.
-    """
+    """The document or None, its text, what is wrong with it, and warnings of fields that its format has gained."""
     content, text, problems = load_json(path, name, plain)
     if content is None:
         return None, text, problems, []
     content, warnings = without_strange_fields(content, model.model_fields, name, text)
     document, problems = validated(model, content, name, text)
     return document, text, problems, warnings
+
+
+def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> tuple[str, _Document]:
+    """Text of a TOML file, and what it means; SpecError with everything that is wrong with it."""
+    text, content = read_toml(path, kind)
+    table, problems = validated(model, content, str(path), "{}")
+    if table is None:
+        raise SpecError(with_lines(problems, text), kind)
+    return text, table

@@ -1,31 +1,189 @@
-"""From spec files and a selection to cases, whatever their dialects; finds duplicates."""
+"""From folders to specs, and from specs and a selection to cases, whatever their dialects; finds duplicates.
+
+A folder with `run_module_io_flags.txt` or `run_module_io.json` is a case of an operator suite (`op_suites`). Else, a
+root is a folder `regression_tests`, `quality_tests`, `benchmarks` or `torch_models` anywhere in a spec folder,
+or the spec folder itself where it has none of these. The specs of torch models lie anywhere below their root,
+those of sharktank are `<root>/<model>/<name>.json`; a spec folder may be that of one model, too.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, Kind, Origin, Stage
-from iree_gauntlet.dialects.locations import names_device, with_device
+from iree_gauntlet.dialects.configured_suites import has_word
+from iree_gauntlet.dialects.locations import flag_variables, names_device, with_device
+from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
+from iree_gauntlet.dialects.op_suites import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
+from iree_gauntlet.dialects.op_tests import OpTests
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
-from iree_gauntlet.dialects.spec import Loaded, SourceFields, find_defined_twice
+from iree_gauntlet.dialects.sharktank import Sharktank
+from iree_gauntlet.dialects.sharktank_schema import read_sharktank_specs
+from iree_gauntlet.dialects.spec import (
+    ROOT_NAMES,
+    SHARKTANK,
+    TORCH_MODELS,
+    TORCH_ROOT,
+    Builder,
+    Loaded,
+    Spec,
+    SpecTree,
+    find_defined_twice,
+)
 from iree_gauntlet.dialects.spec_file import did_you_mean
-from iree_gauntlet.dialects.trees import DIALECTS
-from iree_gauntlet.errors import Problem
+from iree_gauntlet.dialects.torch_models import TorchTests
+from iree_gauntlet.dialects.torch_schema import has_type, list_json_files, read_torch_specs_below
+from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from iree_gauntlet.cases import Argument, Parameters
-    from iree_gauntlet.dialects.trees import AnySpec
     from iree_gauntlet.targets import Target
 
 
-_SOURCES: dict[str, SourceFields] = {
-    name: sources for dialect in DIALECTS.values() for name, sources in dialect.sources.items()
+AnySpec = Spec | OpSpec | ModelSpec
+
+_BUILDERS: dict[str, type[Builder[Any]]] = {
+    SHARKTANK: Sharktank,
+    TORCH_MODELS: TorchTests,
+    OpSpec.dialect: OpTests,
+    ModelSpec.dialect: OnnxModels,
 }
+_EXTERNAL_NAMES = ("external_test_files", "test_suite_files")
+_SOURCES = {name: fields for builder in _BUILDERS.values() for name, fields in builder.sources.items()}
 SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCES.values()))
+
+
+def read_specs(
+    folders: Sequence[Path],
+    external: Path | None = None,
+    modules: Path | None = None,
+    configs: Sequence[Path] = (),
+    model_root: str = "",
+) -> list[AnySpec]:
+    """Reads every spec file of some folders, each once, in a stable order; UsageError where one is none.
+
+    Args:
+        folders: spec folders.
+        external: where files named by specs are; by default `external_test_files` or `test_suite_files` in
+            the spec folder or next to it.
+        modules: where module definitions of torch models are; by default the root of a spec, or the folder above it.
+        configs: of operator suites and of ONNX models; by default those in the folder `configs` of each.
+        model_root: where ONNX models are fetched from, in place of the URLs of their suite.
+    """
+    specs: dict[Path, Spec] = {}
+    met = _Suites({}, [], [])
+    for folder in folders:
+        tree = _make_tree(folder, external, modules)
+        for root in _find_roots(tree.folder, met):
+            is_torch = _holds_torch_models(root, named=modules is not None)
+            for spec in read_torch_specs_below(tree, root) if is_torch else read_sharktank_specs(tree, root):
+                specs.setdefault(spec.path, spec)
+    asked = list(dict.fromkeys(Path(os.path.abspath(path)) for path in configs))  # noqa: PTH100 - links stay as named
+    cases = list(met.cases.values())
+    of_operators = [path for path in asked if cases and not has_word(path, OUTCOMES)]
+    of_models = [path for path in asked if path not in of_operators]
+    if (of_models or model_root) and not met.models:
+        named = f"--config {of_models[0]}" if of_models else f"--model-root {model_root}"
+        what = "operator suite" if of_models and not has_word(of_models[0], OUTCOMES) else "suite of ONNX models"
+        hint = f"Leave it out, or give --spec-dir the folder of the {what}."
+        raise UsageError(f"{named}: there is no {what} in {', '.join(map(str, folders))}", hint)
+    here = str(Path.cwd())
+    return [
+        *specs.values(),
+        *read_op_specs(cases, met.with_configs, of_operators, here),
+        *read_model_specs(met.models, of_models, model_root, here),
+    ]
+
+
+def read_torch_specs(
+    folder: Path, external: Path | None = None, modules: Path | None = None, without: Path | None = None
+) -> list[Spec]:
+    """Reads the specs of torch models anywhere below a folder, their root, but for what lies below `without`."""
+    tree = _make_tree(folder, external, modules)
+    return list(read_torch_specs_below(tree, tree.folder, without))
+
+
+def _make_tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree:
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise UsageError(f"spec folder {folder} {found}", "Give --spec-dir a folder that holds spec files.")
+    if external is None:
+        # In the spec folder or next to it; of one model's folder, or of a root's, where those of all models are.
+        above = folder.resolve().parents
+        depth = next((n for n, base in enumerate((folder.resolve(), *above[:1]), 1) if base.name in ROOT_NAMES), 0)
+        candidates = [base / name for base in (folder, *above[: depth + 1]) for name in _EXTERNAL_NAMES]
+        external = next((path for path in candidates if path.is_dir()), candidates[0])
+    variables = tuple(flag_variables().items())
+    return SpecTree(folder.resolve(), external.resolve(), modules.resolve() if modules else None, variables)
+
+
+@dataclass(frozen=True, slots=True)
+class _Suites:
+    """What is met on the way: operators' folders of cases by path and of configs, and suites of ONNX models."""
+
+    cases: dict[str, CaseFolder]
+    with_configs: list[str]
+    models: list[Path]
+
+    def add_case(self, path: str, files: Iterable[str], found_from: Path) -> None:
+        """Takes in the folder of a case."""
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            name = os.fsencode(path).decode("utf-8", "replace")
+            raise UsageError(f"{name}: its name is not UTF-8", "Rename the folder of this case.") from None
+        self.cases.setdefault(path, CaseFolder(path, tuple(files), str(found_from)))
+
+
+def _find_roots(folder: Path, met: _Suites) -> Iterable[Path]:
+    """The roots of other specs in a folder; itself where it has neither them nor operator cases."""
+    if folder.name in ROOT_NAMES and not _holds_cases(folder):
+        return [folder]
+    roots: list[Path] = []
+    has_cases = False
+    for current, subfolders, files in os.walk(folder):
+        if is_case_folder(files):
+            met.add_case(current, files, folder)
+            subfolders.clear()
+            has_cases = True
+            continue
+        if is_models_suite(Path(current), named=current == str(folder)):
+            met.models.append(Path(current))
+            subfolders.clear()
+            continue
+        for name in subfolders:
+            # Folders behind links are not walked through, but a case may be one.
+            place = f"{current}/{name}"
+            if os.path.islink(place) and is_case_folder(inside := os.listdir(place)):  # noqa: PTH114, PTH208
+                met.add_case(place, inside, folder)
+                has_cases = True
+        if CONFIGS in subfolders:
+            met.with_configs.append(current)
+        # A suite of operators may have a folder of such a name, too.
+        others = [name for name in sorted(subfolders) if name in ROOT_NAMES and not _holds_cases(Path(current, name))]
+        roots += [Path(current, name) for name in others]
+        subfolders[:] = sorted(
+            name for name in subfolders if name not in (*others, *_EXTERNAL_NAMES) and not name.startswith(".")
+        )
+    return roots or ([] if has_cases or met.models else [folder])
+
+
+def _holds_cases(folder: Path) -> bool:
+    """Whether there are cases of operator suites anywhere below a folder."""
+    return any(is_case_folder(files) for _, _, files in os.walk(folder))
+
+
+def _holds_torch_models(root: Path, *, named: bool) -> bool:
+    """Whether a root is one of torch models: by its name, or a folder of another name whose files have a `type`."""
+    if root.name in ROOT_NAMES:
+        return root.name == TORCH_ROOT
+    return named or any(has_type(path) for path in list_json_files(root))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +200,7 @@ class ExpectedFailure:
 
 @dataclass(frozen=True, slots=True)
 class CaseSet:
-    """What was selected.
-
-    Attributes:
-        cases: in the order of model, submodel, kind.
-    """
+    """What was selected; its cases are in the order of model, submodel, kind."""
 
     cases: tuple[Case, ...]
     required: tuple[Case, ...]
@@ -74,8 +228,7 @@ def load_cases(
     """
     loaded = Loaded(targets, {include: MarkerExpression(include.markers) for include in includes})
     builders = {
-        name: dialect.builder([spec for spec in specs if spec.dialect == name], loaded)
-        for name, dialect in DIALECTS.items()
+        name: builder([spec for spec in specs if spec.dialect == name], loaded) for name, builder in _BUILDERS.items()
     }
     for spec in specs:
         builders[spec.dialect].add(spec, [include for include in includes if include.matches_spec(spec)])

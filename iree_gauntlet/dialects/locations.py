@@ -1,4 +1,4 @@
-"""Where what a spec names lies.
+"""Where what a spec names lies, and what its flags name.
 
 A URL stays as it is, `file:///…` too. A relative path never leaves the folder that it is relative to. An absolute path
 is taken only in fields that are called `…_path`, which name files of the machine, as `file:///…` does.
@@ -39,12 +39,6 @@ _FLAG_VARIABLES = (CASE_FOLDER, "IREE_TEST_FILES", "ROCM_CHIP", "SKU")
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 _TARGET_FLAGS = ("iree-hal-target-device", "iree-hal-target-backends", "iree-hal-local-target-device-backends")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_CHIP_FLAGS = {
-    "rocm": ("iree-rocm-target", "iree-hip-target"),
-    "cuda": ("iree-cuda-target",),
-    "vulkan": ("iree-vulkan-target",),
-    "metal": ("iree-metal-target",),
-}
 # What to do about a URL that cannot be read.
 BRACKETS_HINT = "Brackets in a path are written %5B and %5D."
 
@@ -88,11 +82,7 @@ class SpecReader:
         self.problems.append(problem_at(self.spec.name, self.spec.text, path, message, hint))
 
     def url(self, path: Sequence[str | int], source: str) -> str:
-        """The absolute URL that a `source` means.
-
-        A source with a scheme stays as it is; another is a path relative to the spec's folder, must stay inside
-        the spec tree, and becomes a `file:` URL.
-        """
+        """The absolute URL that a `source` means; a path, relative to the spec's folder, stays inside the spec tree."""
         if is_url(source):
             return self._require_readable(path, source)
         if PurePosixPath(source).is_absolute() or PureWindowsPath(source).drive or "\\" in source:
@@ -107,10 +97,10 @@ class SpecReader:
         return ""
 
     def torch_url(self, path: Sequence[str | int], source: str, module_folders: Sequence[Path] = ()) -> str:
-        """The URL that a torch model's `url` or `mlir` means.
+        """The URL that a torch model's `url` or `mlir` means. The file need not exist.
 
-        A source with a scheme stays as it is; another is a file in one of `module_folders` where some are given, else
-        in the external files folder or next to the spec. The file need not exist.
+        A path is of a file in one of `module_folders` where some are given, else in the external files folder or next
+        to the spec.
         """
         if is_url(source):
             return self._require_readable(path, source)
@@ -122,10 +112,7 @@ class SpecReader:
         return next((place for place in places if place.is_file()), missing).absolute().as_uri()
 
     def external_file(self, path: Sequence[str | int], name: str) -> Path | None:
-        """The file that a spec names without a URL: in the external files folder, or below the spec's root.
-
-        The file need not exist: planning continues without it and says so.
-        """
+        """The file that a spec names without a URL: an external file, or below the spec's root. It need not exist."""
         if not self._is_inside(path, name, "external files"):
             return None
         tree = self.spec.tree
@@ -208,8 +195,8 @@ def target_of_flags(flags: Iterable[str]) -> Target:
         return Target(unknown)
     if found.family == "cpu" and values.get(_TARGET_FLAGS[-1]) == "vmvx":
         return Target("vmvx")
-    flags_of_family = _CHIP_FLAGS.get(found.family, ())
-    chip = next((values[name].split(":")[0] for name in flags_of_family if values.get(name)), "")
+    of_family = (f"iree-{found.family}-target", *(("iree-hip-target",) if found.family == "rocm" else ()))
+    chip = next((values[name].split(":")[0] for name in of_family if values.get(name)), "")
     return parse_target(f"{found.family}-{chip}") or found
 
 

@@ -12,9 +12,8 @@ import ast
 import os
 import re
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import Field
@@ -27,6 +26,7 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfiguredSuite,
     SuiteDocument,
     find_same_names,
+    has_word,
     read_config,
     read_markers,
     with_own_names,
@@ -39,9 +39,7 @@ from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from iree_gauntlet.targets import Target
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 _FIXTURE = "compare_between_iree_and_onnxruntime"
@@ -58,8 +56,6 @@ _RAISED = {
 }
 _HINT = "What is read is described in docs/reference/onnx-models.md."
 _MODELS_FOLDER = "onnx_models"
-DIALECT = "onnx_models"
-SOURCES = SourceFields()
 # Upstream's `ONNX_CONVERTER_OUTPUT_MIN_VERSION`.
 _LEAST_OPSET = 17
 _CONFIGS = "configs"
@@ -115,41 +111,17 @@ class ModelsConfig(Config):
         return self.comments.get(find_line(self.text, [OUTCOMES, entry]), "") if self.comments else ""
 
 
-def has_word(path: Path, word: str) -> bool:
-    """Whether a file has a word in it, by which the suite's files are known; one that cannot be read may."""
-    try:
-        return word.encode() in path.read_bytes()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        # What is wrong with it is said when it is read.
-        return True
-
-
-def _find_misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
-    """Entries that name no test: misspelt, left behind, or of an older suite."""
-    names = set(known)
-    for entry in config.tests:
-        if entry not in names:
-            message = f"names no test{did_you_mean(entry, names)}"
-            yield problem_at(config.name, config.text, [OUTCOMES, entry], message, "Correct or remove the entry.")
-
-
 _Suite = ConfiguredSuite[ModelsConfig]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSpec(ConfiguredSpec):
-    """A test of a model; or a file that holds none that could be read.
+    """A test of a model, with its whole URL; or a file that holds none that could be read, without a document.
 
     Its model is the file of tests, and the folder of the model as its name has it; its stem the model's file.
-
-    Attributes:
-        document: what it says, with the whole URL of its model; None where it cannot be understood.
-        submodel: what `--submodel` selects.
     """
 
-    dialect = DIALECT
+    dialect = "onnx_models"
 
     suite: _Suite
     document: OnnxModelTest | None
@@ -166,12 +138,9 @@ def is_models_suite(folder: Path, *, named: bool) -> bool:
 def read_model_specs(
     roots: Sequence[Path], asked: Sequence[Path], model_root: str, working_folder: str
 ) -> list[ModelSpec]:
-    """The tests of suites of ONNX models, in a stable order.
+    """The tests of suites of ONNX models, in a stable order; UsageError where the folder of models does not exist.
 
     Configs that are asked for, and a folder or URL of all models, take the place of the suites' own.
-
-    Raises:
-        UsageError: the folder of models does not exist.
     """
     prefix = f"{working_folder.rstrip('/')}/"
     other_base = _parse_base(model_root)
@@ -181,91 +150,82 @@ def read_model_specs(
         configs = [read_config(path, str(path).removeprefix(prefix), OutcomesDocument, ModelsConfig) for path in paths]
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
         read = [(name, *_read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
-        known = [test.name for _, tests, _ in read for test in tests]
+        known = {test.name for _, tests, _ in read for test in tests}
         configs = _check_names(with_own_names(configs), known)
         base = _read_base(root / "conftest.py") if read else _DEFAULT_BASE
         read = read or [(config.name, *_read_named_tests(config)) for config in configs]
         hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
         without = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
-        specs += _make_specs(
-            ConfiguredSuite(tuple(configs), () if paths else (without,)),
-            read,
-            partial(_complete_url, base=base, other_base=other_base),
-        )
+        suite = ConfiguredSuite(tuple(configs), () if paths else (without,))
+        seen: set[str] = set()
+        for name, tests, problems in read:
+            if problems:
+                stem = PurePosixPath(name).stem
+                specs.append(ModelSpec(suite, name, _name_kind(name), stem, None, stem, problems=tuple(problems)))
+            for test in tests:
+                if test.name not in seen:
+                    seen.add(test.name)
+                    specs.append(_make_spec(suite, name, test, base, other_base))
     return specs
 
 
 class OnnxModels(ConfiguredBuilder[ModelSpec]):
     """A case for each config whose target is asked for."""
 
+    sources: ClassVar = {ModelSpec.dialect: SourceFields()}
+
     def build(self, spec: ModelSpec) -> Iterator[Case]:
         """The cases of a test."""
-        for config, target in self.ask_configs(spec.suite) if spec.document else ():
-            if spec.document and config.document:
-                yield _make_case(spec, spec.document, config, config.document, target)
+        test = spec.document
+        for config, target in self.ask_configs(spec.suite) if test else ():
+            if test is None or config.document is None:
+                continue
+            origin, flags_origin = Origin(spec.name, test.name.partition("::")[2]), Origin(config.name)
+            program = Program(test.url, OnnxImport(least_opset=_LEAST_OPSET))
+            name, flags = f"{spec.model}/{spec.submodel}", tuple(config.document.iree_compile_flags)
+            run_flags = tuple(config.document.iree_run_module_flags)
+            marked = (Expectation(test.fails, test.reason, origin),) if test.fails else ()
+            skip = test.skip and f"{test.skip} ({spec.name})"
+            yield Case(
+                dialect=spec.dialect,
+                model=spec.model,
+                submodel=spec.submodel,
+                stem=spec.stem,
+                kind=Kind.QUALITY,
+                target=target,
+                modules=(Module(name, MAIN, target, program, flags, origin, flags_origin=flags_origin),),
+                origin=origin,
+                device=devices_of_flags(run_flags),
+                run_flags=run_flags,
+                order=ArgumentOrder.MODULES_FIRST,
+                # Of several marks that expect a failure pytest takes the first, which is the file's own.
+                expectations=marked or config.expectations_of(test.name),
+                markers=read_markers(target, Kind.QUALITY) | test.markers,
+                skip_reason=skip or config.skip_of(test.name),
+                flags_origin=flags_origin,
+                reference=True,
+            )
 
 
-def _make_case(
-    spec: ModelSpec, test: OnnxModelTest, config: ModelsConfig, document: OutcomesDocument, target: Target
-) -> Case:
-    origin = Origin(spec.name, test.name.partition("::")[2])
-    flags_origin = Origin(config.name)
-    program = Program(test.url, OnnxImport(least_opset=_LEAST_OPSET))
-    flags = tuple(document.iree_compile_flags)
-    name = f"{spec.model}/{spec.submodel}"
-    run_flags = tuple(document.iree_run_module_flags)
-    marked = (Expectation(test.fails, test.reason, origin),) if test.fails else ()
-    skip = test.skip and f"{test.skip} ({spec.name})"
-    return Case(
-        dialect=DIALECT,
-        model=spec.model,
-        submodel=spec.submodel,
-        stem=spec.stem,
-        kind=Kind.QUALITY,
-        target=target,
-        modules=(Module(name, MAIN, target, program, flags, origin, flags_origin=flags_origin),),
-        origin=origin,
-        device=devices_of_flags(run_flags),
-        run_flags=run_flags,
-        order=ArgumentOrder.MODULES_FIRST,
-        # Of several marks that expect a failure pytest takes the first, which is the file's own.
-        expectations=marked or config.expectations_of(test.name),
-        markers=read_markers(target, Kind.QUALITY) | test.markers,
-        skip_reason=skip or config.skip_of(test.name),
-        flags_origin=flags_origin,
-        reference=True,
-    )
-
-
-def _check_names(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[ModelsConfig]:
+def _check_names(configs: Sequence[ModelsConfig], known: set[str]) -> list[ModelsConfig]:
     """The configs with what is wrong with their names, and with the names of tests where the suite's are known."""
     first: dict[str, ModelsConfig] = {}
-    checked = []
+    checked, hint = [], "Correct or remove the entry."
     for config in configs:
         others = [first.setdefault(config.target.config, config)] if config.document else []
         problems = (*config.problems, *find_same_names(config, others))
-        unmatched = tuple(_find_misnamed_tests(config, known)) if known else ()
-        checked.append(replace(config, problems=problems, unmatched=unmatched))
+        # Misspelt, left behind, or of an older suite.
+        misnamed = [entry for entry in config.tests if known and entry not in known]
+        unmatched = [
+            problem_at(config.name, config.text, [OUTCOMES, entry], f"names no test{did_you_mean(entry, known)}", hint)
+            for entry in misnamed
+        ]
+        checked.append(replace(config, problems=problems, unmatched=tuple(unmatched)))
     return checked
 
 
-def _make_specs(
-    suite: _Suite, read: Iterable[tuple[str, list[OnnxModelTest], list[Problem]]], whole: Callable[[str], str]
-) -> Iterator[ModelSpec]:
-    """The specs of files of tests, each test once."""
-    seen: set[str] = set()
-    for name, tests, problems in read:
-        if problems:
-            stem = PurePosixPath(name).stem
-            yield ModelSpec(suite, name, _name_kind(name), stem, None, stem, problems=tuple(problems))
-        for test in tests:
-            if test.name not in seen:
-                seen.add(test.name)
-                yield _make_spec(suite, name, test, whole)
-
-
-def _make_spec(suite: _Suite, name: str, test: OnnxModelTest, whole: Callable[[str], str]) -> ModelSpec:
-    """The spec of a test."""
+def _make_spec(suite: _Suite, name: str, test: OnnxModelTest, base: str, other_base: str) -> ModelSpec:
+    """The spec of a test; `other_base` takes the place of the suite's base, and of that of a whole URL."""
     # `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model
     # `classification/mnist/model` with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
     file, _, function = test.name.partition("::")
@@ -282,7 +242,10 @@ def _make_spec(suite: _Suite, name: str, test: OnnxModelTest, whole: Callable[[s
             hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
     if why:
         return ModelSpec(suite, name, kind, stem, None, stem, problems=(Problem(name, 0, function, why, hint),))
-    test = replace(test, url=whole(test.url))
+    if other_base:
+        test = replace(test, url=other_base + quote(_find_path_in_zoo(test.url)))
+    elif not is_url(test.url):
+        test = replace(test, url=base + quote(test.url))
     return ModelSpec(suite, name, f"{kind}/{folder}" if folder else kind, stem, test, submodel)
 
 
@@ -293,27 +256,15 @@ def _name_kind(file: str) -> str:
 
 def _read_named_tests(config: ModelsConfig) -> tuple[list[OnnxModelTest], list[Problem]]:
     """The tests that a config names, where the suite's own files are not there."""
-    tests: list[OnnxModelTest] = []
-    unknown: list[str] = []
-    for name in config.tests:
-        match = _NAME.fullmatch(name)
-        if match:
-            tests.append(OnnxModelTest(name, f"{match[1]}/{match[2]}"))
-        else:
-            unknown.append(name)
+    named = {name: match for name in config.tests if (match := _NAME.fullmatch(name))}
+    tests = [OnnxModelTest(name, f"{match[1]}/{match[2]}") for name, match in named.items()]
+    unknown = [name for name in config.tests if name not in named]
     if not unknown:
         return tests, list(config.problems)
     more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
     message = f"the test does not name its model{more}, and the suite's tests are not here"
     hint = f"Give the suite: --spec-dir iree-test-suites/{_MODELS_FOLDER} --config {config.name}."
     return tests, [problem_at(config.name, config.text, [OUTCOMES, unknown[0]], message, hint)]
-
-
-def _complete_url(url: str, base: str, other_base: str) -> str:
-    """Where a model is fetched from: `other_base` takes the place of the suite's base, and of that of a whole URL."""
-    if other_base:
-        return other_base + quote(_find_path_in_zoo(url))
-    return url if is_url(url) else base + quote(url)
 
 
 def _find_path_in_zoo(url: str) -> str:
@@ -359,8 +310,8 @@ class OnnxModelTest:
 
     Attributes:
         name: pytest's: `tests/…_test.py::test_models[mnist/model/mnist-12.onnx]`.
-        skip: why it is skipped; empty where it runs.
-        fails: the stage at which it is expected to fail; None where it is expected to pass.
+        skip: why it is skipped.
+        fails: the stage at which it is expected to fail.
     """
 
     name: str

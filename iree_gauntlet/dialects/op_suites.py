@@ -13,7 +13,6 @@ import math
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,20 +25,21 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfiguredSuite,
     SuiteDocument,
     find_same_names,
+    has_word,
     read_config,
     with_own_names,
 )
-from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, in_schema, one_of, present
+from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, about, in_schema, one_of, present
 from iree_gauntlet.dialects.json_text import find_item_lines
 from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, problem_at
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 
-OP_TESTS = "op_tests"
+DIALECT = "op_tests"
 # NumPy's names of element types, and IREE's.
 ELEMENT_TYPES = {
     "bool": "i1",
@@ -90,7 +90,6 @@ TORCH_FILE = "run_module_io.json"
 CONFIGS = "configs"
 # The last is what the suites of torch operators had before it.
 _CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
-_CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
 # The torch variant's cases lie in this folder of the root, and its configs leave it out.
 _GENERATED = "generated/"
 
@@ -158,15 +157,19 @@ def _find_idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
                 yield problem_at(name, text, [where, index], message, "Remove it from one of the two.")
 
 
-def _find_unmatched(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:
+def _find_unmatched(config: SuiteConfig, known: Collection[str], roots: Sequence[str]) -> Iterator[Problem]:
     """Entries that name no case: misspelt, left behind, or of a part of the suite that is not here."""
-    document = config.document
-    if document is None:
-        return
-    lists = {where: getattr(document, where) for where in _LISTS} | {"golden_times_ms": list(document.golden_times_ms)}
+
+    def is_case(entry: str) -> bool:
+        """Whether an entry is the folder of a case, also one outside of the spec folder."""
+        if entry in known or entry.startswith("/") or ".." in entry.split("/"):
+            return entry in known
+        paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED)]
+        return any(os.path.isfile(f"{path}/{file}") for path in paths for file in _CASE_FILES)  # noqa: PTH113
+
     unmatched = {
-        where: [(index, entry) for index, entry in enumerate(entries) if entry not in known and not is_case(entry)]
-        for where, entries in lists.items()
+        where: [(index, entry) for index, entry in enumerate(getattr(config.document, where, ())) if not is_case(entry)]
+        for where in (*_LISTS, "golden_times_ms")
     }
     # So many are no slips: a part of the suite is not here. A guess takes its time.
     guesses = sum(map(len, unmatched.values())) <= _MOST_GUESSES
@@ -248,16 +251,16 @@ class OpConfig(SuiteDocument):
     golden_times_ms: dict[Text, Factor] = Field(
         default_factory=dict, description="Milliseconds by case; these are measured too."
     )
-    tolerance_factor: Factor = Field(1.0, description="How many times the golden time may be exceeded.")
+    tolerance_factor: Factor = about(1.0, "How many times the golden time may be exceeded.")
 
 
 class FormulaFields(StrictDocument):
     """`(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`."""
 
     shape: list[Count] = Field(description="Sizes.")
-    dtype: ElementType = Field("float32", description="Element type, as NumPy calls it.")
-    coeff: _Finite = Field(1.0, description="Times what is random.")
-    offset: _Finite = Field(0.0, description="Added to that.")
+    dtype: ElementType = about("float32", "Element type, as NumPy calls it.")
+    coeff: _Finite = about(1.0, "Times what is random.")
+    offset: _Finite = about(0.0, "Added to that.")
 
 
 class FormulaArgument(StrictDocument):
@@ -278,11 +281,11 @@ class ExpectedOutput(StrictDocument):
 
     model_config = in_schema(oneOf=[present("url"), present("value")])
 
-    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
-    value: Annotated[Any, AfterValidator(_check_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = Field(
-        None, description="A number, or the name of a file."
+    url: Text | None = about(None, "Where it comes from: a file, or a URL.")
+    value: Annotated[Any, AfterValidator(_check_number_or_file), WithJsonSchema(_NUMBER_OR_FILE)] = about(
+        None, "A number, or the name of a file."
     )
-    meta: TensorMeta | None = Field(None, description="What raw bytes hold.")
+    meta: TensorMeta | None = about(None, "What raw bytes hold.")
 
     @model_validator(mode="after")
     def _check_source(self) -> ExpectedOutput:
@@ -321,23 +324,23 @@ class TorchOp(StrictDocument):
         }
     )
 
-    function_name: Text = Field("main", description="Function to run.")
+    function_name: Text = about("main", "Function to run.")
     flat_args: list[_FlatArgument] = Field(
         default_factory=list, description="Arguments in order: numbers, and formulas."
     )
-    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = Field(0, description="Of the values that are made.")
-    rtol: Tolerance = Field(1e-05, description="Relative tolerance, as of numpy.allclose.")
-    atol: Tolerance = Field(1e-08, description="Absolute tolerance, as of numpy.allclose.")
-    equal_nan: bool = Field(False, description="Whether two NaN are equal.")
-    mode: Literal["compare", "quality", "benchmark"] = Field(
-        "compare", description="compare (or quality), or benchmark: measured, and not compared."
+    seed: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = about(0, "Of the values that are made.")
+    rtol: Tolerance = about(1e-05, "Relative tolerance, as of numpy.allclose.")
+    atol: Tolerance = about(1e-08, "Absolute tolerance, as of numpy.allclose.")
+    equal_nan: bool = about(False, "Whether two NaN are equal.")
+    mode: Literal["compare", "quality", "benchmark"] = about(
+        "compare", "compare (or quality), or benchmark: measured, and not compared."
     )
-    file_name: Text = Field("test.mlir", description="The program.")
-    vmfb_name: Text = Field("out.vmfb", description="Accepted, and ignored.")
-    expected_output: list[Expected] | None = Field(
-        None, description="What outputs are compared with: files, or objects with url or value."
+    file_name: Text = about("test.mlir", "The program.")
+    vmfb_name: Text = about("out.vmfb", "Accepted, and ignored.")
+    expected_output: list[Expected] | None = about(
+        None, "What outputs are compared with: files, or objects with url or value."
     )
-    azure_blob: bool = Field(True, description="Accepted, and ignored.")
+    azure_blob: bool = about(True, "Accepted, and ignored.")
 
     @model_validator(mode="after")
     def _check_expected(self) -> TorchOp:
@@ -353,12 +356,7 @@ def tensor_of(shape: list[int], dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CaseFolder:
-    """A folder of a case.
-
-    Attributes:
-        path: absolute.
-        found_from: the spec folder in which it was found, absolute.
-    """
+    """A folder of a case, and the spec folder in which it was found; both paths are absolute."""
 
     path: str
     files: tuple[str, ...]
@@ -371,12 +369,9 @@ class OpSpec(ConfiguredSpec):
 
     What is wrong with a case keeps no other from running, and is found when its cases are made: it is no problem of
     the spec. Its model is the path of the folder above it, from the suite's root, and its stem its own name.
-
-    Attributes:
-        folder: where it is.
     """
 
-    dialect = OP_TESTS
+    dialect = DIALECT
 
     suite: ConfiguredSuite[SuiteConfig]
     folder: CaseFolder
@@ -400,12 +395,9 @@ def is_case_folder(files: Iterable[str]) -> bool:
 def read_op_specs(
     folders: Sequence[CaseFolder], with_configs: Iterable[str], asked: Sequence[Path], working_folder: str
 ) -> list[OpSpec]:
-    """The cases of operator suites, in a stable order.
+    """The cases of operator suites, in a stable order; UsageError where a config that was asked for does not exist.
 
     Configs that are asked for take the place of those in the `configs` of each root.
-
-    Raises:
-        UsageError: a config that was asked for does not exist.
     """
     candidates = {path for path in with_configs if _find_configs(path)}
     above: dict[str, str] = {}
@@ -417,7 +409,10 @@ def read_op_specs(
         roots.setdefault(above[parent], []).append(folder)
     prefix = f"{working_folder.rstrip('/')}/"
     if asked:
-        roots = _place_by_entries(roots, candidates, _read_entries(asked, prefix))
+        # One that is not there, or cannot be read, is reported when it is used.
+        read = [_read_op_config(path, str(path).removeprefix(prefix)) for path in asked if path.is_file()]
+        named = [(*item.skips, *item.expected, *item.document.golden_times_ms) for item in read if item.document]
+        roots = _place_by_entries(roots, candidates, frozenset().union(*named))
     keys = {folder.path: _name_keys(folder, root) for root, inside in roots.items() for folder in inside}
     # What is asked for and lies in another root's own folder is not meant for a root.
     own = {root: Path(root, CONFIGS).resolve() for root in roots}
@@ -428,7 +423,7 @@ def read_op_specs(
     configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
     specs = []
     for root, inside in roots.items():
-        files = [next(name for name in _CASE_FILES if name in folder.files) for folder in inside]
+        files = (next(name for name in _CASE_FILES if name in folder.files) for folder in inside)
         names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(inside, files, strict=True)]
         called = root.removeprefix(prefix)
         hint = f"Write {called}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
@@ -442,20 +437,9 @@ def read_op_specs(
 
 def _find_configs(root: str) -> tuple[Path, ...]:
     """The configs of a folder; a JSON file of another kind next to them is none."""
-    folder = Path(root, CONFIGS)
-    if not folder.is_dir():
-        return ()
-    return tuple(path for path in sorted(folder.glob("*.json")) if _is_config(path))
-
-
-def _is_config(path: Path) -> bool:
-    """By any of the required fields: one that is misspelt is reported when the file is read."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        # What is wrong with it is reported then, too.
-        return True
-    return any(word in content for word in _CONFIG_WORDS)
+    # By any of the required fields: one that is misspelt is reported when the file is read, as is a link to nothing.
+    paths = sorted(Path(root, CONFIGS).glob("*.json"))
+    return tuple(path for path in paths if has_word(path, *SuiteDocument.model_fields) or not path.exists())
 
 
 def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
@@ -472,17 +456,6 @@ def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
             return path
         path = path.rpartition("/")[0]
     return folder.found_from if folder.path != folder.found_from else folder.path.rpartition("/")[0]
-
-
-def _read_entries(asked: Sequence[Path], prefix: str) -> set[str]:
-    """The cases that configs name."""
-    entries: set[str] = set()
-    for path in asked:
-        # One that is not there, or cannot be read, is reported when it is used.
-        config = _read_op_config(path, str(path).removeprefix(prefix)) if path.is_file() else None
-        if config is not None and config.document is not None:
-            entries |= {*config.skips, *config.expected, *config.document.golden_times_ms}
-    return entries
 
 
 def _place_by_entries(
@@ -543,14 +516,6 @@ def _read_configs(
         name = config.target.config
         others = [first.setdefault((root, name), config) for root in roots] if config.document else []
         problems = (*config.problems, *find_same_names(config, others))
-        unmatched = tuple(_find_unmatched(config, known, partial(_is_case, roots)))
+        unmatched = tuple(_find_unmatched(config, known, roots))
         configs[path] = replace(config, problems=problems, unmatched=unmatched)
     return configs
-
-
-def _is_case(roots: Sequence[str], entry: str) -> bool:
-    """Whether an entry is the folder of a case, also one outside of the spec folder."""
-    if entry.startswith("/") or ".." in entry.split("/"):
-        return False
-    paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED)]
-    return any(os.path.isfile(f"{path}/{file}") for path in paths for file in _CASE_FILES)  # noqa: PTH113

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
 from iree_gauntlet.cases import (
@@ -40,11 +40,9 @@ from iree_gauntlet.dialects.locations import (
 from iree_gauntlet.dialects.op_suites import (
     ELEMENT_TYPES,
     FLAGFILE,
-    OP_TESTS,
     TORCH_FILE,
     ExpectedOutput,
     FormulaArgument,
-    FormulaFields,
     OpSpec,
     TensorMeta,
     TorchOp,
@@ -61,8 +59,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-DIALECT = OP_TESTS
-SOURCES = SourceFields("flat_args[{}]", "expected_output[{}]")
 # Seconds: cases take a fraction of one, and one that hangs must not hold thousands for half an hour.
 _TIMEOUTS = ((Stage.COMPILE, 300.0), (Stage.THRESHOLD, 60.0))
 
@@ -86,8 +82,6 @@ class OpInputs:
 
     Attributes:
         program: name of the program's file; a pattern where there is not one.
-        function: that is called; empty for the module's only one.
-        allclose: how it is compared; None for the tool's own rule.
     """
 
     program: str = _ANY_PROGRAM
@@ -106,12 +100,24 @@ class OpInputs:
 class OpTests(ConfiguredBuilder[OpSpec]):
     """A case for each config whose target is asked for, and a benchmark where it has a golden time."""
 
+    sources: ClassVar = {OpSpec.dialect: SourceFields("flat_args[{}]", "expected_output[{}]")}
+
     def build(self, spec: OpSpec) -> Iterator[Case]:
         """The cases of a folder."""
         chosen = self.ask_configs(spec.suite)
         if not chosen:
             return
-        read = _read(spec)
+        files = spec.folder.files
+        if FLAGFILE in files and TORCH_FILE in files:
+            wrong = Problem(spec.name, 0, "", f"is next to a {TORCH_FILE}: which one counts?", "Remove one.")
+            read = OpInputs(problems=(wrong,), compiles=False)
+        elif FLAGFILE in files:
+            read = _read_flags(spec)
+        elif TORCH_FILE in files:
+            read = _read_torch(spec)
+        else:
+            message = f"is of a form before {TORCH_FILE}, which is not read"
+            read = _make_broken(spec, Problem(spec.name, 0, "", message, "Take a newer state of the suite."))
         self.loaded.broken.update(read.problems)
         self.loaded.warnings.update(read.warnings)
         program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
@@ -140,7 +146,7 @@ def _make_cases(
     run_flags = tuple(flag for flag in document.iree_run_module_flags if flag not in written)
     called = (f"--function={read.function}",) if read.function else ()
     case = Case(
-        dialect=DIALECT,
+        dialect=OpSpec.dialect,
         model=spec.model,
         submodel=spec.stem,
         stem=spec.stem,
@@ -179,7 +185,10 @@ def _make_benchmark(case: Case, spec: OpSpec, read: OpInputs, config: str, docum
         origin = Origin(config, f"golden_times_ms.{key}")
         factor = document.tolerance_factor
         goldens = (Golden(Metric.TIME_MS, value, factor, Statistic.MEAN, case.target.sku, "", origin),)
-    flags, own = (_without_comparing(flags) for flags in (case.run_flags, case.own_flags))
+    flags, own = (
+        tuple(flag for flag in flags if not flag.lstrip("-").startswith(_COMPARING))
+        for flags in (case.run_flags, case.own_flags)
+    )
     if not any(flag.startswith("--function=") for flag in (*flags, *own)):
         # The tool that measures calls a function with arguments only by its name.
         name = _find_exported(f"{spec.folder.path}/{read.program}")
@@ -198,10 +207,6 @@ def _make_benchmark(case: Case, spec: OpSpec, read: OpInputs, config: str, docum
     )
 
 
-def _without_comparing(flags: Sequence[str]) -> tuple[str, ...]:
-    return tuple(flag for flag in flags if not flag.lstrip("-").startswith(_COMPARING))
-
-
 def _parse_output(value: str) -> Argument:
     """A file that the run writes, by its name alone: it goes into the step's folder, never into the suite."""
     return Argument(value[0] + value[1:].rpartition("/")[2] if value[:1] in ("@", "+") else value)
@@ -215,19 +220,6 @@ def _find_exported(path: str) -> str:
         return ""
     match = _FUNCTION.search(text)
     return (match[1] or match[2]) if match else ""
-
-
-def _read(spec: OpSpec) -> OpInputs:
-    files = spec.folder.files
-    if FLAGFILE in files and TORCH_FILE in files:
-        message = f"is next to a {TORCH_FILE}: which one counts?"
-        return OpInputs(problems=(Problem(spec.name, 0, "", message, "Remove one."),), compiles=False)
-    if FLAGFILE in files:
-        return _read_flags(spec)
-    if TORCH_FILE not in files:
-        message = f"is of a form before {TORCH_FILE}, which is not read"
-        return _make_broken(spec, Problem(spec.name, 0, "", message, "Take a newer state of the suite."))
-    return _read_torch(spec)
 
 
 def _make_broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
@@ -247,7 +239,6 @@ def _find_program(spec: OpSpec) -> str:
 
 
 def _read_flags(spec: OpSpec) -> OpInputs:
-    """A folder with a flagfile."""
     try:
         with open(f"{spec.folder.path}/{FLAGFILE}", encoding="utf-8") as file:  # noqa: PTH123 - one of thousands
             text = file.read()
@@ -269,20 +260,12 @@ def _read_flags(spec: OpSpec) -> OpInputs:
         elif name and name not in spec.folder.files and not Path(spec.folder.path, name).is_file():
             message = f"the file {name} is missing"
             problems.append(Problem(spec.name, line.number, line.name, message, "Put it next to the flagfile."))
-    arguments: dict[str, list[Argument]] = {"input": [], "expected_output": [], "output": []}
-    others = []
-    for line in lines:
-        if line.name in arguments:
-            value = line.value or ""
-            arguments[line.name].append(_parse_output(value) if line.name == "output" else Argument(value))
-        else:
-            others.append(line.text)
     return OpInputs(
         program,
-        inputs=tuple(arguments["input"]),
-        expected=tuple(arguments["expected_output"]),
-        outputs=tuple(arguments["output"]),
-        flags=tuple(others),
+        inputs=tuple(Argument(line.value or "") for line in lines if line.name == "input"),
+        expected=tuple(Argument(line.value or "") for line in lines if line.name == "expected_output"),
+        outputs=tuple(_parse_output(line.value or "") for line in lines if line.name == "output"),
+        flags=tuple(line.text for line in lines if line.name not in (*_ARGUMENTS, "output")),
         problems=tuple(problems),
         compiles=program != _ANY_PROGRAM,
     )
@@ -316,18 +299,15 @@ def _make_inputs(document: TorchOp) -> tuple[Argument, ...]:
     drawn = 0
     for item in document.flat_args:
         if isinstance(item, FormulaArgument):
-            arguments.append(Argument(url=_make_formula_url(item.Formula, document.seed, drawn)))
-            drawn += math.prod(item.Formula.shape)
+            formula = item.Formula
+            # A plus would be read as a blank: 1e+16.
+            values = f"coeff={quote(repr(formula.coeff))}&offset={quote(repr(formula.offset))}"
+            where = f"random://formula/{tensor_of(formula.shape, formula.dtype)}"
+            arguments.append(Argument(url=f"{where}?seed={document.seed}&skip={drawn}&{values}"))
+            drawn += math.prod(formula.shape)
         else:
             arguments.append(Argument(_format_scalar(item)))
     return tuple(arguments)
-
-
-def _make_formula_url(formula: FormulaFields, seed: int, drawn: int) -> str:
-    tensor = tensor_of(formula.shape, formula.dtype)
-    # A plus would be read as a blank: 1e+16.
-    coeff, offset = quote(repr(formula.coeff)), quote(repr(formula.offset))
-    return f"random://formula/{tensor}?seed={seed}&skip={drawn}&coeff={coeff}&offset={offset}"
 
 
 def _format_scalar(number: float, meta: TensorMeta | None = None) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import NothingSelectedError, UsageError
+from iree_gauntlet.figures import listed
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -60,11 +61,8 @@ class Include:
     within: Include | None = None
 
     def matches_spec(self, spec: Selectable) -> bool:
-        """Whether the names of a spec match; markers are not looked at.
-
-        A file that could not be understood is matched by either reading of its name, so that its problems are
-        shown to whoever selects it.
-        """
+        """Whether the names of a spec match; markers are not looked at."""
+        # A file that could not be understood is matched by either reading of its name: its problems are shown.
         submodels = {spec.submodel} | ({spec.stem} if spec.document is None else set())
         return (
             (self.within is None or self.within.matches_spec(spec))
@@ -75,15 +73,18 @@ class Include:
 
 
 class MarkerExpression:
-    """A boolean expression over words: `and`, `or`, `not`, parentheses; as pytest's `-m`.
-
-    Raises:
-        UsageError: the expression cannot be read.
-    """
+    """A boolean expression over words, as pytest's `-m`: `and`, `or`, `not`, parentheses; else a UsageError."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        tokens = self._split(text)
+        tokens: list[str] = []
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if not match:
+                self._fail(f"{text[position:].strip()[0]!r} is not a marker, 'and', 'or', 'not' or parenthesis")
+            tokens.append(match.group().strip())
+            position = match.end()
         self.words = set(tokens) - _OPERATORS
         if sum(token in ("(", "not") for token in tokens) > _MOST_DEPTH:
             self._fail(f"more than {_MOST_DEPTH} times 'not' or '('")
@@ -95,17 +96,6 @@ class MarkerExpression:
     def matches(self, markers: Collection[str]) -> bool:
         """Whether a set of markers satisfies it."""
         return bool(eval(self._code, {"__builtins__": {}, "markers": markers}))  # noqa: S307 - of what is checked
-
-    def _split(self, text: str) -> list[str]:
-        tokens: list[str] = []
-        position = 0
-        while text[position:].strip():
-            match = _TOKEN.match(text, position)
-            if not match:
-                self._fail(f"{text[position:].strip()[0]!r} is not a marker, 'and', 'or', 'not' or parenthesis")
-            tokens.append(match.group().strip())
-            position = match.end()
-        return tokens
 
     def _check_order(self, tokens: Sequence[str]) -> None:
         depth, before_marker = 0, True
@@ -202,6 +192,5 @@ def _describe(include: Include) -> str:
     return " ".join(words)
 
 
-def _format_names(names: Sequence[str], most: int = 30) -> str:
-    shown = ", ".join(names[:most]) or "none"
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def _format_names(names: Sequence[str]) -> str:
+    return listed(names, 30) or "none"

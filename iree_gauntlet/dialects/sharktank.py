@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import (
@@ -35,18 +35,13 @@ from iree_gauntlet.dialects.spec import Builder, Loaded, SourceFields, Spec, bas
 from iree_gauntlet.targets import FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from iree_gauntlet.dialects.selection import Include
 
 
 _REGRESSION = "sharktank-regression"
 _BENCHMARK = "sharktank-benchmark"
-SOURCES = {
-    _REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
-    # Its weights are its regression's.
-    _BENCHMARK: SourceFields(programs=("mlir_url", "mlir_file_url")),
-}
 _TUNER_FLAG = "--iree-codegen-transform-dialect-library"
 # What specs for ROCm mean by it where nobody names a chip: that of the programs that run them today.
 _DEFAULT_CHIP = "gfx942"
@@ -57,6 +52,12 @@ _FIRST_FLAG = "--device_allocator=caching"
 
 class Sharktank(Builder[Spec]):
     """Regressions are built when first asked for: benchmarks find their modules among all of them."""
+
+    sources: ClassVar = {
+        _REGRESSION: SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir")),
+        # Its weights are its regression's.
+        _BENCHMARK: SourceFields(programs=("mlir_url", "mlir_file_url")),
+    }
 
     def __init__(self, specs: Sequence[Spec], loaded: Loaded) -> None:
         super().__init__(specs, loaded)
@@ -73,7 +74,16 @@ class Sharktank(Builder[Spec]):
 
     def add(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec means on the targets that it is for."""
-        families = {*spec.families, *self._further(spec)}
+        families = {*spec.families}
+        if isinstance(spec.document, Benchmark):
+            # The further targets of the regression that defines its module: it runs there as well.
+            name = f"{spec.model}_{spec.document.submodel_name or spec.submodel}"
+            families |= {
+                family
+                for family in FAMILIES
+                for other in self._by_name.get((name, family), [])
+                if family in getattr(other.document, "targets", ())
+            }
         fitting = {
             replace(target, chip=_DEFAULT_CHIP) if target.family == "rocm" and not target.chip else target: None
             for target in self.loaded.targets
@@ -102,29 +112,16 @@ class Sharktank(Builder[Spec]):
 
     def _build(self, spec: Spec, target: Target) -> list[Case]:
         if isinstance(spec.document, Benchmark):
-            reader = _BenchmarkReader(spec, spec.document, target)
-            case = reader.build(partial(self._find, target))
-            self.loaded.problems.update(reader.problems)
+            benchmark = _BenchmarkReader(spec, spec.document, target)
+            case = benchmark.build(partial(self._find, target))
+            self.loaded.problems.update(benchmark.problems)
             return [case] if case else []
-        return self._build_once(spec, target)
-
-    def _build_once(self, spec: Spec, target: Target) -> list[Case]:
-        """The cases of a regression."""
         key = (spec.name, str(spec.path), target)
         if key not in self._built:
             reader = SpecReader(spec)
             self._built[key] = _build_regression(reader, target)
             self.loaded.problems.update(reader.problems)
         return self._built[key]
-
-    def _further(self, spec: Spec) -> Iterator[str]:
-        """The further targets of the regression that defines a benchmark's module: it runs there as well."""
-        if not isinstance(spec.document, Benchmark):
-            return
-        name = f"{spec.model}_{spec.document.submodel_name or spec.submodel}"
-        for family in FAMILIES:
-            if any(family in getattr(other.document, "targets", ()) for other in self._by_name.get((name, family), [])):
-                yield family
 
     def _find(self, target: Target, name: str) -> Case | None:
         """The case of a regression, whose modules others may use."""
@@ -136,7 +133,7 @@ class Sharktank(Builder[Spec]):
             return None
         for other in specs[1:]:
             self.loaded.problems.add(find_defined_twice(f"module {name}", target, other.name, specs[0].name))
-        return next(iter(self._build_once(specs[0], target)), None)
+        return next(iter(self._build(specs[0], target)), None)
 
 
 def _name_markers(target: Target) -> frozenset[str]:
@@ -158,29 +155,17 @@ class _Fields:
 
 
 def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
-    """What a spec means on a target; nothing where it cannot be used.
-
-    Returns:
-        The main module's case, with the pipeline where that is loaded; and that of a pipeline which is only compiled.
-    """
+    """What a spec means on a target: the main module's case, and that of a pipeline which is only compiled."""
     spec, document = reader.spec, reader.spec.document
     assert isinstance(document, RegressionV1 | RegressionV2), "only these are built"
-    tuner = _find_tuner(reader, document, target)
+    tuner, file_flags, blocked = _find_tuner(reader, document, target)
     if isinstance(document, RegressionV1):
-        fields = _read_first(document, target, tuner.flags)
+        fields = _read_first(document, target, tuner)
     else:
-        fields = _read_second(document, target, tuner.flags)
+        fields = _read_second(document, target, tuner)
     name = f"{spec.model}_{spec.submodel}"
-    main = Module(
-        name=name,
-        role=MAIN,
-        target=target,
-        program=Program(reader.url(["mlir"], document.mlir), document.imported),
-        flags=fields.flags,
-        origin=Origin(spec.name, "mlir"),
-        splat=fields.splat,
-        file_flags=tuner.file_flags,
-    )
+    program, origin = Program(reader.url(["mlir"], document.mlir), document.imported), Origin(spec.name, "mlir")
+    main = Module(name, MAIN, target, program, fields.flags, origin, splat=fields.splat, file_flags=file_flags)
     pipeline: tuple[Module, ...] = ()
     if document.pipeline_mlir:
         program = Program(reader.url(["pipeline_mlir"], document.pipeline_mlir))
@@ -203,7 +188,7 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
         run_flags=fields.threshold_args,
         expectations=_read_expectations(spec, fields, target),
         markers=frozenset({*document.markers, "quality"}) | _name_markers(target),
-        blocked_reason=tuner.blocked,
+        blocked_reason=blocked,
     )
     if reader.problems:
         return []
@@ -213,24 +198,18 @@ def _build_regression(reader: SpecReader, target: Target) -> list[Case]:
     return [case, replace(without, kind=Kind.COMPILE, modules=pipeline)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Tuner:
+def _find_tuner(
+    reader: SpecReader, document: RegressionV1 | RegressionV2, target: Target
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], str]:
     """The SKU's tuner file: a flag with a local file, or one with the file of a URL; and what blocks the compile."""
-
-    flags: tuple[str, ...] = ()
-    file_flags: tuple[tuple[str, str], ...] = ()
-    blocked: str = ""
-
-
-def _find_tuner(reader: SpecReader, document: RegressionV1 | RegressionV2, target: Target) -> _Tuner:
     if target.family != "rocm" or target.sku not in document.tuner_file:
-        return _Tuner()
+        return (), (), ""
     field, name = ("tuner_file", target.sku), document.tuner_file[target.sku]
     if is_url(name):
-        return _Tuner(file_flags=((_TUNER_FLAG, reader.url(field, name)),))
+        return (), ((_TUNER_FLAG, reader.url(field, name)),), ""
     found = reader.external_file(field, name)
     missing = f"the tuner file {found} is missing (tuner_file.{target.sku}); {EXTERNAL_HINT}"
-    return _Tuner(flags=(f"{_TUNER_FLAG}={found}",), blocked="" if found and found.is_file() else missing)
+    return (f"{_TUNER_FLAG}={found}",), (), "" if found and found.is_file() else missing
 
 
 def _read_first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _Fields:

@@ -37,6 +37,7 @@ from iree_gauntlet.dialects.fields import (
     WholeNumber,
     WithTargets,
     Word,
+    about,
     in_schema,
     present,
     require_literal,
@@ -70,13 +71,11 @@ class Blob(StrictDocument):
         **{"if": present("source"), "then": {"properties": {"value": {"pattern": f"^(?:{TENSOR_TYPE.pattern})$"}}}},
     )
 
-    source: Text | None = Field(
-        None, description="A file relative to the spec, or a URL: https, az, s3, gs, hf, pypi, file, random."
+    source: Text | None = about(
+        None, "A file relative to the spec, or a URL: https, az, s3, gs, hf, pypi, file, random."
     )
-    value: Text | None = Field(
-        None,
-        description="Type of raw bytes, such as 1x64xf16 (a .npy file has its own); "
-        "without a source, values: 4xf32=1 2 3 4.",
+    value: Text | None = about(
+        None, "Type of raw bytes, such as 1x64xf16 (a .npy file has its own); without a source, values: 4xf32=1 2 3 4."
     )
 
     @model_validator(mode="after")
@@ -99,12 +98,12 @@ class _Common(StrictDocument):
 class _Regression(ProgramDocument, _Common):
     inputs: list[Blob] = Field(default_factory=list, description="Arguments of the function, in order.")
     outputs: list[Blob] = Field(default_factory=list, description="Expected outputs, in order.")
-    real_weights: Text | None = Field(
-        None, description="Archive of weights (IRPA). Without it the compile writes one of equal values."
+    real_weights: Text | None = about(
+        None, "Archive of weights (IRPA). Without it the compile writes one of equal values."
     )
-    pipeline_mlir: Text | None = Field(None, description="A second module, which is compiled as well.")
-    add_pipeline_module: Truth = Field(False, description="Load the second module too, after the main one.")
-    compile_only: Truth = Field(False, description="Compile, and do not run.")
+    pipeline_mlir: Text | None = about(None, "A second module, which is compiled as well.")
+    add_pipeline_module: Truth = about(False, "Load the second module too, after the main one.")
+    compile_only: Truth = about(False, "Compile, and do not run.")
     tuner_file: dict[str, Text] = Field(
         default_factory=dict, description="Transform dialect libraries by SKU, on ROCm."
     )
@@ -126,21 +125,19 @@ class RegressionV1(_Regression):
     )
     cpu_threshold_args: Flags = Field(description="Further flags of iree-run-module on the CPU.")
     rocm_threshold_args: Flags = Field(description="Further flags of iree-run-module on ROCm.")
-    run_cpu_function: Text | None = Field(None, description="Function to run on the CPU.")
-    run_rocm_function: Text | None = Field(None, description="Function to run on ROCm.")
-    cpu_run_test_expecting_to_fail: Truth = Field(
-        False, description="The threshold step is expected to fail on the CPU."
-    )
-    rocm_run_test_expecting_to_fail: Truth = Field(False, description="The threshold step is expected to fail on ROCm.")
+    run_cpu_function: Text | None = about(None, "Function to run on the CPU.")
+    run_rocm_function: Text | None = about(None, "Function to run on ROCm.")
+    cpu_run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail on the CPU.")
+    rocm_run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail on ROCm.")
     rocm_compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
-    rocm_tests_only: Truth = Field(False, description="Nothing is done on the CPU.")
+    rocm_tests_only: Truth = about(False, "Nothing is done on the CPU.")
 
 
 class RegressionTarget(TargetOptions):
     """What is otherwise on a further target of a regression test (*ours*)."""
 
-    threshold_args: list[Flag] | None = Field(
-        None, description="Further flags of iree-run-module, such as --expected_f16_threshold=1.0f."
+    threshold_args: list[Flag] | None = about(
+        None, "Further flags of iree-run-module, such as --expected_f16_threshold=1.0f."
     )
 
 
@@ -157,15 +154,11 @@ class RegressionV2(_Regression, WithTargets):
     targets: Mapping[Family, RegressionTarget] = Field(
         default_factory=dict, description="Further targets, and what is otherwise there: vulkan, cuda, rocm, metal."
     )  # ours
-    run_function: Text | None = Field(
-        None, description="Function to run; it may be left out where a module exports one."
-    )
+    run_function: Text | None = about(None, "Function to run; it may be left out where a module exports one.")
     device: Device
-    run_test_expecting_to_fail: Truth = Field(False, description="The threshold step is expected to fail.")
+    run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail.")
     compile_chip_expecting_to_fail: Texts = Field(description="Chips on which the compile is expected to fail.")
-    custom_real_weights_group: Text | None = Field(
-        None, description="Accepted, and ignored: every file is fetched once anyway."
-    )
+    custom_real_weights_group: Text | None = about(None, "Accepted, and ignored: every file is fetched once anyway.")
 
     @model_validator(mode="after")
     def _has_a_device(self) -> RegressionV2:
@@ -191,32 +184,26 @@ class Benchmark(_Common):
     inputs: list[InputText] = Field(description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0.")
     function_run: Text = Field(description="Function to measure.")
     device: Device
-    submodel_name: Text | None = Field(
-        None, description="Submodel whose module and weights are measured, where it is not the file's own."
+    submodel_name: Text | None = about(
+        None, "Submodel whose module and weights are measured, where it is not the file's own."
     )
-    benchmark_repetitions: WholeNumber | None = Field(
-        None, description="--benchmark_repetitions, as older files write it."
-    )
-    benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        None, description="--benchmark_min_warmup_time, as older files write it."
+    benchmark_repetitions: WholeNumber | None = about(None, "--benchmark_repetitions, as older files write it.")
+    benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(
+        None, "--benchmark_min_warmup_time, as older files write it."
     )
     benchmark_flags: Flags = Field(description="Further flags of iree-benchmark-module.")
-    compilation_required: Truth = Field(False, description="It compiles a program of its own.")
-    compiled_file_name: RelativePath | None = Field(
-        None, description="Accepted, and ignored: modules are kept in the cache."
-    )
+    compilation_required: Truth = about(False, "It compiles a program of its own.")
+    compiled_file_name: RelativePath | None = about(None, "Accepted, and ignored: modules are kept in the cache.")
     compile_flags: Flags = Field(description="Flags of iree-compile for its own program.")
-    mlir_file_name: PlainName | None = Field(None, description="Its own program: an external file.")
-    mlir_file_path: Text | None = Field(None, description="Its own program: a path.")
-    mlir_file_url: Text | None = Field(None, description="Its own program: a URL.")
-    mlir_url: Text | None = Field(None, description="Its own program: a URL.")
+    mlir_file_name: PlainName | None = about(None, "Its own program: an external file.")
+    mlir_file_path: Text | None = about(None, "Its own program: a path.")
+    mlir_file_url: Text | None = about(None, "Its own program: a URL.")
+    mlir_url: Text | None = about(None, "Its own program: a URL.")
     modules: Texts = Field(
         description="<model>_<submodel> of modules that are loaded before it, each with its weights."
     )
-    real_weights_file_name: PlainName | None = Field(
-        None, description="Another file of weights that the paired test downloads."
-    )
-    real_weights_file_path: Text | None = Field(None, description="A file of weights on this machine.")
+    real_weights_file_name: PlainName | None = about(None, "Another file of weights that the paired test downloads.")
+    real_weights_file_path: Text | None = about(None, "A file of weights on this machine.")
     specific_chip_to_ignore: Texts = Field(description="Chips on which it is skipped.")
     specific_rocm_chip_to_ignore: Texts = Field(description="The older name of specific_chip_to_ignore.")
     golden_time_ms: _Factors = Field(description="Milliseconds that a run may take, by SKU, or by cpu.")

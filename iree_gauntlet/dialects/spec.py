@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from iree_gauntlet.cases import Case, Origin, Stage
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.cases import Kind, Module
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-# Of specs in files; their cases have the names of `Dialect.sources`.
+# Of specs in files; their cases have the names of `Builder.sources`.
 SHARKTANK = "sharktank"
 TORCH_MODELS = "torch-models"
 TORCH_ROOT = "torch_models"
@@ -64,8 +64,7 @@ class Spec:
 
     Attributes:
         dialect: `SHARKTANK` or `TORCH_MODELS`.
-        model, submodel: what `--model` and `--submodel` select.
-        document: what it says; None where it cannot be understood.
+        document: None where it cannot be understood.
         words: its kind's name and its markers, which marker expressions select it by; None where it does not say.
     """
 
@@ -171,7 +170,13 @@ _Spec = TypeVar("_Spec")
 
 
 class Builder(Generic[_Spec]):
-    """Makes the cases of one dialect's specs."""
+    """Makes the cases of one dialect's specs.
+
+    Attributes:
+        sources: where its files name sources, by the names that its cases have for the dialect.
+    """
+
+    sources: ClassVar[Mapping[str, SourceFields]]
 
     def __init__(self, specs: Sequence[_Spec], loaded: Loaded) -> None:
         self.specs = specs
@@ -183,17 +188,3 @@ class Builder(Generic[_Spec]):
 
     def finish(self) -> None:
         """Adds what the cases of all specs need."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """A format of specs.
-
-    Attributes:
-        read: the specs of the places that `read_specs` has found for it.
-        sources: where its files name sources, by the names that its cases have for it.
-    """
-
-    read: Callable[..., Iterable[Any]]
-    builder: type[Builder[Any]]
-    sources: Mapping[str, SourceFields]

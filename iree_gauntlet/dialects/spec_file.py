@@ -1,11 +1,14 @@
-"""Reading a JSON spec strictly: every mistake is a `Problem` with file, line and field."""
+"""Reading JSON and TOML files that people write strictly: every mistake is a `Problem` with file, line and field."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import os
 import re
+import tomllib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -22,14 +25,11 @@ if TYPE_CHECKING:
 # What a schema's names of the branches of a union begin with: they are no part of a field's path.
 BRANCH = "#branch "
 _MOST_DEPTH = 32
+_TABLE = re.compile(r"(\w+)\[(\d+)\]")
 
 
 class FieldError(ValueError):
-    """A validator's complaint about a document or a list that belongs to one of its fields or items.
-
-    Args:
-        field: which; None for the value itself.
-    """
+    """A validator's complaint about a document or a list that belongs to a field or item; None for the value itself."""
 
     def __init__(self, field: str | int | None, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -40,11 +40,7 @@ class FieldError(ValueError):
 def load_json(
     path: Path, name: str, plain: Callable[[str], str] | None = None
 ) -> tuple[dict[str, Any] | None, str, list[Problem]]:
-    """Reads a JSON object from a file.
-
-    Returns:
-        The object or None, the text (for `find_line`), and what is wrong with the file.
-    """
+    """The JSON object of a file or None, its text (for `find_line`), and what is wrong with it."""
     text = ""
     try:
         text = read_text(path, name)
@@ -63,11 +59,7 @@ def as_typed(path: Path) -> str:
 
 
 def read_text(path: Path, name: str, kind: str = "spec files") -> str:
-    """The text of a file that a person wrote.
-
-    Raises:
-        SpecError: it cannot be read, or is not UTF-8.
-    """
+    """The text of a file that a person wrote; SpecError where it cannot be read, or is not UTF-8."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -199,11 +191,6 @@ def strings_in(value: object, *path: str | int) -> Iterator[tuple[tuple[str | in
         yield from strings_in(item, *path, key)
 
 
-def problems_of(error: ValidationError, model: type[BaseModel], name: str, text: str) -> list[Problem]:
-    """Turns pydantic's errors about a JSON text into problems; see `problems_at`."""
-    return problems_at(error, model, name, partial(find_line, text))
-
-
 def problems_at(
     error: ValidationError,
     model: type[BaseModel],
@@ -318,3 +305,38 @@ def _describe(value: object) -> str:
         text = text[:57] + "…"
     kind = "string" if isinstance(value, str) else "number" if isinstance(value, int | float) else "value"
     return f"the {kind} {text}"
+
+
+def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]]:
+    """Text and content of a TOML file; SpecError where it cannot be read, or is no TOML."""
+    name = str(path)
+    text = read_text(path, name, kind)
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Fix the syntax there.")], kind) from error
+    # For editors: where they find what the fields mean.
+    content.pop("$schema", None)
+    return text, content
+
+
+def with_lines(problems: Iterable[Problem], text: str) -> list[Problem]:
+    """Finds the lines of fields: TOML's reader keeps no positions."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [replace(problem, line=_find_line(problem.field, lines)) for problem in problems]
+
+
+def _find_line(field: str, lines: list[str]) -> int:
+    """In the table of an array where the field says which (`include[1].model`), else the one that has its last word."""
+    table, _, last = field.rpartition(".")
+    word = last.split("[")[0]
+    numbered = _TABLE.fullmatch(table or field)
+    starts = [number for number, line in enumerate(lines, 1) if numbered and line.startswith(f"[[{numbered[1]}]]")]
+    if numbered and int(numbered[2]) < len(starts):
+        start = starts[int(numbered[2])]
+        inside = itertools.takewhile(
+            lambda number: not lines[number - 1].startswith("["), range(start + 1, len(lines) + 1)
+        )
+        return next((number for number in inside if lines[number - 1].startswith(word)), start)
+    numbers = [number for number, line in enumerate(lines, 1) if line.strip("[]").startswith(word)]
+    return numbers[0] if word and len(numbers) == 1 else 0

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin, Stage
-from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, expecting, one_of
+from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, about, expecting, one_of, read_table
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
-from iree_gauntlet.dialects.toml_file import read_table
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.cases import Case
-    from iree_gauntlet.dialects.trees import AnySpec
+    from iree_gauntlet.dialects.load import AnySpec
 
 
 _STAGES = tuple(stage.value for stage in SPEC_STAGES)
@@ -50,20 +49,18 @@ _Kind = Annotated[str, one_of("kind", [kind.value for kind in FailureKind])]
 
 
 class _IncludeTable(StrictDocument):
-    model: str = Field(default="*", description="Glob of models.")
-    submodel: str = Field(default="*", description="Glob of submodels.")
-    filename: str = Field(default="*", description="Glob of spec files, without .json.")
-    markers: str = Field(default="", description="Expression of markers: small and not audio.")
+    model: str = about("*", "Glob of models.")
+    submodel: str = about("*", "Glob of submodels.")
+    filename: str = about("*", "Glob of spec files, without .json.")
+    markers: str = about("", "Expression of markers: small and not audio.")
 
 
 class _ExpectTable(StrictDocument):
     case: str = Field(description="Glob of model/submodel.")
     stage: _Stage = Field(description="The stage that fails.")
     reason: Annotated[str, AfterValidator(_check_reason)] = Field(description="Why, with a link where there is one.")
-    kind: _Kind | None = Field(
-        None, description="How it fails: any other failure counts. Without it, any kind is expected."
-    )
-    match: str = Field("", description="A text that the failure's reason, or the tool's output, has in it.")
+    kind: _Kind | None = about(None, "How it fails: any other failure counts. Without it, any kind is expected.")
+    match: str = about("", "A text that the failure's reason, or the tool's output, has in it.")
 
     @model_validator(mode="after")
     def _check_kind(self) -> _ExpectTable:
@@ -84,8 +81,8 @@ class SuiteTable(StrictDocument):
         "the command line may name another.",
         examples=["cpu", "vulkan", "cuda", "rocm", "metal", "gfx942", "sm_80"],
     )
-    sku: str = Field("", description="Machine that golden times are for.")
-    device_optional: bool = Field(False, description="Where there is no such device, compile only, without an error.")
+    sku: str = about("", "Machine that golden times are for.")
+    device_optional: bool = about(False, "Where there is no such device, compile only, without an error.")
     stages: list[_Stage] = Field(
         default_factory=lambda: [stage.value for stage in DEFAULT_STAGES],
         min_length=1,
@@ -108,13 +105,7 @@ class SuiteTable(StrictDocument):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A suite, read.
-
-    Attributes:
-        target: where it runs.
-        device_optional: where there is no such device, it is compiled and not run.
-        configs: of operator suites; empty for those in their own folders.
-    """
+    """A suite, read; its fields are `SuiteTable`'s."""
 
     path: Path
     name: str
@@ -128,12 +119,7 @@ class Suite:
 
 
 def read_suite(path: Path) -> Suite:
-    """Reads a suite file.
-
-    Raises:
-        UsageError: there is no such file.
-        SpecError: with everything that is wrong with it.
-    """
+    """Reads a suite; UsageError where there is no such file, SpecError with everything that is wrong with it."""
     name = str(path)
     if path.is_dir():
         raise UsageError(
@@ -194,11 +180,7 @@ def find_idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
 
 
 def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, list[str]]:
-    """What was selected without a suite, with the expected failures of the suites that select it too.
-
-    Returns:
-        The cases, and a line for each suite whose list applies.
-    """
+    """What was selected, with the expected failures of suites that select it too; and a line for each that applies."""
     changed: dict[str, Case] = {}
     notes = []
     for suite in suites:
@@ -227,14 +209,6 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
 def find_unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:
     """Its expected failures that name no case which it selects: they are of no use."""
     names = {f"{case.model}/{case.submodel}" for case in (*selected.cases, *selected.required)}
-    return [
-        Problem(
-            item.origin.file,
-            0,
-            f"{item.origin.field}.case",
-            f"{item.case!r} is a case that no [[include]] selects",
-            "Add an include that selects it, or remove the entry.",
-        )
-        for item in suite.expected_failures
-        if not any(fnmatchcase(name, item.case) for name in names)
-    ]
+    lost = [item for item in suite.expected_failures if not any(fnmatchcase(name, item.case) for name in names)]
+    what, hint = "is a case that no [[include]] selects", "Add an include that selects it, or remove the entry."
+    return [Problem(item.origin.file, 0, f"{item.origin.field}.case", f"{item.case!r} {what}", hint) for item in lost]

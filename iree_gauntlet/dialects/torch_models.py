@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from iree_gauntlet.cases import (
     MAIN,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-SOURCES = SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
 _NOTES = {
     "golden_time": "golden_time is of the first generation: the mean is held against it, without a factor;"
     " golden_time_ms, which goes before it, is for the fastest repetition, with tolerance_factor",
@@ -108,12 +107,7 @@ class TorchTest:
 
 
 def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> tuple[TorchTest | None, list[Problem]]:
-    """What a test means.
-
-    Returns:
-        The test, also one for a target that is not asked for, or None where its problems leave nothing to run;
-        and the problems.
-    """
+    """What a test means, also for a target that is not asked for, or None where its problems leave nothing to run."""
     document = spec.document
     assert isinstance(document, QualityTest | BenchmarkTest | CompstatTest), "only these are built"
     reader = _TestReader(spec, modules)
@@ -157,6 +151,10 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
 class TorchTests(Builder[Spec]):
     """Tests of torch models; of a module definition, only what is wrong with it is added."""
 
+    sources: ClassVar = {
+        TORCH_MODELS: SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
+    }
+
     def __init__(self, specs: Sequence[Spec], loaded: Loaded) -> None:
         super().__init__(specs, loaded)
         self._modules = TorchModules(specs)
@@ -166,7 +164,7 @@ class TorchTests(Builder[Spec]):
         loaded = self.loaded
         if spec.defines_module:
             # It is the business of the tests that load it.
-            loaded.left_out.update(spec.problems or self._modules.define(spec))
+            loaded.left_out.update(spec.problems or self._modules.define(spec.path, spec)[1])
             loaded.warnings.update(spec.warnings)
             return
         # The targets that its markers name, such as `hip`; where they name none, it may be for any.
@@ -188,19 +186,19 @@ class TorchTests(Builder[Spec]):
             loaded.elsewhere.add(test.case.target.name)
         for each in here:
             if loaded.add(each.case, chosen):
-                self._require(each.required)
+                for case in each.required:
+                    self._require(case)
 
     def finish(self) -> None:
         """Adds what is said of definitions elsewhere."""
         self.loaded.warnings.update(self._modules.warnings)
 
-    def _require(self, cases: Sequence[Case]) -> None:
-        """Adds what modules come from: a name means one definition, also over several trees."""
-        for case in cases:
-            first = self.loaded.required.setdefault(case.id, case)
-            if first.origin.file != case.origin.file:
-                name = f"module {case.modules[0].name}"
-                self.loaded.problems.add(find_defined_twice(name, case.target, case.origin.file, first.origin.file))
+    def _require(self, case: Case) -> None:
+        """Adds what a module comes from: a name means one definition, also over several trees."""
+        first = self.loaded.required.setdefault(case.id, case)
+        if first.origin.file != case.origin.file:
+            name = f"module {case.modules[0].name}"
+            self.loaded.problems.add(find_defined_twice(name, case.target, case.origin.file, first.origin.file))
 
 
 class _TestReader(SpecReader):
@@ -283,10 +281,6 @@ class TorchModules:
         # Of definitions that do not lie among the specs.
         self.warnings: set[Problem] = set()
 
-    def define(self, spec: Spec) -> Sequence[Problem]:
-        """Builds the module of a definition that lies among the specs; what is wrong with it."""
-        return self._define(spec.path, spec)[1]
-
     def find(self, reader: SpecReader, field: Sequence[str | int], name: str) -> ModuleCase | None:
         """The module that a test names; what is wrong with the name or the definition is the reader's to collect."""
         spec = reader.spec
@@ -307,11 +301,12 @@ class TorchModules:
             hint = "Name the file that holds 'mlir' and 'compiler_flags'."
             reader.refuse(field, f"{name!r} is {what}, not a module definition", hint)
             return None
-        found, problems = self._define(path, spec)
+        found, problems = self.define(path, spec)
         reader.problems += problems
         return found
 
-    def _define(self, path: Path, spec: Spec) -> tuple[ModuleCase | None, Sequence[Problem]]:
+    def define(self, path: Path, spec: Spec) -> tuple[ModuleCase | None, Sequence[Problem]]:
+        """The module of a definition that a spec names, or is; and what is wrong with it."""
         if path not in self._defined:
             folders = _find_module_folders(spec)
             definition = self._specs.get(path) or read_module_definition(spec.tree, folders[0], path)

@@ -38,6 +38,7 @@ from iree_gauntlet.dialects.fields import (
     Timeouts,
     WithTargets,
     Word,
+    about,
     in_schema,
     present,
     read_tolerant,
@@ -123,8 +124,8 @@ _RunFlag = Annotated[Flag, AfterValidator(_check_run_flag)]
 class ModuleDefinition(ProgramDocument, WithTargets):
     """What is compiled, and how: `<module folder>/<name>.json`."""
 
-    type: Literal["azure", "git-lfs"] | None = Field(
-        None, description="git-lfs: the program is relative to the module folder; azure: it is a URL."
+    type: Literal["azure", "git-lfs"] | None = about(
+        None, "git-lfs: the program is relative to the module folder; azure: it is a URL."
     )
     compiler_flags: list[Flag] = Field(description="Flags of iree-compile.")
     description: ForPeople  # ours
@@ -144,10 +145,8 @@ class ArgumentSpec(StrictDocument):
 
     model_config = in_schema(anyOf=[present("value"), present("url")])
 
-    value: InputText | None = Field(
-        None, description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy."
-    )
-    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
+    value: InputText | None = about(None, "A type with a url, a value such as 1xf32=3.0, or a file: @name.npy.")
+    url: Text | None = about(None, "Where it comes from: a file, or a URL.")
 
     @model_validator(mode="after")
     def _check_value(self) -> ArgumentSpec:
@@ -194,15 +193,15 @@ class Weight(StrictDocument):
         ]
     )
 
-    type: Literal["url", "random", "splat"] = Field("url", description="What the file is.")
+    type: Literal["url", "random", "splat"] = about("url", "What the file is.")
     scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")] = Field(
         description="Name that an archive is loaded under: --parameters=<scope>=…."
     )
-    url: Text | None = Field(None, description="Where it comes from: a file, or a URL.")
-    module: _ModuleName | None = Field(None, description="Name of a module definition below the module folder.")
-    seed: Count | None = Field(None, description="Of the values that are made.")
-    value: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="A type with a url, a value such as 1xf32=3.0, or a file: @name.npy."
+    url: Text | None = about(None, "Where it comes from: a file, or a URL.")
+    module: _ModuleName | None = about(None, "Name of a module definition below the module folder.")
+    seed: Count | None = about(None, "Of the values that are made.")
+    value: Annotated[float, Field(allow_inf_nan=False)] | None = about(
+        None, "A type with a url, a value such as 1xf32=3.0, or a file: @name.npy."
     )
 
     @model_validator(mode="after")
@@ -240,7 +239,7 @@ class _RunTest(_Test):
     run_args: list[_RunFlag] = Field(
         default_factory=list, description="Flags of iree-run-module, or of iree-benchmark-module."
     )
-    pipeline_mlir: Text | None = Field(None, description="A second module, which is compiled as well.")
+    pipeline_mlir: Text | None = about(None, "A second module, which is compiled as well.")
     pipeline_compiler_flags: Flags = Field(description="A second module, which is compiled as well: its flags.")
 
     @model_validator(mode="after")
@@ -270,12 +269,12 @@ class BenchmarkTest(_RunTest):
     """
 
     type: Literal["benchmark"] = Field(description="What the file is.")
-    golden_time_ms: Positive | None = Field(
-        None, description="Milliseconds that the fastest repetition may take, times the factor."
+    golden_time_ms: Positive | None = about(
+        None, "Milliseconds that the fastest repetition may take, times the factor."
     )
-    golden_time: Positive | None = Field(None, description="As of the first generation: the mean may not exceed it.")
-    tolerance_factor: Positive = Field(1.1, description="How many times the golden time may be exceeded.")
-    sku: Word | None = Field(None, description="The golden time is checked only with this --sku.")  # ours
+    golden_time: Positive | None = about(None, "As of the first generation: the mean may not exceed it.")
+    tolerance_factor: Positive = about(1.1, "How many times the golden time may be exceeded.")
+    sku: Word | None = about(None, "The golden time is checked only with this --sku.")  # ours
 
 
 class CompstatTest(_Test):
@@ -285,11 +284,9 @@ class CompstatTest(_Test):
     module: Annotated[_ModuleName, BeforeValidator(_take_only_one), WithJsonSchema(_ONE_MODULE)] = Field(
         description="Name of a module definition below the module folder."
     )
-    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        None, description="Most dispatches."
-    )
-    golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        None, description="Most bytes of the module."
+    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(None, "Most dispatches.")
+    golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(
+        None, "Most bytes of the module."
     )
     golden_compiler: GoldenCompiler  # ours
 

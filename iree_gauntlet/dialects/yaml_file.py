@@ -30,11 +30,7 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A YAML file, read.
-
-    Attributes:
-        root: its nodes, which know where they stand.
-    """
+    """A YAML file, read; the nodes below `root` know where they stand."""
 
     name: str
     kind: str
@@ -43,11 +39,7 @@ class YamlFile:
     twice: tuple[Problem, ...]
 
     def as_(self, model: type[Model], context: object = None) -> Model:
-        """What it means.
-
-        Raises:
-            SpecError: with everything that is wrong with its fields.
-        """
+        """What it means; SpecError with everything that is wrong with its fields."""
         problems = list(self.twice)
         try:
             meant = model.model_validate(self.content, context=context)
@@ -82,11 +74,7 @@ class YamlFile:
 
 
 def read_yaml(path: Path, kind: str, example: str) -> YamlFile:
-    """Reads a YAML file.
-
-    Raises:
-        SpecError: it cannot be read, is no YAML, or holds more than plain data.
-    """
+    """Reads a YAML file; SpecError where it cannot be read, is no YAML, or holds more than plain data."""
     name = str(path)
     try:
         loader = _Loader(read_text(path, name, kind))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Case, FailureKind, Stage, Verdict
-from iree_gauntlet.dialects.op_tests import DIALECT
+from iree_gauntlet.dialects.op_suites import DIALECT
 from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.modules.batches import (
     BATCH_RECORD,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match
-from iree_gauntlet.dialects.spec_file import problem_of_field
-from iree_gauntlet.dialects.toml_file import read_toml, with_lines
+from iree_gauntlet.dialects.spec_file import problem_of_field, read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder, shown
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case, Stage
     from iree_gauntlet.dialects.configured_suites import Config
-    from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.dialects.load import AnySpec, CaseSet
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.dialects.suite import Suite
-    from iree_gauntlet.dialects.trees import AnySpec
     from iree_gauntlet.requests import Defaults, SelectionRequest
 
 
@@ -135,7 +133,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         NothingSelectedError: nothing matches.
     """
     # Specs bring pydantic; `--help` answers without it.
-    from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
+    from iree_gauntlet.dialects.load import load_cases, read_specs  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
     from iree_gauntlet.dialects.suite import (  # noqa: PLC0415
         DEFAULT_STAGES,
@@ -143,7 +141,6 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         find_unselected_failures,
         with_failures_of,
     )
-    from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
     suite = _find_suite(request, defaults)
     targets = _choose_targets(request, defaults, suite)

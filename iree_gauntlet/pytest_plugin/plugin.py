@@ -13,11 +13,11 @@ import pytest
 
 from iree_gauntlet.cases import Case, Verdict, exit_code_of
 from iree_gauntlet.dialects.json_text import without_comments
+from iree_gauntlet.dialects.load import read_torch_specs
 from iree_gauntlet.dialects.selection import MarkerExpression
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.dialects.torch_models import TorchModules, TorchTest, build_test
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, sound_markers
-from iree_gauntlet.dialects.trees import read_torch_specs
 from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.errors import GauntletError, SpecError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal

@@ -23,11 +23,7 @@ _REMINDER_SECONDS = 30.0
 
 
 def take_lock(path: Path, *, exclusive: bool = True, create: bool = True, mode: int | None = None) -> int | None:
-    """A descriptor as of `wait_for_lock`; None where another holds the lock.
-
-    Raises:
-        OSError: the file cannot be opened, or its file system knows no locks.
-    """
+    """A descriptor as of `wait_for_lock`; None where another holds the lock."""
     try:
         return _take(path, fcntl.LOCK_NB, exclusive=exclusive, create=create, mode=mode)
     except BlockingIOError:
@@ -69,14 +65,11 @@ def _take(path: Path, waiting: int, *, exclusive: bool, create: bool, mode: int 
 def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeout: float = math.inf) -> Iterator[int]:
     """Hold the lock of a file alone, and wait for it; yields its descriptor, as of `take_lock`.
 
-    Args:
-        path: the file; made where there is none.
-        waiting: is given the seconds so far, after three and then every thirty.
-        timeout: seconds to wait at most.
+    `waiting` is given the seconds so far, after three and then every thirty; `timeout` is how many it waits at most.
 
     Raises:
         TimeoutError: it was not available in that time.
-        OSError: as for `take_lock`.
+        OSError: as for `wait_for_lock`.
     """
     started, patience = time.monotonic(), _PATIENCE_SECONDS
     while (descriptor := take_lock(path)) is None:
@@ -96,11 +89,8 @@ def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeou
 class LockFile:
     """A file with a flock lock on it, and the ids of those who hold it as its content.
 
-    Not reentrant: two of the same path exclude each other, also in one process.
-
-    Args:
-        path: where it is; it is made where there is none.
-        mode: who may use it, as in chmod(2), whatever the umask says.
+    Not reentrant: two of the same path exclude each other, also in one process. The mode is that of chmod(2), whatever
+    the umask says.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
@@ -109,12 +99,7 @@ class LockFile:
         self._descriptor: int | None = None
 
     def acquire_now(self, *, exclusive: bool = True) -> bool:
-        """Take the lock unless someone holds it; whether it was taken.
-
-        Raises:
-            OSError: the file cannot be opened (a symbolic link is not followed), or its file system
-                knows no locks.
-        """
+        """Take the lock unless someone holds it; whether it was taken. Errors as of `wait_for_lock`."""
         if self._descriptor is not None:
             raise RuntimeError(f"{self._path} is held already")
         self._descriptor = take_lock(self._path, exclusive=exclusive, mode=self._mode)

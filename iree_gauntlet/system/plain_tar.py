@@ -20,7 +20,6 @@ def unpack_plain(tar: tarfile.TarFile, folder: Path) -> None:
 
     Raises:
         NotPlainError: it holds what no plain archive does; what stands before that is unpacked.
-        OSError, tarfile.TarError: it cannot be read, or a file cannot be written.
     """
     for member in tar:
         path = Path(os.path.normpath(folder / member.name))

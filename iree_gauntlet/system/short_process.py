@@ -1,8 +1,9 @@
-"""Programs that answer a question and end: each in a process group of its own, for a bounded time."""
+"""Programs that answer a question and end: each in a process group of its own, for a bounded time; their last lines."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,11 @@ _PATIENCE_SECONDS = 2.0
 _NEWS_SECONDS = 10.0
 # From asking a group to end until it is killed: Ninja takes away what was being written.
 _GRACE_SECONDS = 10.0
+TAIL_LINES = 20
+_TAIL_BYTES = 1 << 16
+_LINE_CHARACTERS = 400
+# ECMA-48: CSI sequences; OSC, DCS, APC, PM and SOS strings up to their end; other escapes of one letter.
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P_^X].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,6 @@ class Answer:
 
     Attributes:
         exit_code: as of `subprocess`: negative for a signal.
-        stdout, stderr: text; what is not UTF-8 is replaced.
     """
 
     exit_code: int
@@ -60,7 +65,7 @@ def run_short(
     Args:
         argv: argument vector.
         timeout: seconds that it has; infinite for all that it needs.
-        stdin: what it reads; less than a pipe holds (64 KiB).
+        stdin: less than a pipe holds (64 KiB).
         grace: seconds from asking the group to end until it is killed; 0 kills it at once.
         environment: what it inherits; ours for None.
         held: descriptors that it inherits too, such as a lock's.
@@ -113,16 +118,53 @@ def _start(
 
 
 def show_last_words(program: str, output: str, most: int) -> str:
-    """The last lines of what a program said, as part of a hint.
-
-    Args:
-        program: its name for people.
-        output: all that it said.
-        most: how many lines are kept; empty ones do not count.
-    """
+    """The last lines, so many at most, of what a program said, as part of a hint; empty ones do not count."""
     lines = ["".join(letter for letter in line if letter.isprintable()) for line in output.splitlines()]
     said = [line for line in lines if line.strip()]
     return "\n  ".join((f"{program} said:", *(f"  {line}" for line in said[-most:])))
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a file; its size in bytes is that of the whole."""
+
+    lines: tuple[str, ...]
+    truncated: bool
+    size: int
+
+
+def read_tail(path: Path, lines: int = TAIL_LINES) -> Tail:
+    """Read the last lines of a file; a file that is not there has none.
+
+    No more than the last 64 KiB are read. Empty lines at the end are left out.
+    """
+    try:
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            start = max(0, size - _TAIL_BYTES)
+            stream.seek(start)
+            data = stream.read(_TAIL_BYTES)
+    except FileNotFoundError:
+        return Tail((), truncated=False, size=0)
+    texts = data.decode(errors="replace").split("\n")
+    if start:
+        texts[0] = f"… {texts[0]}"
+    while texts and not texts[-1].strip():
+        texts.pop()
+    last = texts[-lines:] if lines > 0 else []
+    return Tail(tuple(clean_line(text) for text in last), start > 0 or len(texts) > len(last), size)
+
+
+def clean_line(text: str) -> str:
+    """A line without escape sequences and control characters, cut to a length with a mark.
+
+    Of a line that was written over and over (a progress bar), the last state is kept.
+    """
+    text = _ESCAPE.sub("", text).rstrip("\r")
+    text = text.rsplit("\r", 1)[-1]
+    text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
+    left_out = len(text) - _LINE_CHARACTERS
+    return f"{text[:_LINE_CHARACTERS]}… ({left_out} more characters)" if left_out > 0 else text
 
 
 def _end_group(process: subprocess.Popen[str], grace: float) -> str:
@@ -139,17 +181,7 @@ def _end_group(process: subprocess.Popen[str], grace: float) -> str:
 def ask(
     argv: Sequence[str], *, timeout: float, stdin: str = "", environment: Mapping[str, str] | None = None
 ) -> Answer:
-    """Run a tool to its end.
-
-    Args:
-        argv: argument vector; the first is a path.
-        timeout: seconds after which the whole process group is killed.
-        stdin: what the tool reads.
-        environment: what it inherits; ours for None.
-
-    Raises:
-        ToolchainError: where it cannot be started, or does not answer in time.
-    """
+    """As `run_short`, with a ToolchainError where a tool cannot be started, or does not answer in time."""
     try:
         return run_short(argv, timeout=timeout, stdin=stdin, environment=environment)
     except OSError as problem:
@@ -172,14 +204,7 @@ def run_logged(
     held: Sequence[int],
     follow: Callable[[str], None],
 ) -> int:
-    """Runs a program to its end, and adds both its outputs to a log.
-
-    Returns:
-        The exit code, as of `subprocess`: negative for a signal.
-
-    Raises:
-        OSError: it cannot be started, or the log cannot be written.
-    """
+    """Runs a program to its end, adds both its outputs to a log, and returns its exit code, as of `subprocess`."""
     messages.print_detail(f"$ {shlex.join(argv)}")
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(argv)}\n")

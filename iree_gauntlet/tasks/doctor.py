@@ -226,8 +226,8 @@ def _check_configuration() -> Iterator[DoctorFinding]:
         last = "" if mirror.only else ", then itself"
         yield DoctorFinding("configuration", "info", f"{mirror.prefix}… from {', '.join(mirror.to)}{last}")
     if found.shared_modules:
-        may = "read and written" if found.shared_modules.write else "read"
-        yield DoctorFinding("configuration", "info", f"shared modules: {found.shared_modules.url} is {may}")
+        may = "read and written" if found.fills_shared_modules else "read"
+        yield DoctorFinding("configuration", "info", f"shared modules: {found.shared_modules} is {may}")
 
 
 def _find_asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:

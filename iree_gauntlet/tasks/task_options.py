@@ -235,8 +235,8 @@ def _list_values(option: Option) -> list[str]:
 
 
 def _list_specs() -> list[Spec]:
+    from iree_gauntlet.dialects.load import read_specs  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415 - it brings pydantic
-    from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
     folder = find_project_folder() / "specs"
     return [spec for spec in read_specs([folder]) if isinstance(spec, Spec)] if folder.is_dir() else []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Golden, Metric, Statistic
-from iree_gauntlet.dialects.json_text import find_path, with_number, with_string, without_comments
+from iree_gauntlet.dialects.json_text import find_path, with_value, without_comments
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
@@ -297,11 +297,11 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
         if present != golden.value:
             what = f"{file}: {field} is {present}, and was {_format_number(golden.value)} when it was measured"
             raise GauntletError(what, "Run again with the spec as it is now.")
-        after = with_number(after, where, proposal.value)
+        after = with_value(after, where, proposal.value)
     moved = {proposal.release for proposal in proposals if proposal.release}
     if moved and document.get(_COMPILER_FIELD) not in moved:
         _require_all_measured(file, document, proposals)
-        after = with_string(after, (_COMPILER_FIELD,), moved.pop())
+        after = with_value(after, (_COMPILER_FIELD,), moved.pop())
     return FileChange(path, text, after)
 
 

@@ -16,12 +16,11 @@ import tomlkit
 
 from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.diagnostics import find_diagnostic, strip_unstable
-from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
-from iree_gauntlet.dialects.op_suites import OpSpec
-from iree_gauntlet.dialects.op_tests import DIALECT
+from iree_gauntlet.dialects.json_text import EXPECTED_LISTS, Addition, Removal, with_changes
+from iree_gauntlet.dialects.load import read_specs
+from iree_gauntlet.dialects.op_suites import DIALECT, OpSpec
+from iree_gauntlet.dialects.spec_file import read_toml
 from iree_gauntlet.dialects.suite import read_suite
-from iree_gauntlet.dialects.toml_file import read_toml
-from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.engine.workspace import find_suite
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.figures import counted

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.settings import Configuration, Mirror, StoreOptions
+from iree_gauntlet.settings import Configuration, Mirror
 from tests.support.artifact_server import Request, Server, send, whole
 from tests.support.download_checks import QUICK, sha256, store
 
@@ -83,7 +83,7 @@ def test_a_hash_that_is_learnt_from_a_mirror_is_told(server: Server, origin: str
 def test_a_mirror_whose_credentials_are_missing_is_passed_over(server: Server, origin: str, tmp_path: Path) -> None:
     configuration = Configuration(
         mirrors=(Mirror(f"{server.base}/origin/", ("az://account/c/",)),),
-        stores=(StoreOptions("az://account", {"sas_token": "$NOT_SET"}),),
+        stores={"az://account": {"sas_token": "$NOT_SET"}},
     )
     fetched = store(tmp_path, configuration=configuration).fetch(origin)
     assert fetched.sha256 == _SHA256

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Stage
+from iree_gauntlet.dialects.load import read_specs
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
-from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.targets import Target
 from tests.support.budgets import part_of_the_examples

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.json_text import find_line, find_path, with_number, with_string
+from iree_gauntlet.dialects.json_text import find_line, find_path, with_value
 
 _KEYS = st.text('ab.[0]"é', min_size=1, max_size=4)
 _VALUES = st.recursive(
@@ -38,7 +38,7 @@ def test_another_number_at_its_place_alone(
 ) -> None:
     text = json.dumps(document, **style)
     for path, _ in [(path, leaf) for path, leaf in _leaves(document) if _is_number(leaf)]:
-        changed = with_number(text, path, value)
+        changed = with_value(text, path, value)
         expected = json.loads(text)
         holder = expected
         for part in path[:-1]:
@@ -50,10 +50,10 @@ def test_another_number_at_its_place_alone(
         assert find_line(changed, path) == find_line(text, path)
     for path, leaf in _leaves(document):
         if isinstance(leaf, str):
-            assert with_string(text, path, leaf + "ü") != text
+            assert with_value(text, path, leaf + "ü") != text
         if not _is_number(leaf) and path:
             with pytest.raises(KeyError):
-                with_number(text, path, 1)
+                with_value(text, path, 1)
 
 
 @given(st.dictionaries(_KEYS, _VALUES, max_size=4))
@@ -87,4 +87,4 @@ def test_fields_that_are_not_there(field: str) -> None:
 
 def test_line_endings_and_comments_of_style_stay() -> None:
     text = '{\r\n\t"golden_time_ms" :  { "mi300":0.50 ,\r\n "mi250" : 1e3 }\r\n}\r\n'
-    assert with_number(text, ("golden_time_ms", "mi250"), 7) == text.replace("1e3", "7")
+    assert with_value(text, ("golden_time_ms", "mi250"), 7) == text.replace("1e3", "7")

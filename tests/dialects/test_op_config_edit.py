@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.json_text import read_plain_json, read_spans
-from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
+from iree_gauntlet.dialects.json_text import (
+    EXPECTED_LISTS,
+    Addition,
+    Removal,
+    read_plain_json,
+    read_spans,
+    with_changes,
+)
 from iree_gauntlet.errors import GauntletError
 
 COMPILE, COMPILE_CRASH, RUN, RUN_CRASH = EXPECTED_LISTS

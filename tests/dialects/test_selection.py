@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.load import load_cases
+from iree_gauntlet.dialects.load import load_cases, read_specs
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match
-from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.targets import FAMILIES, Target
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, load, write_tree

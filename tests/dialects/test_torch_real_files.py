@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.cases import Stage, Statistic
-from iree_gauntlet.dialects.json_text import find_line, with_number
+from iree_gauntlet.dialects.json_text import find_line, with_value
 from tests.support.spec_trees import plan, step_of, write_tree
 from tests.support.torch_trees import BENCHMARK, COMPSTAT, MODULE, QUALITY, TREE, load_torch, without
 
@@ -156,7 +156,7 @@ def test_a_mistake_below_comments_has_its_line(tree: Path) -> None:
 
 
 def test_an_edit_keeps_the_comments() -> None:
-    assert with_number(COMMENTED, ["golden_time_ms"], 11.0) == COMMENTED.replace("12.5", "11")
+    assert with_value(COMMENTED, ["golden_time_ms"], 11.0) == COMMENTED.replace("12.5", "11")
     assert find_line(COMMENTED, ["run_args", 0]) == 6
 
 

@@ -19,7 +19,7 @@ from iree_gauntlet.engine.modules.module_cache import ModuleCache, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedLookup, SharedModules, shared_modules
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.settings import Configuration, SharedModulesSettings, StoreOptions
+from iree_gauntlet.settings import Configuration
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.emulators import ACCOUNT, Azurite, Bucket
 from tests.support.places import ROOT
@@ -213,7 +213,7 @@ def test_stores_that_cannot_be_told_to_replace_nothing_are_asked_first(
 ) -> None:
     environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     options = {"endpoint": s3.endpoint, "conditional_put": conditional_put}
-    stores = (StoreOptions(f"s3://{s3.name}", options),)
+    stores = {f"s3://{s3.name}": options}
     remote = Remote(f"s3://{s3.name}/{conditional_put}", Configuration(environ=environ, stores=stores))
     assert find(remote.seen(), second) == SharedLookup(asked=True)
     publish(first, tmp_path / "run")
@@ -269,7 +269,7 @@ def test_a_folder_that_does_not_exist_is_said_and_not_made(tmp_path: Path, secon
 
 
 def test_a_wrong_option_is_said(second: ModuleCache) -> None:
-    stores = (StoreOptions("s3://bucket", {"no_such_option": "1"}),)
+    stores = {"s3://bucket": {"no_such_option": "1"}}
     remote = Remote("s3://bucket/x", Configuration(stores=stores))
     assert "not used in this run" in find(remote.seen(), second).note
 
@@ -350,7 +350,7 @@ def test_what_is_not_in_the_local_cache_is_not_offered(folder_remote: Remote, fi
 
 def test_offline_asks_folders_alone() -> None:
     def opened(url: str, *, offline: bool) -> SharedModules | None:
-        return shared_modules(Configuration(shared_modules=SharedModulesSettings(url, write=True)), offline=offline)
+        return shared_modules(Configuration(shared_modules=url, fills_shared_modules=True), offline=offline)
 
     assert shared_modules(Configuration(), offline=False) is None
     assert opened("az://a/c/x", offline=True) is None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, format_shell_line, is_disk_full
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.steps import Command
-from iree_gauntlet.system.tail import clean_line, read_tail
+from iree_gauntlet.system.short_process import clean_line, read_tail
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times
 from tests.support.places import ROOT

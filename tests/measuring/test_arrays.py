@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iree_gauntlet.figures import parse_c_float
 from iree_gauntlet.measuring.numerics import arrays
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,
@@ -24,7 +25,6 @@ from iree_gauntlet.measuring.numerics.arrays import (
     read_output,
     read_raw,
 )
-from iree_gauntlet.written_numbers import parse_c_float
 
 if TYPE_CHECKING:
     from pathlib import Path

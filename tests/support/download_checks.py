@@ -18,7 +18,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.settings import Configuration, StoreOptions
+from iree_gauntlet.settings import Configuration
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 
@@ -107,9 +107,8 @@ def configured(
     environ: Mapping[str, str] | None = None, stores: Mapping[str, Mapping[str, str]] | None = None
 ) -> Configuration:
     """What is set: an environment, and [stores] of gauntlet.toml."""
-    options = tuple(StoreOptions(prefix, dict(found)) for prefix, found in (stores or {}).items())
     # Nothing of the home of whoever runs the tests.
-    return Configuration(stores=options, environ={"HOME": "/nonexistent", **(environ or {})})
+    return Configuration(stores=stores or {}, environ={"HOME": "/nonexistent", **(environ or {})})
 
 
 def store(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.load import load_cases
+from iree_gauntlet.dialects.load import load_cases, read_specs
 from iree_gauntlet.dialects.selection import Include
-from iree_gauntlet.dialects.trees import read_specs
 from tests.support.spec_trees import CPU, write_tree
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases
+from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases, read_specs
 from iree_gauntlet.dialects.selection import Include
-from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.engine.plan import Plan, make_plan
 from iree_gauntlet.engine.plan_modules import PlanContext
 from iree_gauntlet.measuring.instructions.counters import Counter, CounterKind

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases
+from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases, read_specs
 from iree_gauntlet.dialects.selection import Include
-from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.targets import Target
 from tests.support.spec_trees import CPU
 

@@ -265,8 +265,7 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ["spec.json", "suite.toml", "recipes.yml"])
 def test_the_address_of_a_schema_is_accepted_everywhere(tmp_path: Path, name: str) -> None:
-    from iree_gauntlet.dialects.spec_file import load_json  # noqa: PLC0415 - each reads one kind
-    from iree_gauntlet.dialects.toml_file import read_toml  # noqa: PLC0415
+    from iree_gauntlet.dialects.spec_file import load_json, read_toml  # noqa: PLC0415
     from iree_gauntlet.dialects.yaml_file import read_yaml  # noqa: PLC0415
 
     path = tmp_path / name

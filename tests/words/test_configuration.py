@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.remotes import list_remotes, places
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, GauntletError, SpecError, UsageError
-from iree_gauntlet.settings import Configuration, Mirror, StoreOptions, is_below
+from iree_gauntlet.settings import Configuration, Mirror, is_below
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,9 +58,8 @@ def test_everything_that_can_be_set(tmp_path: Path) -> None:
         "virtual_hosted_style_request": "true",
     }
     assert not found.options_of("s3://ours-too/x")
-    assert found.shared_modules is not None
-    assert (found.shared_modules.url, found.shared_modules.write) == ("gs://bucket/modules", False)
-    assert (found.downloads.connections, found.downloads.retries) == (8, 4)
+    assert (found.shared_modules, found.fills_shared_modules) == ("gs://bucket/modules", False)
+    assert (found.connections, found.retries) == (8, 4)
 
 
 def test_an_option_that_only_obstore_knows_is_left_to_it(tmp_path: Path) -> None:
@@ -95,8 +94,7 @@ def test_a_named_file_takes_the_place_of_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("said", "write"), [("1", True), ("0", False), ("", False)])
 def test_writing_is_switched_by_the_environment(tmp_path: Path, said: str, *, write: bool) -> None:
     found = _read(tmp_path, _WHOLE, IREE_GAUNTLET_SHARED_MODULES_WRITE=said)
-    assert found.shared_modules is not None
-    assert found.shared_modules.write is write
+    assert found.fills_shared_modules is write
 
 
 def test_a_switch_that_is_none(tmp_path: Path) -> None:
@@ -206,6 +204,6 @@ def test_no_url_leaves_its_mirror(place: str) -> None:
 
 
 def test_a_variable_that_is_not_set_is_named() -> None:
-    stores = (StoreOptions("az://account", {"sas_token": "$NOT_THERE"}),)
+    stores = {"az://account": {"sas_token": "$NOT_THERE"}}
     with pytest.raises(ArtifactError, match=r"\$NOT_THERE, which is not set"):
         list(list_remotes("az://account/c/x", Configuration(stores=stores), 1))

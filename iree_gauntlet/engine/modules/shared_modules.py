@@ -227,10 +227,10 @@ class SharedModules:
 
 def shared_modules(configuration: Configuration, *, offline: bool) -> SharedModules | None:
     """The shared store that is configured; None where there is none, or where the network is not to be touched."""
-    settings = configuration.shared_modules
-    if settings is None or (offline and not settings.url.startswith(_FILE)):
+    url = configuration.shared_modules
+    if not url or (offline and not url.startswith(_FILE)):
         return None
-    return SharedModules(settings.url.rstrip("/"), configuration, write=settings.write)
+    return SharedModules(url.rstrip("/"), configuration, write=configuration.fills_shared_modules)
 
 
 def _is_settled(location: StoreLocation, path: str, content: bytes) -> bool:

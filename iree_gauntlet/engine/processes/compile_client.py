@@ -26,8 +26,7 @@ from iree_gauntlet.engine.processes.reaper import Report
 from iree_gauntlet.engine.processes.supervisor import Outcome, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.system.short_process import name_signal
-from iree_gauntlet.system.tail import read_tail
+from iree_gauntlet.system.short_process import name_signal, read_tail
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:

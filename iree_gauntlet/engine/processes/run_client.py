@@ -37,8 +37,7 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import SENT_SIGNALS
-from iree_gauntlet.system.short_process import name_signal
-from iree_gauntlet.system.tail import TAIL_LINES, clean_line
+from iree_gauntlet.system.short_process import TAIL_LINES, clean_line, name_signal
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:

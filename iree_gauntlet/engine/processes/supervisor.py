@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.processes.reaper import Report, Request
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.system.short_process import name_signal
-from iree_gauntlet.system.tail import TAIL_LINES, read_tail
+from iree_gauntlet.system.short_process import TAIL_LINES, name_signal, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
