@@ -9,7 +9,7 @@ from typing import Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import format_outside, work_change
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal, refuse
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded
 from iree_gauntlet.records.earlier_runs import LATEST
 from iree_gauntlet.records.experiment_events import ExperimentEnd, ExperimentOpening
@@ -21,6 +21,8 @@ from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by thei
 COMPARISON_FILE = "comparison.jsonl"
 # Names of the sides.
 SIDES = "AB"
+# Events of one model each.
+_OF_A_MODEL = ("block", "verdict", "where", "begun", "measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,35 +386,39 @@ class ComparisonRecord:
         return self.measured[model].worker if model in self.measured else ""
 
     def take(self, event: dict[str, Any]) -> None:
-        """Reads an event that is no opening."""
-        match event:
-            case {"event": "prepared"}:
-                self.prepared = PreparedComparison.from_dict(event)
-            case {"event": "block", "chain": chain}:
-                self.begun[chain] += 1
-            case {"event": "verdict", "chain": chain, "instructions": _}:
-                self.works[chain] = WorkVerdict.from_dict(event)
-            case {"event": "verdict", "chain": chain}:
-                self.verdicts[chain] = RecordedVerdict.from_dict(event)
-            case {"event": "summary"}:
-                self.summary = ComparisonSummary.from_dict(event)
-            case {"event": "where", "chain": chain}:
-                self.where[chain] = WhereChanged.from_dict(event)
-            case {"event": "end"}:
-                self.end = ExperimentEnd.from_dict(event)
-            case _:
-                self._take_of_a_cluster(event)
+        """Reads an event that is no opening; one of a kind that is not known is passed over.
 
-    def _take_of_a_cluster(self, event: dict[str, Any]) -> None:
-        match event:
-            case {"event": "begun", "chain": chain, "worker": worker}:
-                self.under_way[chain] = worker
-            case {"event": "measured", "chain": chain}:
+        Raises:
+            KeyError, TypeError, ValueError: it lacks what its kind has, or has something else.
+        """
+        match event.get("event"):
+            case "prepared":
+                self.prepared = PreparedComparison.from_dict(event)
+            case "summary":
+                self.summary = ComparisonSummary.from_dict(event)
+            case "remark":
+                self.remarks.append(event["text"])
+            case "end":
+                self.end = ExperimentEnd.from_dict(event)
+            case str(kind) if kind in _OF_A_MODEL:
+                self._take_of_model(kind, event["chain"], event)
+
+    def _take_of_model(self, kind: str, chain: str, event: dict[str, Any]) -> None:
+        match kind:
+            case "block":
+                self.begun[chain] += 1
+            case "verdict" if "instructions" in event:
+                self.works[chain] = WorkVerdict.from_dict(event)
+            case "verdict":
+                self.verdicts[chain] = RecordedVerdict.from_dict(event)
+            case "where":
+                self.where[chain] = WhereChanged.from_dict(event)
+            case "begun":
+                self.under_way[chain] = event["worker"]
+            case "measured":
                 self.under_way.pop(chain, None)
                 self.measured[chain] = MeasuredElsewhere.from_dict(event)
                 self.begun[chain] = len(self.measured[chain].blocks)
-            case {"event": "remark", "text": text}:
-                self.remarks.append(text)
 
 
 def comparison_named(text: str) -> Path:
@@ -436,13 +442,16 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     """Reads a comparison's folder.
 
     Raises:
-        GauntletError: there is no log, or it cannot be read.
+        GauntletError: there is no log, or it is damaged in another way than by a crash.
     """
     path = folder / COMPARISON_FILE
     record: ComparisonRecord | None = None
     try:
-        for _, event in read_events(path, "comparison").events:
-            if event.get("event") == "comparison":
+        for number, event in read_events(path, "comparison").events:
+            kind = event.get("event")
+            if kind in _OF_A_MODEL and not isinstance(event.get("chain"), str):
+                refuse(path, number, f"is a {kind} event without a chain")
+            if kind == "comparison":
                 opening = ComparisonOpening.from_dict(event)
                 # A resumed one judges again.
                 begun, measured = (record.begun, record.measured) if record else (Counter[str](), {})

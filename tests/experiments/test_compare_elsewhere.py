@@ -19,7 +19,7 @@ from iree_gauntlet.experiments import compare_elsewhere
 from iree_gauntlet.experiments.compare import compare_settings
 from iree_gauntlet.experiments.compare_elsewhere import ENDED, RoundsLog
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonOpening, RecordedRounds, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.requests import CompareRequest, ConductRequest
 from iree_gauntlet.results import Result
@@ -125,6 +125,20 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
 def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / COMPARISON_FILE).write_text(line)
     with pytest.raises(GauntletError, match=says):
+        read_comparison(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["block", "verdict", "where", "begun", "measured", "later"])
+def test_an_event_that_lacks_its_model_is_told_and_an_unknown_one_passed_over(tmp_path: Path, kind: str) -> None:
+    rules = compare_settings(CompareRequest(), ConductRequest(), here=False).rules
+    rounds = RecordedRounds(repetitions=1, min_time=1.0)
+    opening = ComparisonOpening(sides={}, options={}, rules=rules, rounds=rounds, machine={}).as_dict()
+    lines = ({"event": "comparison", **opening}, {"event": kind})
+    (tmp_path / COMPARISON_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    if kind == "later":
+        assert not read_comparison(tmp_path).verdicts
+        return
+    with pytest.raises(GauntletError, match=f":2: the line is a {kind} event without a chain"):
         read_comparison(tmp_path)
 
 
