@@ -21,8 +21,12 @@ from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by thei
 COMPARISON_FILE = "comparison.jsonl"
 # Names of the sides.
 SIDES = "AB"
-# Events of one model each.
-_OF_A_MODEL = ("block", "verdict", "where", "begun", "measured")
+# The texts that an event has to have.
+_NEEDED = {
+    **dict.fromkeys(("block", "verdict", "where", "measured"), ("chain",)),
+    "begun": ("chain", "worker"),
+    "remark": ("text",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,39 +390,35 @@ class ComparisonRecord:
         return self.measured[model].worker if model in self.measured else ""
 
     def take(self, event: dict[str, Any]) -> None:
-        """Reads an event that is no opening; one of a kind that is not known is passed over.
-
-        Raises:
-            KeyError, TypeError, ValueError: it lacks what its kind has, or has something else.
-        """
-        match event.get("event"):
-            case "prepared":
+        """Reads an event that is no opening; one of a kind that is not known is passed over."""
+        match event:
+            case {"event": "prepared"}:
                 self.prepared = PreparedComparison.from_dict(event)
-            case "summary":
-                self.summary = ComparisonSummary.from_dict(event)
-            case "remark":
-                self.remarks.append(event["text"])
-            case "end":
-                self.end = ExperimentEnd.from_dict(event)
-            case str(kind) if kind in _OF_A_MODEL:
-                self._take_of_model(kind, event["chain"], event)
-
-    def _take_of_model(self, kind: str, chain: str, event: dict[str, Any]) -> None:
-        match kind:
-            case "block":
+            case {"event": "block", "chain": chain}:
                 self.begun[chain] += 1
-            case "verdict" if "instructions" in event:
+            case {"event": "verdict", "chain": chain, "instructions": _}:
                 self.works[chain] = WorkVerdict.from_dict(event)
-            case "verdict":
+            case {"event": "verdict", "chain": chain}:
                 self.verdicts[chain] = RecordedVerdict.from_dict(event)
-            case "where":
+            case {"event": "summary"}:
+                self.summary = ComparisonSummary.from_dict(event)
+            case {"event": "where", "chain": chain}:
                 self.where[chain] = WhereChanged.from_dict(event)
-            case "begun":
-                self.under_way[chain] = event["worker"]
-            case "measured":
+            case {"event": "end"}:
+                self.end = ExperimentEnd.from_dict(event)
+            case _:
+                self._take_of_a_cluster(event)
+
+    def _take_of_a_cluster(self, event: dict[str, Any]) -> None:
+        match event:
+            case {"event": "begun", "chain": chain, "worker": worker}:
+                self.under_way[chain] = worker
+            case {"event": "measured", "chain": chain}:
                 self.under_way.pop(chain, None)
                 self.measured[chain] = MeasuredElsewhere.from_dict(event)
                 self.begun[chain] = len(self.measured[chain].blocks)
+            case {"event": "remark", "text": text}:
+                self.remarks.append(text)
 
 
 def comparison_named(text: str) -> Path:
@@ -449,8 +449,8 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     try:
         for number, event in read_events(path, "comparison").events:
             kind = event.get("event")
-            if kind in _OF_A_MODEL and not isinstance(event.get("chain"), str):
-                refuse(path, number, f"is a {kind} event without a chain")
+            if lacking := [name for name in _NEEDED.get(str(kind), ()) if not isinstance(event.get(name), str)]:
+                refuse(path, number, f"is a {kind} event without a {lacking[0]}")
             if kind == "comparison":
                 opening = ComparisonOpening.from_dict(event)
                 # A resumed one judges again.

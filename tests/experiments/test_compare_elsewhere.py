@@ -128,8 +128,8 @@ def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: 
         read_comparison(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["block", "verdict", "where", "begun", "measured", "later"])
-def test_an_event_that_lacks_its_model_is_told_and_an_unknown_one_passed_over(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["block", "verdict", "where", "begun", "measured", "remark", "later"])
+def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_over(tmp_path: Path, kind: str) -> None:
     rules = compare_settings(CompareRequest(), ConductRequest(), here=False).rules
     rounds = RecordedRounds(repetitions=1, min_time=1.0)
     opening = ComparisonOpening(sides={}, options={}, rules=rules, rounds=rounds, machine={}).as_dict()
@@ -138,7 +138,8 @@ def test_an_event_that_lacks_its_model_is_told_and_an_unknown_one_passed_over(tm
     if kind == "later":
         assert not read_comparison(tmp_path).verdicts
         return
-    with pytest.raises(GauntletError, match=f":2: the line is a {kind} event without a chain"):
+    lacking = "text" if kind == "remark" else "chain"
+    with pytest.raises(GauntletError, match=f":2: the line is a {kind} event without a {lacking}"):
         read_comparison(tmp_path)
 
 
