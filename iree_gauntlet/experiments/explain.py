@@ -29,8 +29,7 @@ from iree_gauntlet.experiments.explaining.failures import Failure, Lost, find_fa
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, Located
 from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, onnx_source
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
-from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom, find_symptom
-from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
+from iree_gauntlet.experiments.explaining.tools import FAILURE, GO_ON, WRONG, Symptom, Tools, find_symptom
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.earlier_runs import LATEST, asked_for, run_named

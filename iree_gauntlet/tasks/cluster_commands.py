@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cluster.offers import WorkerOffer
     from iree_gauntlet.errors import ExitCode
-    from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
+    from iree_gauntlet.experiments.sides import ComparingMachines
     from iree_gauntlet.requests import ConductRequest
 
 

@@ -48,7 +48,7 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
+    from iree_gauntlet.experiments.sides import ComparingMachines
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.history_outcome import Series
     from iree_gauntlet.settings import Configuration

@@ -15,9 +15,9 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments import compare_elsewhere
+from iree_gauntlet.experiments import sides
 from iree_gauntlet.experiments.compare import compare_settings
-from iree_gauntlet.experiments.compare_elsewhere import ENDED, RoundsLog
+from iree_gauntlet.experiments.sides import ENDED, RoundsLog
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, ComparisonOpening, RecordedRounds, read_comparison
 from iree_gauntlet.records.event_log import EventLog
@@ -50,7 +50,7 @@ def taken(*blocks: dict[str, Any], failure: str = "") -> list[dict[str, Any]]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(compare_elsewhere, "time", clock)
+    monkeypatch.setattr(sides, "time", clock)
     return clock
 
 
@@ -153,7 +153,7 @@ def test_what_is_left_of_the_time_is_shared(hosts: int, units: int, gone: float)
     clock = Clock()
     settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare_elsewhere, "time", clock)
+        patch.setattr(sides, "time", clock)
         log = RoundsLog(_NoSession(), settings.rules, {}, ())  # type: ignore[arg-type]
         clock.now += gone
         share = log.share(hosts, units)

@@ -26,7 +26,7 @@ from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.explaining.symptom import CRASH, FAILURE, HANG, WRONG, Symptom
+from iree_gauntlet.experiments.explaining.tools import CRASH, FAILURE, HANG, WRONG, Symptom
 from iree_gauntlet.figures import byte_size, counted, listed
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.steps import Command
@@ -128,8 +128,8 @@ class Contents:
     """What goes into a bundle.
 
     Attributes:
-        program: that fails, as text or bytecode; empty where it is fetched.
-        device: that it runs on; empty where it is the compile that fails.
+        program: as text or bytecode; empty where it is fetched.
+        device: empty where it is the compile that fails.
         arguments: of iree-run-module, with files by their names in the bundle.
     """
 
@@ -242,7 +242,14 @@ def pack(files: Mapping[str, bytes], readme: str, script: str, facts: Mapping[st
     }
     known = {**facts, "machine": _describe_machine(), "files": hashes}
     whole[_BUNDLE_FACTS] = (json.dumps(known, indent=2) + "\n").encode()
-    packed = _archive(folder.name, whole)
+    # An archive that is the same, byte for byte, for the same files.
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in sorted(whole.items()):
+            entry = tarfile.TarInfo(f"{folder.name}/{name}")
+            entry.size, entry.mode = len(data), 0o755 if name == _REPRODUCE else 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    packed = gzip.compress(plain.getvalue(), mtime=0)
     if len(packed) > LIMIT:
         largest = sorted(whole, key=lambda name: -len(whole[name]))[:3]
         raise GauntletError(
@@ -256,17 +263,6 @@ def pack(files: Mapping[str, bytes], readme: str, script: str, facts: Mapping[st
     archive = folder.with_name(f"{folder.name}.tar.gz")
     write_atomic(archive, packed)
     return Bundle(folder, archive, len(packed))
-
-
-def _archive(name: str, files: Mapping[str, bytes]) -> bytes:
-    """A .tar.gz that is the same, byte for byte, for the same files."""
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for file, data in sorted(files.items()):
-            entry = tarfile.TarInfo(f"{name}/{file}")
-            entry.size, entry.mode = len(data), 0o755 if file == _REPRODUCE else 0o644
-            tar.addfile(entry, io.BytesIO(data))
-    return gzip.compress(plain.getvalue(), mtime=0)
 
 
 def list_packages(iree: Toolchain) -> tuple[str, ...]:
@@ -287,11 +283,7 @@ def contains(contents: Contents) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenedBundle:
-    """A bundle that can be run.
-
-    Attributes:
-        packages: the IREE that it fails with: `iree-base-compiler==3.6.0`.
-    """
+    """A bundle that can be run; `packages` are the IREE that it fails with: `iree-base-compiler==3.6.0`."""
 
     folder: Path
     title: str
@@ -329,17 +321,9 @@ def open_bundle(bundle: Path, place: Path) -> OpenedBundle:
 def run_bundle(
     bundle: Path, iree: Toolchain | None, supervisor: Supervisor, logs: Path, base: Toolchain | None = None
 ) -> int | None:
-    """Run it; what it says stands in `repro.txt`.
+    """Run the bundle of a folder: its exit code, None where it was ended; what it says stands in `repro.txt` of `logs`.
 
-    Args:
-        bundle: its folder.
-        iree: whose tools are used; None for those that it installs.
-        supervisor: owns the process.
-        logs: where `repro.txt` goes.
-        base: what it is held against, where it is about times; None for what it installs.
-
-    Returns:
-        Its exit code; None where it was ended.
+    It installs the IREE, and the `base` that this is held against where it is about times, that are not given.
     """
     tools: list[tuple[str, str]] = []
     for prefix, side in (("", iree), ("BASE_", base)):
@@ -356,20 +340,12 @@ def run_bundle(
 
 
 def check(bundle: Path, presenter: Presenter) -> ExitCode:
-    """Whether a bundle fails with the IREE that it installs for itself.
-
-    Raises:
-        GauntletError: it is no bundle.
-    """
+    """Whether a bundle fails with the IREE that it installs for itself."""
     return _judge(bundle, None, presenter, _CHECKED)
 
 
 def run_with(bundle: Path, request: ToolchainRequest, presenter: Presenter) -> ExitCode:
-    """Whether a bundle fails with an IREE.
-
-    Raises:
-        GauntletError: it is no bundle, or there is no such IREE.
-    """
+    """Whether a bundle fails with an IREE."""
     with presenter.progress() as progress:
         toolchain = open_workbench(request, progress, need_toolchain=True).iree
     return _judge(bundle, toolchain, presenter, _RAN)

@@ -15,7 +15,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.bundle import LIMIT, PROGRAM, BundleFiles, Contents, render
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT
 from iree_gauntlet.experiments.explaining.operators import OPERATOR
-from iree_gauntlet.experiments.explaining.symptom import WRONG
+from iree_gauntlet.experiments.explaining.tools import WRONG
 from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES
 from iree_gauntlet.figures import byte_size, counted, take_last_lines
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.explaining.locate import WrongDispatch
     from iree_gauntlet.experiments.explaining.operators import WrongOperator
     from iree_gauntlet.experiments.explaining.reduce import Reduced
-    from iree_gauntlet.experiments.explaining.symptom import Symptom
+    from iree_gauntlet.experiments.explaining.tools import Symptom
     from iree_gauntlet.experiments.explaining.traced_sides import HeldTensor
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

@@ -34,9 +34,7 @@ class Failure:
 
     Attributes:
         flags: of the compile, without those that say where something is written.
-        compile_timeout: its seconds.
         argv: of iree-run-module; empty for a compile.
-        timeout: its seconds.
         folder: the chain's, relative to the folder of steps.
         urls: where its files come from, by their paths.
         sha256: of the program when the run began; empty where that is not known.
@@ -88,7 +86,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A failure of which something is gone that is needed to have it again."""
+    """A failure that cannot be had again: something is gone."""
 
     case: str
     result: Result
@@ -97,11 +95,7 @@ class Lost:
 
 
 def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | Lost]:
-    """The failures of a run's main modules.
-
-    Args:
-        record: the run's.
-        patterns: globs of chains; all where there are none.
+    """The failures of a run's main modules; of chains that a glob matches, where there are globs.
 
     Raises:
         NothingSelectedError: nothing failed that matches.

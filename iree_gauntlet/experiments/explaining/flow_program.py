@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # The function of a program that was cut out.
 CUT_OUT = "dispatch"
 _DEVICE = "#hal.device.target<"
+_MARKS = re.compile(r'"[^"]*"|->|[<>]')
 _TRACE = re.compile(r'( *flow\.tensor\.trace ")([^"]*) (inputs|outputs)"')
 _DISPATCH = re.compile(
     # The executable, its entry, the workload, operands, their types, and what comes out.
@@ -53,13 +54,12 @@ _FOREIGN = re.compile(r"\bflow\.|\biree_\w+\.|\butil\.|\bhal\.|\?")
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A place where a program dispatches work.
+    """A place where a program dispatches work, in SSA values and types as written.
 
     Attributes:
-        workload: SSA values that say how much work there is.
-        operands: SSA values, and their types as written.
-        constants: SSA values that the function around it defines as constants, as written.
-        outcome: type of each result as written; `%x` for an operand that is written in place.
+        workload: how much work there is.
+        constants: that the function around it defines.
+        outcome: type of each result; `%x` for an operand that is written in place.
     """
 
     key: str
@@ -94,11 +94,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class FlowProgram:
-    """A program as text.
-
-    Attributes:
-        dispatches: in the order of the text, by their keys.
-    """
+    """A program as text, and its dispatches in that order, by their keys."""
 
     text: str
     dispatches: Mapping[str, Dispatch] = field(default_factory=dict)
@@ -254,29 +250,19 @@ def _split(text: str) -> list[str]:
 
 
 def _list_devices(text: str) -> Iterator[tuple[int, str]]:
-    """Where a program names a device, and how."""
-    place = text.find(_DEVICE)
-    while place >= 0:
-        end = _find_closed(text, place + len(_DEVICE) - 1)
-        yield place, text[place:end]
-        place = text.find(_DEVICE, end)
-
-
-def _find_closed(text: str, place: int) -> int:
-    """Behind the bracket that closes the one at a place."""
-    depth, quoted = 0, False
-    while place < len(text):
-        letter = text[place]
-        if letter == '"':
-            quoted = not quoted
-        elif not quoted and letter == "<":
-            depth += 1
-        elif not quoted and letter == ">" and text[place - 1] != "-":
-            depth -= 1
+    """Where a program names a device, and how: up to the bracket that closes its own."""
+    start = text.find(_DEVICE)
+    while start >= 0:
+        depth = 1
+        # Texts, arrows and brackets.
+        for mark in _MARKS.finditer(text, start + len(_DEVICE)):
+            depth += {"<": 1, ">": -1}.get(mark[0], 0)
             if not depth:
-                return place + 1
-        place += 1
-    raise GauntletError("a device that is not closed", "Report this program.")
+                break
+        else:
+            raise GauntletError("a device that is not closed", "Report this program.")
+        yield start, text[start : mark.end()]
+        start = text.find(_DEVICE, mark.end())
 
 
 def with_device(text: str, device: str) -> str:
@@ -290,7 +276,14 @@ def with_device(text: str, device: str) -> str:
 
 def _define_scalars(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> Iterator[str]:
     """Lines that define what a dispatch takes besides tensors."""
-    sizes = _read_sizes(dispatch, shapes)
+    # Dynamic dimensions by SSA value, as they were captured.
+    sizes: dict[str, int] = {}
+    types = dict(dispatch.operands)
+    for tensor, shape in zip(dispatch.tensors, shapes, strict=True):
+        written = _DIMS.fullmatch(types[tensor])
+        if written and written[2]:
+            dynamic = [size for size, text in zip(shape, written[1].split("x"), strict=False) if text == "?"]
+            sizes |= dict(zip(_split(written[2]), dynamic, strict=False))
     for value in dict.fromkeys(_list_scalars(dispatch)):
         constant = dispatch.constants.get(value)
         if constant is not None:
@@ -323,18 +316,6 @@ def _list_dims(kind: str) -> list[str]:
     """SSA values of the dynamic dimensions of a type as written."""
     found = _DIMS.fullmatch(kind)
     return _split(found[2]) if found and found[2] else []
-
-
-def _read_sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Dynamic dimensions by SSA value, as they were captured."""
-    sizes: dict[str, int] = {}
-    types = dict(dispatch.operands)
-    for value, shape in zip(dispatch.tensors, shapes, strict=True):
-        found = _DIMS.fullmatch(types[value])
-        if found and found[2]:
-            dynamic = [size for size, text in zip(shape, found[1].split("x"), strict=False) if text == "?"]
-            sizes |= dict(zip(_split(found[2]), dynamic, strict=False))
-    return sizes
 
 
 def _read_aliases(text: str) -> dict[str, str]:

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.explaining.symptom import CRASH, HANG
+from iree_gauntlet.experiments.explaining.tools import CRASH, HANG
 from iree_gauntlet.recorded import UNRECORDED, Recorded
 from iree_gauntlet.records.explain_outcome import FoundReduced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iree_gauntlet.experiments.explaining.symptom import Symptom
-    from iree_gauntlet.experiments.explaining.tools import Tools
+    from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
 
 
 # The phase before which no switch of the compiler changes anything.
