@@ -23,8 +23,16 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
-from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, STILL_THERE, contains, run_bundle, write_bundle
-from iree_gauntlet.experiments.explaining.contents import FailureForms, holds_constants
+from iree_gauntlet.experiments.explaining.bundle import (
+    PROGRAM,
+    REPLAY,
+    STILL_THERE,
+    FailureForms,
+    contains,
+    holds_constants,
+    run_bundle,
+    write_bundle,
+)
 from iree_gauntlet.experiments.explaining.failures import Failure, Lost, find_failures
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, Located
 from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, onnx_source

@@ -31,8 +31,13 @@ from iree_gauntlet.experiments.explaining.bundle import (
     run_bundle,
 )
 from iree_gauntlet.experiments.explaining.failures import Failure, failure_of
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, as_function
-from iree_gauntlet.experiments.explaining.traced_sides import capture_inputs, target_side, traced_program
+from iree_gauntlet.experiments.explaining.flow_program import (
+    CUT_OUT,
+    as_function,
+    capture_inputs,
+    target_side,
+    traced_program,
+)
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.figures import format_cpus, format_dispatch_change, milliseconds
@@ -50,8 +55,8 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.experiments.explaining.flow_program import CapturedInputs, HeldTensor
     from iree_gauntlet.experiments.explaining.tools import Tools
-    from iree_gauntlet.experiments.explaining.traced_sides import CapturedInputs, HeldTensor
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.compare_record import ComparedDispatches, ComparisonRecord

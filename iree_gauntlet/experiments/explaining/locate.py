@@ -12,33 +12,37 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, as_function, device_of, with_device
-from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
-from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
-from iree_gauntlet.experiments.explaining.traced_sides import (
+from iree_gauntlet.experiments.explaining.flow_program import (
+    CUT_OUT,
     TOLERANCES,
     TRACED,
+    FlowProgram,
     HeldTensor,
     TracedSide,
+    as_function,
     compile_flow,
+    device_of,
     last_line,
     target_side,
     trace_both,
     traced_program,
+    with_device,
 )
+from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
+from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.experiments.explaining.flow_program import Dispatch
-    from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
-    from iree_gauntlet.experiments.explaining.traced_sides import (
+    from iree_gauntlet.experiments.explaining.flow_program import (
+        Dispatch,
         TensorTrace,
         TracedDispatch,
         TraceOfBoth,
         UnfinishedDispatch,
     )
+    from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
 
 
 # Values in hexadecimal cannot be read as f64, but for one alone.

@@ -12,8 +12,8 @@ from iree_gauntlet.cases import MAIN, OnnxImport, Stage
 from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.failures import program_of
+from iree_gauntlet.experiments.explaining.flow_program import TOLERANCES, HeldTensor
 from iree_gauntlet.experiments.explaining.locate import finite
-from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES, HeldTensor
 from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
