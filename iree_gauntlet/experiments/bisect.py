@@ -29,7 +29,6 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_question import (
     EXACT_METRICS,
     ExactJudge,
-    Judge,
     Question,
     describe_change,
     describe_cost,
@@ -127,7 +126,7 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
 @contextlib.contextmanager
 def _judge(
     question: Question, experiment: Experiment, log: EventLog, progress: Progress, presenter: Presenter
-) -> Iterator[Judge]:
+) -> Iterator[ExactJudge | RoundsJudge]:
     """What decides on candidates by the question's metric; Ctrl-C ends what runs for it."""
     chosen, folder = question.chosen, experiment.folder
     if question.metric in EXACT_METRICS:
@@ -154,7 +153,7 @@ class BisectSearch:
     """A search under way; `judged` has what this bisect and an earlier part of it have judged, by label."""
 
     question: Question
-    judge: Judge
+    judge: ExactJudge | RoundsJudge
     log: EventLog
     say: Callable[[str], None]
     judged: dict[str, Judged]
@@ -417,7 +416,7 @@ class RoundsJudge:
     def __init__(self, source: TimedBlocks, comparisons: int, alpha: float, max_blocks: int) -> None:
         self._source = source
         self._plan = plan_looks(alpha / comparisons, max_blocks)
-        # As many as the false-alarm rate was shared out over.
+        # How many candidates may be measured, the bad end among them, for the confidence to hold.
         self.most_comparisons: int | None = comparisons
         self._middle = 0.0
 
@@ -451,7 +450,7 @@ class RoundsJudge:
         return judged
 
     def begin(self, good: Judged, bad: Judged) -> str:
-        """Take the middle of the ends."""
+        """Take the middle of the ends; why there is nothing to look for, or empty."""
         del good  # is 1, whatever its time
         if bad.reason:
             return bad.reason

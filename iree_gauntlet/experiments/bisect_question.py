@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
@@ -319,22 +319,6 @@ def describe_change(commit: str, source: str, place: ToolchainPlace) -> BisectCh
     return BisectChange(**said, pull=int(pull[1] or pull[2]) if pull else None)
 
 
-class Judge(Protocol):
-    """Decides on candidates, one at a time."""
-
-    # How many candidates may be measured, the bad end among them, for the confidence to hold; None for any number.
-    most_comparisons: int | None
-
-    def end(self, candidate: Candidate, *, bad: bool) -> Judged:
-        """What an end gives; `bad` of the answer is the argument, or None where nothing could be measured."""
-
-    def begin(self, good: Judged, bad: Judged) -> str:
-        """Take the ends for what candidates are held against; why there is nothing to look for, or empty."""
-
-    def judge(self, candidate: Candidate) -> Judged:
-        """Which end a candidate is like."""
-
-
 def find_candidate_run(
     candidate: Candidate, folder: Path, presenter: Presenter, work: Callable[[Path, Presenter], Judged]
 ) -> Judged:
@@ -381,12 +365,12 @@ class ExactJudge:
         self._good = self._bad = 0.0
 
     def end(self, candidate: Candidate, *, bad: bool) -> Judged:
-        """What an end gives."""
+        """What an end gives; `bad` of the answer is the argument, or None where nothing could be measured."""
         found = self._run(candidate)
         return found if found.value is None else replace(found, bad=bad)
 
     def begin(self, good: Judged, bad: Judged) -> str:
-        """Take the ends' values."""
+        """Take the ends' values; why there is nothing to look for, or empty."""
         self._good, self._bad = good.known, bad.known
         counted = self._name == "instructions"
         same = compare_work(good.known, bad.known, LEAST_WORK) is Work.SAME if counted else False

@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
@@ -156,11 +157,9 @@ def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presen
     with presenter.progress() as progress:
         base, new = (open_iree(compared / side.name.lower(), side.toolchain, cache, progress) for side in record.sides)
 
-        def look(slower: _Slower, notes: CaseNotes) -> bool:
-            return _explain_slower(slower, notes, (base, new))
-
+        looks = [(item.case, partial(_explain_slower, slower=item, machines=(base, new))) for item in models]
         said = {"cases": cases, "toolchain": record.sides[1].toolchain, "base": record.sides[0].toolchain}
-        return explain_each(compared, said, models, look, asked, presenter, progress)
+        return explain_each(compared, said, looks, asked, presenter, progress)
 
 
 def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[tuple[str, float]]:
@@ -217,7 +216,7 @@ def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Pat
     )
 
 
-def _explain_slower(slower: _Slower, notes: CaseNotes, machines: tuple[Workbench, Workbench]) -> bool:
+def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench, Workbench]) -> bool:
     """Whether a bundle shows a dispatch that B is slower with."""
     session, folder = notes.session, notes.session.folder / slower.sides[1].folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -37,7 +37,7 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     without_verdict,
 )
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
-from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, SequentialPlan, plan_looks
+from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, plan_looks
 from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.records.compare_record import (
     SIDES,
@@ -232,14 +232,9 @@ class Rules(RecordedRules):
         disturbed = ConductRequest(disturbed=opening.options["disturbed"])
         return cls(**asdict(opening.rules), replace_disturbed=disturbed.replaces_disturbed)
 
-    @property
-    def plan(self) -> SequentialPlan:
-        """When to look, and the false-alarm rate of all looks together."""
-        return plan_looks(self.alpha)
-
     def judged(self, blocks: Sequence[Block]) -> Comparison:
         """B against A, by these rules."""
-        return compare(blocks, self.plan, self.least, self.band, allow=self.allow)
+        return compare(blocks, plan_looks(self.alpha), self.least, self.band, allow=self.allow)
 
     def describe(self, evidence: PairEvidence) -> str:
         """What its blocks say so far, in a line."""

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.rounds.blocks import Cpus
-    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.run import Chosen

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +24,7 @@ from iree_gauntlet.toolchains.host import means_host, read_host_cpu
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.engine.workbench import Workbench
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 GO_ON = "Free some space (see `doctor`), and explain the run again: it goes on there."
 _FAILED = "[FAILED]"
 _MOST_BYTES = 8_000_000
-# How often what a process has found is looked at.
-_LOOK_SECONDS = 1.0
 _THRESHOLD = re.compile(r"--expected_(\w+)_threshold=")
 WRONG, FAILURE, CRASH, HANG = "wrong numbers", "failure", "crash", "does not end"
 # As LLVM prints a stack: `#4 0x00007f… (anonymous namespace)::Op::match(mlir::Op) File.cpp:0:0`.
@@ -179,11 +176,7 @@ class Tools:
     def compile(
         self, name: str, source: Path, flags: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
     ) -> Path:
-        """Compile to `<name>`; what the compiler says stands in `<name>.txt`.
-
-        Raises:
-            CompileError: it does not compile, or not in time.
-        """
+        """As `try_compile`; CompileError where it does not compile, or not in time."""
         ran = self.try_compile(name, source, flags, timeout=timeout, cwd=cwd)
         if not ran.passed:
             what = "took too long" if ran.outcome.timed_out else ran.outcome.signal or "failed"
@@ -276,22 +269,6 @@ class Tools:
                 "Build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or explain the failure with a release's wheels.",
             )
         return self._run((python, "-B", *argv), name, self.folder, timeout)
-
-    def watch(
-        self, name: str, argv: Sequence[str], *, timeout: float, log: Path, line: Callable[[str], None]
-    ) -> ToolResult:
-        """The same; `line` is given each line that it writes to a file, as it does."""
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(self.python, name, argv, timeout=timeout)
-            shown = 0
-            while True:
-                ended = bool(wait((running,), timeout=_LOOK_SECONDS).done)
-                whole = log.read_text(encoding="utf-8").split("\n")[:-1] if log.is_file() else []
-                for text in whole[shown:]:
-                    line(text)
-                shown = len(whole)
-                if ended:
-                    return running.result()
 
     def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> ToolResult:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"
