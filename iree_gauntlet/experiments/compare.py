@@ -247,7 +247,10 @@ class _Comparison:
     def _write_prepared(
         self, models: Iterable[str], left_out: dict[str, str], benchmarks: dict[str, dict[str, SideBenchmark]]
     ) -> None:
-        sides = {side.name: side.recorded for side in self.sides}
+        sides = {
+            side.name: RecordedSide(asked=side.asked, folder=side.folder.name, toolchain=side.toolchain)
+            for side in self.sides
+        }
         prepared = PreparedComparison(sides=sides, models=tuple(models), left_out=left_out, benchmarks=benchmarks)
         self.log.write("prepared", prepared.as_dict())
 

@@ -34,6 +34,7 @@ from iree_gauntlet.experiments.explaining.bundle import (
     write_bundle,
 )
 from iree_gauntlet.experiments.explaining.failures import Failure, Lost, find_failures
+from iree_gauntlet.experiments.explaining.flow_program import traced_program
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, Located
 from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, onnx_source
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
@@ -306,7 +307,9 @@ class _FailureExplainer:
             return found is not None and (found.operator is not None or found.agrees)
 
         try:
-            search = DispatchSearch.begin(self.tools, self.notes.say, private=self.asked.no_weights)
+            self.notes.say("compiling to dispatches")
+            program = traced_program(self.tools)
+            search = DispatchSearch(self.tools, self.notes.say, self.asked.no_weights, program)
             wrong = symptom.ending == WRONG
             located = search.find_wrong(is_in_operators) if wrong else search.find_failing(symptom)
         except GauntletError as error:

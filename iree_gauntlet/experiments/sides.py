@@ -29,7 +29,6 @@ from iree_gauntlet.records.compare_record import (
     ComparedDispatches,
     CompileChange,
     MeasuredElsewhere,
-    RecordedSide,
     WhereChanged,
 )
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
@@ -110,11 +109,6 @@ class PreparedSide:
     def counts(self) -> dict[str, Step]:
         """Steps that count instructions, by chain."""
         return self.measured["instructions"]
-
-    @property
-    def recorded(self) -> RecordedSide:
-        """For the log of the comparison."""
-        return RecordedSide(asked=self.asked, folder=self.folder.name, toolchain=self.toolchain)
 
 
 def prepare_side(

@@ -25,7 +25,6 @@ from iree_gauntlet.experiments.explaining.flow_program import (
     last_line,
     target_side,
     trace_both,
-    traced_program,
     with_device,
 )
 from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
@@ -162,12 +161,6 @@ class DispatchSearch:
     say: Callable[[str], None]
     private: bool
     program: FlowProgram
-
-    @classmethod
-    def begin(cls, tools: Tools, say: Callable[[str], None], *, private: bool) -> DispatchSearch:
-        """Compile it to its dispatches; GauntletError where it cannot be traced."""
-        say("compiling to dispatches")
-        return cls(tools, say, private, traced_program(tools))
 
     def find_wrong(self, elsewhere: Callable[[], bool]) -> Located:
         """The first dispatch that is wrong on right inputs, confirmed on those inputs; GauntletError for no trace.
