@@ -272,16 +272,16 @@ class _FailureExplainer:
         begun: tuple[Future[ProbedSwitch], ...] = ()
         early = False
         if self.tools.failure.stage is Stage.COMPILE:
-            reduced = None
-            why = "what was made of it does not show the failure"
             self.notes.say("reducing the program")
+            reduced: Reduced | None = None
+            why = "what was made of it does not show the failure"
             try:
                 reduced = reduce(forms.symptom, self.tools, 60 * self.asked.budget, self.notes.say)
-                early = reduced.phase == EARLIEST
-                self.notes.add("reduced", reduced.part)
+                part, early = reduced.part, reduced.phase == EARLIEST
             except GauntletError as error:
                 why = error.on_one_line
-                self.notes.add("reduced", {"why": why})
+                part = {"why": why}
+            self.notes.add("reduced", part)
             listed = self._list_reduced_forms(forms, reduced, why)
         else:
             # Of a small model they run while its dispatches are traced.

@@ -51,10 +51,9 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Command, Resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.explaining.flow_program import CapturedInputs, HeldTensor
     from iree_gauntlet.experiments.explaining.tools import Tools
@@ -120,24 +119,6 @@ class _SlowDispatch:
     comparison: Comparison
     arguments: tuple[tuple[str, ...], tuple[str, ...]]
     gpu: str
-
-
-@dataclass(frozen=True, slots=True)
-class _SlowerSearch:
-    """What a search came to."""
-
-    slow: _SlowDispatch | None = None
-    why: str = ""
-    tried: tuple[tuple[SlowSuspect, str], ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the record."""
-        tried = [{**asdict(suspect), "said": said} for suspect, said in self.tried]
-        found: dict[str, Any] = {"why": self.why, "tried": tried}
-        if self.slow is not None:
-            inputs = [item.type for item in self.slow.inputs]
-            found |= {**asdict(self.slow.suspect), "inputs": inputs, "times": self.slow.times.as_dict()}
-        return found
 
 
 def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
@@ -227,13 +208,18 @@ def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench
     notes.say("slower")
     base, new = (machine.iree for machine in machines)
     try:
-        found = _find_slow_dispatch(slower, (a, b), session, notes.say)
-        notes.add("slower", found.as_dict())
-        if found.slow is None:
+        tried: list[tuple[SlowSuspect, str]] = []
+        slow, why = _find_slow_dispatch(slower, (a, b), notes, tried)
+        found: dict[str, Any] = {"why": why, "tried": [{**asdict(suspect), "said": said} for suspect, said in tried]}
+        if slow is not None:
+            inputs = [item.type for item in slow.inputs]
+            found |= {**asdict(slow.suspect), "inputs": inputs, "times": slow.times.as_dict()}
+        notes.add("slower", found)
+        if slow is None:
             return False
-        bundle = _write_bundle(slower, found.slow, (base, new), folder / "bundle")
+        bundle = _write_bundle(slower, slow, (base, new), folder / "bundle")
         notes.say("running its bundle")
-        with session.quiet(found.slow.gpu):
+        with session.quiet(slow.gpu):
             code = run_bundle(bundle.folder, new, session.supervisor, folder, base)
     except WaitCancelledError as error:
         raise KeyboardInterrupt from error
@@ -260,17 +246,20 @@ def find_suspects(where: ComparedDispatches) -> list[SlowSuspect]:
 
 
 def _find_slow_dispatch(
-    slower: _Slower, tools: tuple[Tools, Tools], session: Session[Any], say: Callable[[str], None]
-) -> _SlowerSearch:
-    """The dispatch with the greatest loss that is slower by itself too; GauntletError for no trace of the program."""
+    slower: _Slower, tools: tuple[Tools, Tools], notes: CaseNotes, tried: list[tuple[SlowSuspect, str]]
+) -> tuple[_SlowDispatch | None, str]:
+    """The dispatch with the greatest loss that is slower by itself too, or why there is none.
+
+    What was tried is added to a list. GauntletError: the program cannot be traced.
+    """
     if slower.where.difference is None:
-        return _SlowerSearch(why=f"there is no profile that would say where: {slower.where.reason}")
+        return None, f"there is no profile that would say where: {slower.where.reason}"
     names = ", ".join(row.name for row in slower.where.difference.rows if row.b_ns > row.a_ns)
     spread = f"the loss is spread over {names or 'many dispatches'}; none of them alone"
     suspects = find_suspects(slower.where)
     if not suspects:
-        return _SlowerSearch(why=f"{spread} makes up a tenth of it")
-    say("compiling to dispatches")
+        return None, f"{spread} makes up a tenth of it"
+    notes.say("compiling to dispatches")
     program = traced_program(tools[1])
     # One that is dispatched from several places is the same function each time.
     places = {dispatch.name: dispatch for dispatch in reversed(list(program.dispatches.values()))}
@@ -278,9 +267,8 @@ def _find_slow_dispatch(
     wanted = [places[name] for name, function in functions.items() if function]
     captured: CapturedInputs = {}
     if wanted:
-        say(f"tracing {len(program.dispatches)} dispatches")
+        notes.say(f"tracing {len(program.dispatches)} dispatches")
         captured = capture_inputs(tools[1], target_side(tools[1], program), wanted)
-    tried: list[tuple[SlowSuspect, str]] = []
     for number, suspect in enumerate(suspects):
         function = functions.get(suspect.name, "")
         if not function:
@@ -291,14 +279,14 @@ def _find_slow_dispatch(
             tried.append((suspect, "traced, the program does not run that far"))
             continue
         inputs = tuple(tensors[i] for i in places[suspect.name].places)
-        say(f"measuring {suspect.name} by itself")
+        notes.say(f"measuring {suspect.name} by itself")
         try:
             a, b = (_make_step(slower, side, f"cut_{number}", function, inputs) for side in tools)
         except GauntletError as error:
             tried.append((suspect, error.on_one_line))
             continue
         pair = pair_of(f"{slower.case} {suspect.name}", (a, b), "time", slower.rounds)
-        verdict = judge(Comparer(session, slower.rules).run([pair], {}), slower.rules)[pair.chain]
+        verdict = judge(Comparer(notes.session, slower.rules).run([pair], {}), slower.rules)[pair.chain]
         tried.append((suspect, _describe(verdict)))
         if verdict.comparison is not None and verdict.verdict == TimeVerdict.SLOWER:
             base, new = (
@@ -308,8 +296,8 @@ def _find_slow_dispatch(
             slow = _SlowDispatch(
                 suspect, function, inputs, verdict.record(), verdict.comparison, (base, new), gpu_of(b)
             )
-            return _SlowerSearch(slow, tried=tuple(tried))
-    return _SlowerSearch(why=f"{spread} is slower", tried=tuple(tried))
+            return slow, ""
+    return None, f"{spread} is slower"
 
 
 def _describe(verdict: ModelVerdict) -> str:

@@ -189,11 +189,10 @@ class FailureForms:
         title = f"{what} in {suspect.dispatch.name} ({self.failure.device})"
         given = "made-up inputs" if files.made else "the inputs that it had"
         found = _describe_found("dispatch", suspect=suspect, given=given)
-        flags, program = self._add_flags(files), suspect.program.encode()
-        contents = self._fill(title, program, ("--compile-from=flow", *flags), files, found, arguments=arguments)
+        contents = self._fill(title, suspect.program.encode(), files, found, arguments=arguments)
         if suspect.function:
-            yield replace(contents, program=suspect.function.encode(), flags=flags)
-        yield contents
+            yield replace(contents, program=suspect.function.encode())
+        yield replace(contents, flags=("--compile-from=flow", *contents.flags))
 
     def of_operator(self, operator: WrongOperator) -> Contents:
         """An operator of an ONNX model, as a model of its own, and what onnxruntime makes of it."""
@@ -207,13 +206,10 @@ class FailureForms:
         kinds = ", ".join(dict.fromkeys(node.op for node in operator.nodes))
         title = f"Wrong numbers in {kinds} of ONNX ({self.failure.device})"
         what = (found, *((repeated,) if operator.repeated else ()))
-        return self._fill(
-            title, operator.program.read_bytes(), self._add_flags(files), files, *what, arguments=arguments
-        )
+        return self._fill(title, operator.program.read_bytes(), files, *what, arguments=arguments)
 
     def of_reduced(self, reduced: Reduced) -> Contents:
         """A program that was made smaller."""
-        files = BundleFiles()
         before, after = (counted(size.operations, "operation") for size in (reduced.before, reduced.after))
         fails = "fails" if reduced.after.operations == 1 else "fail"
         found = f"`program.mlir` is what is left of a program of {before}: {after}, which {fails} in the same way."
@@ -222,14 +218,10 @@ class FailureForms:
         shown = _CANDIDATE.sub("program.mlir", reduced.text).replace(library, "").strip().splitlines()
         lines = take_last_lines(tuple(shown[:_SAID_LINES]), count=_SAID_LINES, width=_SAID_WIDTH)
         title, said = f"iree-compile: {self.symptom.said}", "\n".join(("```", *lines, "```"))
-        return self._fill(title, reduced.program.read_bytes(), self._add_flags(files), files, found, said, device="")
+        return self._fill(title, reduced.program.read_bytes(), BundleFiles(), found, said)
 
     def of_program(self, why: str) -> Contents:
-        """All of the program, with what it is given and what is expected of it.
-
-        Raises:
-            GauntletError: a file of it is not there.
-        """
+        """All of the program, with what it is given and expected to give; GauntletError where a file is not there."""
         files = BundleFiles()
         compiles = self.failure.stage is Stage.COMPILE
         program = self._take(self.failure.program, PROGRAM, files)
@@ -240,25 +232,16 @@ class FailureForms:
         if self.symptom.ending == WRONG:
             title = f"Wrong numbers of {self.failure.case} ({self.failure.device})"
         what = (*said, f"`program.mlir` is the whole program: {why}.")
-        device = "" if compiles else self.failure.device
-        return self._fill(title, program, self._add_flags(files), files, *what, arguments=arguments, device=device)
+        return self._fill(title, program, files, *what, arguments=arguments)
 
     def _fill(
-        self,
-        title: str,
-        program: bytes,
-        flags: tuple[str, ...],
-        files: BundleFiles,
-        *found: str,
-        arguments: tuple[str, ...] = (),
-        device: str | None = None,
+        self, title: str, program: bytes, files: BundleFiles, *found: str, arguments: tuple[str, ...] = ()
     ) -> Contents:
-        what = (f"{self.failure.case}: {without_expectation(self.failure.result.reason)}", *found)
-        device = self.failure.device if device is None else device
+        failure = self.failure
+        what = (f"{failure.case}: {without_expectation(failure.result.reason)}", *found)
+        flags = files.add_flags(failure.flags, failure.compile_cwd)
+        device = "" if failure.stage is Stage.COMPILE else failure.device
         return Contents(title, what, program, flags, device, arguments, files, self.iree, self.symptom)
-
-    def _add_flags(self, files: BundleFiles) -> tuple[str, ...]:
-        return files.add_flags(self.failure.flags, self.failure.compile_cwd)
 
     def _take(self, path: Path, name: str, files: BundleFiles) -> bytes:
         """A file's bytes; none where it is large, and fetched from where it comes from."""

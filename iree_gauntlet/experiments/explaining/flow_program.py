@@ -298,7 +298,13 @@ def _define_scalars(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> Iter
         if written and written[2]:
             dynamic = [size for size, text in zip(shape, written[1].split("x"), strict=False) if text == "?"]
             sizes |= dict(zip(_split(written[2]), dynamic, strict=False))
-    for value in dict.fromkeys(_list_scalars(dispatch)):
+    # SSA values that are no tensors: numbers, and sizes of dynamic dimensions.
+    scalars = [*dispatch.workload]
+    for value, kind in dispatch.operands:
+        scalars += _list_dims(kind) if kind.startswith("tensor<") else [value]
+    for kind in dispatch.results:
+        scalars += _list_dims(kind)
+    for value in dict.fromkeys(scalars):
         constant = dispatch.constants.get(value)
         if constant is not None:
             yield f"{value} = arith.constant {constant}"
@@ -312,18 +318,6 @@ def _define_scalars(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> Iter
                 f"{dispatch.name} takes {value}, a number that the program computes, and cannot be cut out",
                 "The trace and its tensors are there.",
             )
-
-
-def _list_scalars(dispatch: Dispatch) -> Iterator[str]:
-    """SSA values that are no tensors: numbers, and sizes of dynamic dimensions."""
-    yield from dispatch.workload
-    for value, kind in dispatch.operands:
-        if kind.startswith("tensor<"):
-            yield from _list_dims(kind)
-        else:
-            yield value
-    for kind in dispatch.results:
-        yield from _list_dims(kind)
 
 
 def _list_dims(kind: str) -> list[str]:
