@@ -255,8 +255,10 @@ class BisectSearch:
 
     @property
     def _state(self) -> Search:
+        older = self.question.good_is_older
+        ends = {None: CandidateEnd.NEITHER, older: CandidateEnd.NEW, not older: CandidateEnd.OLD}
         row = [self.judged.get(candidate.label) for candidate in self.question.row]
-        return Search(len(row), {place: self._find_side(judged) for place, judged in enumerate(row) if judged})
+        return Search(len(row), {place: ends[judged.bad] for place, judged in enumerate(row) if judged})
 
     def _choose_next(self) -> int | None:
         state, question, most = self._state, self.question, self.judge.most_comparisons
@@ -268,11 +270,6 @@ class BisectSearch:
             of_commits = question.asked.source or question.asked.into
             return state.next_of(find_ready(question.row, question.place) if of_commits else ())
         return next(iter(state.untried_anywhere), None)
-
-    def _find_side(self, judged: Judged) -> CandidateEnd:
-        if judged.bad is None:
-            return CandidateEnd.NEITHER
-        return CandidateEnd.NEW if judged.bad == self.question.good_is_older else CandidateEnd.OLD
 
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
         judged = replace(judged, seconds=round(time.monotonic() - began, 3))
@@ -302,13 +299,11 @@ class TimedBlocks:
     def __init__(
         self, question: Question, session: Session[Any], earlier: dict[str, PairEvidence], presenter: Presenter
     ) -> None:
-        self._presenter = presenter
-        self._question = question
-        self._folder = session.folder
+        self._presenter, self._question, self._folder = presenter, question, session.folder
         self._rounds = rounds_asked(question.asked)
         self._budget = 60 * (question.asked.budget or _DEFAULT_MINUTES)
-        conduct = question.chosen.request.conduct
-        self._taker = BlockTaker(session, replace_disturbed=conduct.replaces_disturbed)
+        replaces = question.chosen.request.conduct.replaces_disturbed
+        self._taker = BlockTaker(session, replace_disturbed=replaces)
         self._progress = session.progress
         self._evidence = earlier
         self._sides: dict[str, PreparedSide] = {}
@@ -374,10 +369,8 @@ class TimedBlocks:
             return evidence.failure
         if self._taker.gives_up(evidence):
             return f"{evidence.replaced} blocks were disturbed and replaced; for example: {evidence.main_disturbance}"
-        if (
-            evidence.against_itself
-            and compare(evidence.against_itself, plan_looks(DEFAULT_ALPHA, CONTROL_BLOCKS)).differs
-        ):
+        control, plan = evidence.against_itself, plan_looks(DEFAULT_ALPHA, CONTROL_BLOCKS)
+        if control and compare(control, plan).differs:
             return "void: the good end differs from itself; find what differs, and repeat"
         return ""
 

@@ -39,7 +39,7 @@ from iree_gauntlet.experiments.explaining.flow_program import (
     target_side,
     traced_program,
 )
-from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge
+from iree_gauntlet.experiments.session_verdicts import Comparer, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.figures import format_cpus, format_dispatch_change, milliseconds
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
@@ -208,8 +208,7 @@ def _explain_slower(notes: CaseNotes, slower: _Slower, machines: tuple[Workbench
     notes.say("slower")
     base, new = (machine.iree for machine in machines)
     try:
-        tried: list[tuple[SlowSuspect, str]] = []
-        slow, why = _find_slow_dispatch(slower, (a, b), notes, tried)
+        slow, why, tried = _find_slow_dispatch(slower, (a, b), notes)
         found: dict[str, Any] = {"why": why, "tried": [{**asdict(suspect), "said": said} for suspect, said in tried]}
         if slow is not None:
             inputs = [item.type for item in slow.inputs]
@@ -246,19 +245,16 @@ def find_suspects(where: ComparedDispatches) -> list[SlowSuspect]:
 
 
 def _find_slow_dispatch(
-    slower: _Slower, tools: tuple[Tools, Tools], notes: CaseNotes, tried: list[tuple[SlowSuspect, str]]
-) -> tuple[_SlowDispatch | None, str]:
-    """The dispatch with the greatest loss that is slower by itself too, or why there is none.
-
-    What was tried is added to a list. GauntletError: the program cannot be traced.
-    """
+    slower: _Slower, tools: tuple[Tools, Tools], notes: CaseNotes
+) -> tuple[_SlowDispatch | None, str, list[tuple[SlowSuspect, str]]]:
+    """The dispatch with the greatest loss that is slower by itself too, or why there is none; and what was tried."""
     if slower.where.difference is None:
-        return None, f"there is no profile that would say where: {slower.where.reason}"
+        return None, f"there is no profile that would say where: {slower.where.reason}", []
     names = ", ".join(row.name for row in slower.where.difference.rows if row.b_ns > row.a_ns)
     spread = f"the loss is spread over {names or 'many dispatches'}; none of them alone"
     suspects = find_suspects(slower.where)
     if not suspects:
-        return None, f"{spread} makes up a tenth of it"
+        return None, f"{spread} makes up a tenth of it", []
     notes.say("compiling to dispatches")
     program = traced_program(tools[1])
     # One that is dispatched from several places is the same function each time.
@@ -269,6 +265,7 @@ def _find_slow_dispatch(
     if wanted:
         notes.say(f"tracing {len(program.dispatches)} dispatches")
         captured = capture_inputs(tools[1], target_side(tools[1], program), wanted)
+    tried: list[tuple[SlowSuspect, str]] = []
     for number, suspect in enumerate(suspects):
         function = functions.get(suspect.name, "")
         if not function:
@@ -287,23 +284,17 @@ def _find_slow_dispatch(
             continue
         pair = pair_of(f"{slower.case} {suspect.name}", (a, b), "time", slower.rounds)
         verdict = judge(Comparer(notes.session, slower.rules).run([pair], {}), slower.rules)[pair.chain]
-        tried.append((suspect, _describe(verdict)))
-        if verdict.comparison is not None and verdict.verdict == TimeVerdict.SLOWER:
+        found = verdict.comparison
+        said = f"by itself {verdict.verdict}: {found.reason}" if found else f"by itself: {verdict.failure}"
+        tried.append((suspect, said))
+        if found is not None and verdict.verdict == TimeVerdict.SLOWER:
             base, new = (
                 _list_arguments(one.command.argv, side)
                 for one, side in zip(pair.measured(slower.rounds.cpus), slower.sides, strict=True)
             )
-            slow = _SlowDispatch(
-                suspect, function, inputs, verdict.record(), verdict.comparison, (base, new), gpu_of(b)
-            )
-            return slow, ""
-    return None, f"{spread} is slower"
-
-
-def _describe(verdict: ModelVerdict) -> str:
-    if verdict.comparison is None:
-        return f"by itself: {verdict.failure}"
-    return f"by itself {verdict.verdict}: {verdict.comparison.reason}"
+            slow = _SlowDispatch(suspect, function, inputs, verdict.record(), found, (base, new), gpu_of(b))
+            return slow, "", tried
+    return None, f"{spread} is slower", tried
 
 
 def _list_arguments(argv: Sequence[str], side: Failure) -> tuple[str, ...]:
