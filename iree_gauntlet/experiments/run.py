@@ -159,7 +159,8 @@ def run(
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
         parts = RunParts(machine, run_dir, progress, runs, elsewhere)
-        code = _perform(plan, shard, chosen, parts)
+        with _open_engine(plan, shard, chosen, parts) as (engine, steps, finished):
+            code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
     if hold is None:
         # One that leaves steps to its caller is a part of a measurement, which is no run.
@@ -221,8 +222,11 @@ def _plan(
     return plan, shard
 
 
-def _perform(plan: Plan, shard: RunShard | None, chosen: Chosen, parts: RunParts) -> ExitCode:
-    """Runs what is left of a plan to do, in batches where that is asked for."""
+@contextmanager
+def _open_engine(
+    plan: Plan, shard: RunShard | None, chosen: Chosen, parts: RunParts
+) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
+    """What runs a plan, its steps with those of batches, and the verdicts of those that were run before."""
     machine, run_dir, progress = parts.machine, parts.run_dir, parts.progress
     toolchain = machine.toolchain
     selection, request = chosen.selection, chosen.request
@@ -255,7 +259,7 @@ def _perform(plan: Plan, shard: RunShard | None, chosen: Chosen, parts: RunParts
             if missing:
                 progress.message(describe_missing(missing))
         with session.interruptible():
-            return engine.run(plan.steps, finished)
+            yield engine, plan.steps, finished
 
 
 def _as_before(request: RunRequest) -> RunRequest:
