@@ -442,7 +442,7 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     """Reads a comparison's folder.
 
     Raises:
-        GauntletError: there is no log, or it is damaged in another way than by a crash.
+        GauntletError: there is no log, or it cannot be read.
     """
     path = folder / COMPARISON_FILE
     record: ComparisonRecord | None = None
