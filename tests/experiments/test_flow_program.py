@@ -1,4 +1,4 @@
-"""Programs in the `flow` phase: what is cut out compiles, and gives what it gave in the program; and dispatches in f64."""
+"""Programs in the `flow` phase: what is cut out compiles, and gives what it gave in the program; dispatches in f64."""
 
 from __future__ import annotations
 
