@@ -98,9 +98,9 @@ def value_of(item: Option, value: Any) -> Any:
     if item.unit and (value or item.default) and not 0 < value < math.inf:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
         raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", hint)
-    if item.split:
+    if item.split and isinstance(value, str):
         return _split_words(value)
-    return tuple(value) if isinstance(item.default, list) else value
+    return tuple(value) if item.split or isinstance(item.default, list) else value
 
 
 def _split_words(text: str) -> tuple[str, ...]:
@@ -374,8 +374,8 @@ class RunRequest:
 class CompareRequest:
     """A comparison of two IREEs: which, by what, and how sure."""
 
-    sides: str = option(
-        "", "A and B, as for --iree, where no words follow the task: --sides '3.12.0 3.13.0' with `inv`.", takes=SEVERAL
+    sides: tuple[str, ...] = option(
+        (), "A and B, as for --iree, where no words follow the task: --sides '3.12.0 3.13.0' with `inv`.", takes=SEVERAL
     )
     metric: str = option(
         "time",

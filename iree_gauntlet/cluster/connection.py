@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.engine.workspace import Selection
-    from iree_gauntlet.experiments.compare_elsewhere import MadeByWorker, RoundsLog
     from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.experiments.sides import PreparedSide
+    from iree_gauntlet.experiments.sides import MadeByWorker, PreparedSide, RoundsLog
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.requests import CompareRequest, TlsRequest
     from iree_gauntlet.steps import Step
@@ -143,7 +142,7 @@ def connected(address: str, request: TlsRequest) -> Iterator[Client]:
 
 
 class Cluster:
-    """Workers that take part in runs; as `ComparingMachines` of `experiments/compare_elsewhere.py`."""
+    """Workers that take part in runs; as `ComparingMachines` of `experiments/sides.py`."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -36,10 +36,9 @@ from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.compare import compare_settings
-from iree_gauntlet.experiments.compare_elsewhere import ENDED
 from iree_gauntlet.experiments.run import choose, opened
 from iree_gauntlet.experiments.session_verdicts import Comparer, judge
-from iree_gauntlet.experiments.sides import SideTools, explain_differences, pair_of
+from iree_gauntlet.experiments.sides import ENDED, SideTools, explain_differences, pair_of
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress

@@ -11,7 +11,6 @@ import contextlib
 import sys
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
@@ -30,7 +29,6 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_question import (
     EXACT_METRICS,
     ExactJudge,
-    Judge,
     Question,
     describe_change,
     describe_cost,
@@ -73,7 +71,6 @@ from iree_gauntlet.measuring.statistics.rounds import (
     EvidenceError,
     plan_looks,
 )
-from iree_gauntlet.progress import Presenter
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectFound, BisectRow, Judged
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.settings import shown
@@ -84,7 +81,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import BisectRequest, RunRequest
@@ -113,7 +109,14 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
         if question.asked.bundle:
             keep_bundle(question.asked.bundle, experiment.folder)
         else:
-            _fetch(experiment.folder, question.chosen, presenter)
+            # What the model needs, once and before any candidate: a download that fails is no candidate's fault.
+            run_dir = free_folder(experiment.folder / _FETCH_FOLDER)
+            fetched = question.chosen.within(run_dir, stages=(Stage.FETCH,))
+            code = run(fetched, presenter.to(sys.stderr), brief=True).exit_code
+            if code is ExitCode.INTERRUPTED:
+                raise KeyboardInterrupt
+            if code is not ExitCode.OK:
+                raise GauntletError("not everything that the model needs could be fetched", f"See {shown(run_dir)}.")
         with _judge(question, experiment, log, progress, presenter) as judge:
             search = BisectSearch(question, judge, log, progress.message, earlier, question.asked.every)
             experiment.code, experiment.problem = search.search()
@@ -123,7 +126,7 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
 @contextlib.contextmanager
 def _judge(
     question: Question, experiment: Experiment, log: EventLog, progress: Progress, presenter: Presenter
-) -> Iterator[Judge]:
+) -> Iterator[ExactJudge | RoundsJudge]:
     """What decides on candidates by the question's metric; Ctrl-C ends what runs for it."""
     chosen, folder = question.chosen, experiment.folder
     if question.metric in EXACT_METRICS:
@@ -145,27 +148,12 @@ def _judge(
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
 
-def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
-    """Fetches what the model needs, once and before any candidate: a download that fails is no candidate's fault."""
-    run_dir = free_folder(folder / _FETCH_FOLDER)
-    fetched = chosen.within(run_dir, stages=(Stage.FETCH,))
-    code = run(fetched, presenter.to(sys.stderr), brief=True).exit_code
-    if code is ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    if code is not ExitCode.OK:
-        raise GauntletError("not everything that the model needs could be fetched", f"See {shown(run_dir)}.")
-
-
 @dataclass(slots=True)
 class BisectSearch:
-    """A search under way.
-
-    Attributes:
-        judged: what an earlier part of this bisect has judged, and this one after it, by label.
-    """
+    """A search under way; `judged` has what this bisect and an earlier part of it have judged, by label."""
 
     question: Question
-    judge: Judge
+    judge: ExactJudge | RoundsJudge
     log: EventLog
     say: Callable[[str], None]
     judged: dict[str, Judged]
@@ -203,42 +191,53 @@ class BisectSearch:
         self._narrow()
         if question.asked.into:
             self._refine(question.asked.into)
-        if (source := question.asked.source or question.asked.into) and not self._state.between:
-            self._name_change(source)
-        return (ExitCode.INCONCLUSIVE, "") if self._state.between else (ExitCode.OK, "")
+        if self._state.between:
+            return ExitCode.INCONCLUSIVE, ""
+        source = question.asked.source or question.asked.into
+        if source and (commit := self._find_commit(self._found_pair[1])):
+            self.log.write("change", describe_change(commit, source, question.place).as_dict())
+        return ExitCode.OK, ""
 
     def _narrow(self) -> None:
         """Tries candidates until the change is between two, or nothing more can be said."""
         while (place := self._choose_next()) is not None:
-            self._take_step(place)
+            candidate, state = self.question.row[place], self._state
+            if state.untried:
+                left = counted(state.tries_left, "step")
+                self.say(f"bisecting {counted(len(state.untried), 'candidate')}, about {left} left")
+            else:
+                self.say(f"trying the other {counted(len(state.untried_anywhere), 'candidate')} too")
+            began = time.monotonic()
+            judged = self.judge.judge(self.question.taken(candidate, self.say))
+            self._record(candidate, judged, began)
+            if judged.bad is None:
+                self.say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
+            else:
+                third = ", a third value" if judged.third else ""
+                self.say(f"{candidate.label}: {one_line(judged.text)}: {judged.word}{third}")
 
     def _refine(self, source: str) -> None:
         """Goes on among what lies between the two candidates that were found: nightlies of releases, then commits."""
+        place = self.question.place
         if not self._state.between:
-            self._go_on(list_nightlies_inside(*self._found_pair, self.question.place, self.say))
+            self._go_on(list_nightlies_inside(*self._found_pair, place, self.say))
         if not self._state.between:
-            self._go_on(self._list_commits_inside(source))
+            old, new = self._found_pair
+            commits = self._find_commit(old), self._find_commit(new)
+            if not all(commits):
+                what = f"the commits of {old.label} and {new.label} are not known"
+                raise GauntletError(what, "Search with --source between two of them.")
+            row, _ = list_commits(*commits, source, place)
+            if inside := row[1:-1]:
+                cost = describe_cost(inside, count_most_tries(len(row)), place)
+                self.say(f"between {old.label} and {new.label}: {cost}")
+            self._go_on(inside)
 
     @property
     def _found_pair(self) -> tuple[Candidate, Candidate]:
         """The two candidates that the change lies between, the older one first."""
         row, state = self.question.row, self._state
         return row[state.last_old], row[state.first_new]
-
-    def _list_commits_inside(self, source: str) -> tuple[Candidate, ...]:
-        """The commits between the two candidates that were found; says what they cost."""
-        old, new = self._found_pair
-        place = self.question.place
-        commits = self._find_commit(old), self._find_commit(new)
-        if not all(commits):
-            what = f"the commits of {old.label} and {new.label} are not known"
-            raise GauntletError(what, "Search with --source between two of them.")
-        row, _ = list_commits(*commits, source, place)
-        inside = row[1:-1]
-        if inside:
-            cost = describe_cost(inside, count_most_tries(len(inside) + 2), place)
-            self.say(f"between {old.label} and {new.label}: {cost}")
-        return inside
 
     def _go_on(self, inside: Sequence[Candidate]) -> None:
         """Puts candidates between the two that were found, and searches among them."""
@@ -250,20 +249,16 @@ class BisectSearch:
         self.log.write("refined", BisectRow(row=row_of(row)).as_dict())
         self._narrow()
 
-    def _name_change(self, source: str) -> None:
-        """Says which commit it was."""
-        commit = self._find_commit(self._found_pair[1])
-        if commit:
-            self.log.write("change", describe_change(commit, source, self.question.place).as_dict())
-
     def _find_commit(self, candidate: Candidate) -> str:
         """Of the side that is searched; empty where it is not known."""
         return self.judged[candidate.label].toolchain.get(self.question.commit, "")
 
     @property
     def _state(self) -> Search:
+        older = self.question.good_is_older
+        ends = {None: CandidateEnd.NEITHER, older: CandidateEnd.NEW, not older: CandidateEnd.OLD}
         row = [self.judged.get(candidate.label) for candidate in self.question.row]
-        return Search(len(row), {place: self._find_side(judged) for place, judged in enumerate(row) if judged})
+        return Search(len(row), {place: ends[judged.bad] for place, judged in enumerate(row) if judged})
 
     def _choose_next(self) -> int | None:
         state, question, most = self._state, self.question, self.judge.most_comparisons
@@ -275,28 +270,6 @@ class BisectSearch:
             of_commits = question.asked.source or question.asked.into
             return state.next_of(find_ready(question.row, question.place) if of_commits else ())
         return next(iter(state.untried_anywhere), None)
-
-    def _take_step(self, place: int) -> None:
-        candidate = self.question.row[place]
-        state = self._state
-        if state.untried:
-            left = counted(state.tries_left, "step")
-            self.say(f"bisecting {counted(len(state.untried), 'candidate')}, about {left} left")
-        else:
-            self.say(f"trying the other {counted(len(state.untried_anywhere), 'candidate')} too")
-        began = time.monotonic()
-        judged = self.judge.judge(self.question.taken(candidate, self.say))
-        self._record(candidate, judged, began)
-        if judged.bad is None:
-            self.say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
-        else:
-            third = ", a third value" if judged.third else ""
-            self.say(f"{candidate.label}: {one_line(judged.text)}: {judged.word}{third}")
-
-    def _find_side(self, judged: Judged) -> CandidateEnd:
-        if judged.bad is None:
-            return CandidateEnd.NEITHER
-        return CandidateEnd.NEW if judged.bad == self.question.good_is_older else CandidateEnd.OLD
 
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
         judged = replace(judged, seconds=round(time.monotonic() - began, 3))
@@ -321,22 +294,16 @@ class BisectSearch:
 
 
 class TimedBlocks:
-    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before.
-
-    Attributes:
-        cpus: that rounds are pinned to; none for all.
-    """
+    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before."""
 
     def __init__(
         self, question: Question, session: Session[Any], earlier: dict[str, PairEvidence], presenter: Presenter
     ) -> None:
-        self._presenter = presenter
-        self._question = question
-        self._folder = session.folder
+        self._presenter, self._question, self._folder = presenter, question, session.folder
         self._rounds = rounds_asked(question.asked)
         self._budget = 60 * (question.asked.budget or _DEFAULT_MINUTES)
-        conduct = question.chosen.request.conduct
-        self._taker = BlockTaker(session, replace_disturbed=conduct.replaces_disturbed)
+        replaces = question.chosen.request.conduct.replaces_disturbed
+        self._taker = BlockTaker(session, replace_disturbed=replaces)
         self._progress = session.progress
         self._evidence = earlier
         self._sides: dict[str, PreparedSide] = {}
@@ -370,7 +337,8 @@ class TimedBlocks:
             return self._compute_measuring_seconds() < deadline and self._taker.goes_on(evidence)
 
         # All candidates are measured on the same CPUs: their ratios are held against each other.
-        evidence.cpus = self._find_known_cpus(pair)
+        begun = (before.cpus for before in self._evidence.values() if before.attempts)
+        evidence.cpus = next((pair.ways[0] if cpus is None else cpus for cpus in begun), None)
         choose_way(pair, evidence, self._taker, _SEED, goes_on)
         self.cpus = evidence.cpus or ()
         while evidence.cpus is not None and len(evidence.blocks) < end and goes_on():
@@ -391,14 +359,6 @@ class TimedBlocks:
         take_own(pair, evidence, self._taker, _SEED, lambda: self._taker.goes_on(evidence))
         return in_own_way(evidence.own, DEFAULT_LEAST, DEFAULT_BAND)
 
-    def _find_known_cpus(self, pair: Pair) -> Cpus | None:
-        """Those of the blocks that were taken so far; None before the first."""
-        begun = (evidence for evidence in self._evidence.values() if evidence.attempts)
-        known = next(begun, None)
-        if known is None:
-            return None
-        return pair.ways[0] if known.cpus is None else known.cpus
-
     def _compute_measuring_seconds(self) -> float:
         return time.monotonic() - self._taker.waited
 
@@ -409,10 +369,8 @@ class TimedBlocks:
             return evidence.failure
         if self._taker.gives_up(evidence):
             return f"{evidence.replaced} blocks were disturbed and replaced; for example: {evidence.main_disturbance}"
-        if (
-            evidence.against_itself
-            and compare(evidence.against_itself, plan_looks(DEFAULT_ALPHA, CONTROL_BLOCKS)).differs
-        ):
+        control, plan = evidence.against_itself, plan_looks(DEFAULT_ALPHA, CONTROL_BLOCKS)
+        if control and compare(control, plan).differs:
             return "void: the good end differs from itself; find what differs, and repeat"
         return ""
 
@@ -426,34 +384,32 @@ class TimedBlocks:
         return pair_of(self._name(candidate), (a, b), metric, self._rounds)
 
     def _prepared(self, candidate: Candidate) -> Judged:
-        return find_candidate_run(candidate, self._folder, self._presenter, partial(self._prepare, candidate))
-
-    def _prepare(self, candidate: Candidate, folder: Path, presenter: Presenter) -> Judged:
-        chosen = self._question.chosen
+        question, chosen = self._question, self._question.chosen
         chosen = replace(chosen, stages=tuple(dict.fromkeys((*chosen.stages, Stage.BENCHMARK))))
-        machine = chosen.workbench(candidate.iree)
-        side = prepare_side(candidate.label, machine, candidate.iree, chosen, folder, presenter)
-        if side.interrupted:
-            raise KeyboardInterrupt
-        step = side.measured[self._question.metric].get(self._question.chain)
-        self._sides[candidate.label] = side
-        return Judged(reason=unready(side, step) if step else "it has no such step", toolchain=side.toolchain)
+
+        def prepare(folder: Path, presenter: Presenter) -> Judged:
+            machine = chosen.workbench(candidate.iree)
+            side = prepare_side(candidate.label, machine, candidate.iree, chosen, folder, presenter)
+            if side.interrupted:
+                raise KeyboardInterrupt
+            step = side.measured[question.metric].get(question.chain)
+            self._sides[candidate.label] = side
+            return Judged(reason=unready(side, step) if step else "it has no such step", toolchain=side.toolchain)
+
+        return find_candidate_run(candidate, self._folder, self._presenter, prepare)
 
 
 class RoundsJudge:
     """Judges by times.
 
-    Args:
-        source: takes the rounds.
-        comparisons: how many there may be, that of the ends among them.
-        alpha: chance that the whole search goes wrong by noise; shared out evenly over the comparisons.
-        max_blocks: of each comparison.
+    The chance that the whole search goes wrong by noise, `alpha`, is shared out evenly over as many `comparisons` as
+    there may be, that of the ends among them; each has at most `max_blocks`.
     """
 
     def __init__(self, source: TimedBlocks, comparisons: int, alpha: float, max_blocks: int) -> None:
         self._source = source
         self._plan = plan_looks(alpha / comparisons, max_blocks)
-        # As many as the false-alarm rate was shared out over.
+        # How many candidates may be measured, the bad end among them, for the confidence to hold.
         self.most_comparisons: int | None = comparisons
         self._middle = 0.0
 
@@ -470,8 +426,11 @@ class RoundsJudge:
             if not blocks:
                 return replace(ready, reason=self._source.trouble(candidate) or "no rounds could be taken")
             found = compare(blocks, self._plan)
-            more_can_be_had = more and self._plan.next_look(len(blocks)) is not None
-            if not more_can_be_had or found.verdict is TimeVerdict.SAME or (found.differs and _is_sharp(found)):
+            if not more or self._plan.next_look(len(blocks)) is None or found.verdict is TimeVerdict.SAME:
+                break
+            # The middle of the ends is known well enough to distinguish candidates where the interval lies beyond it.
+            ratio = found.ratio
+            if found.differs and find_middle(ratio, found.low, found.high) == find_middle(ratio, ratio, ratio):
                 break
         reason = "" if found.differs else f"the ends do not differ for certain: {found.verdict}: {found.reason}"
         reason = self._source.trouble(candidate) or reason
@@ -484,7 +443,7 @@ class RoundsJudge:
         return judged
 
     def begin(self, good: Judged, bad: Judged) -> str:
-        """Take the middle of the ends."""
+        """Take the middle of the ends; why there is nothing to look for, or empty."""
         del good  # is 1, whatever its time
         if bad.reason:
             return bad.reason
@@ -533,8 +492,3 @@ class RoundsJudge:
             low=found.low,
             high=found.high,
         )
-
-
-def _is_sharp(ends: Comparison) -> bool:
-    """Whether the middle of the ends is known well enough to distinguish candidates: the interval lies beyond it."""
-    return find_middle(ends.ratio, ends.low, ends.high) == find_middle(ends.ratio, ends.ratio, ends.ratio)

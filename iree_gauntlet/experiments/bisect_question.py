@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
@@ -83,10 +83,9 @@ _PULL = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+) ")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is looked for.
+    """What is looked for, in a row of candidates from the oldest to the newest.
 
     Attributes:
-        row: candidates, from the oldest to the newest.
         chain: of the one model; the title of a bundle.
         chosen: what is run with each candidate; it selects nothing where that is a bundle.
     """
@@ -110,11 +109,7 @@ class Question:
         return self.row[-1 if self.good_is_older else 0]
 
     def taken(self, candidate: Candidate, say: Callable[[str], None]) -> Candidate:
-        """A candidate as it is run: a commit by its package, where that was asked for and there is one.
-
-        Raises:
-            ToolchainError: whether there is one cannot be said.
-        """
+        """A candidate as it is run: a commit by its package, where that was asked for and there is one."""
         return take_package(candidate, self.place, say) if self.asked.packages else candidate
 
     @property
@@ -158,11 +153,6 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
         if not getattr(asked, name):
             example = "bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches"
             raise UsageError(f"bisect needs --{name}", f"Such as {example}.")
-    metric = _BUNDLE_METRIC if asked.bundle else asked.metric
-    if asked.bundle:
-        _require_bundle_alone(asked, request)
-    else:
-        _require_metric(asked, request)
     toolchain = request.toolchain
     if toolchain.iree_compiler and toolchain.iree_runtime:
         raise UsageError(
@@ -170,22 +160,23 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
         )
     parse_choice(toolchain.iree_compiler, "--iree-compiler")
     parse_choice(toolchain.iree_runtime, "--iree-runtime")
-    chosen = _make_nothing_chosen(request) if asked.bundle else choose(request)
-    chain = _read_bundle_title(asked.bundle) if asked.bundle else chain_of(chosen, metric)
-    if asked.packages and not (asked.source or asked.into):
-        raise UsageError("--packages is for commits", "Name their checkout with --source or --into.")
-    _require_one_way(asked.among, asked.source, asked.into, nightlies=asked.nightlies)
-    if asked.into and metric in _TIMED_METRICS:
-        hint = f"When the releases are known: --source {asked.into} --good … --bad … (their confidence is for one row)."
-        raise UsageError(f"--into is for exact metrics, and {metric} is none", hint)
+    metric = _BUNDLE_METRIC if asked.bundle else asked.metric
+    if asked.bundle:
+        _require_bundle_alone(asked, request)
+        chosen = _make_nothing_chosen(request)
+        with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as folder:
+            chain = open_bundle(Path(asked.bundle), Path(folder)).title
+    else:
+        _require_metric(asked, request)
+        chosen = choose(request)
+        chain = chain_of(chosen, metric)
+    _require_one_way(asked, metric)
     place = place_of(request)
     if asked.into:
         open_checkout(asked.into, place)
     if asked.among:
-        return Question(
-            metric, chain, list_candidates_among(asked.good, asked.bad, asked.among), True, asked, chosen, place
-        )
-    if asked.source:
+        row, good_is_older = list_candidates_among(asked.good, asked.bad, asked.among), True
+    elif asked.source:
         row, good_is_older = list_commits(asked.good, asked.bad, asked.source, place)
     else:
         row, good_is_older = list_candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
@@ -198,6 +189,20 @@ def place_of(request: RunRequest) -> ToolchainPlace:
     configuration = read_configuration(find_project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
     return make_toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=request.network.offline)
+
+
+def _require_one_way(asked: BisectRequest, metric: str) -> None:
+    """Make sure that what lies between the ends is said in one way, which is for that metric."""
+    if asked.packages and not (asked.source or asked.into):
+        raise UsageError("--packages is for commits", "Name their checkout with --source or --into.")
+    ways = {"--among": asked.among, "--source": asked.source, "--nightlies": asked.nightlies}
+    named = [name for name, value in ways.items() if value] + (["--into"] if asked.source and asked.into else [])
+    if len(named) > 1:
+        hint = "--source names a checkout, --among IREEs in order, --nightlies nothing."
+        raise UsageError(f"{named[0]} and {named[1]} exclude each other", f"Say in one way what lies between: {hint}")
+    if asked.into and metric in _TIMED_METRICS:
+        hint = f"When the releases are known: --source {asked.into} --good … --bad … (their confidence is for one row)."
+        raise UsageError(f"--into is for exact metrics, and {metric} is none", hint)
 
 
 def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
@@ -215,13 +220,10 @@ def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
 
 
 def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> tuple[Question, dict[str, Judged]]:
-    """What an earlier bisect was asked for, and what it has judged.
-
-    What could not be measured is left out: what caused it may be gone.
+    """What an earlier bisect was asked for, and what it has judged, but for what could not be measured.
 
     Raises:
-        UsageError: something else is asked for now.
-        GauntletError: its record cannot be read.
+        GauntletError: something else is asked for now, or its record cannot be read.
     """
     outcome = bisect_outcome(folder)
     before, metric, chain = outcome.asked.asked, outcome.asked.metric, outcome.asked.chain
@@ -240,11 +242,7 @@ def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> 
 
 
 def chain_of(chosen: Chosen, metric: str) -> str:
-    """The one chain that is selected and has what the metric needs.
-
-    Raises:
-        UsageError: it is not one.
-    """
+    """The one chain that is selected and has what the metric needs; UsageError where it is not one."""
     kind: Kind | None = None
     if metric in _TIMED_METRICS or EXACT_METRICS[metric] is Stage.COUNT:
         kind = Kind.BENCHMARK
@@ -263,17 +261,6 @@ def chain_of(chosen: Chosen, metric: str) -> str:
             "Select one with --model, --submodel and --target.",
         )
     return chains[0]
-
-
-def _require_one_way(among: Sequence[str], source: str, into: str, *, nightlies: bool) -> None:
-    """Makes sure that what lies between the ends is said in one way."""
-    ways = {"--among": among, "--source": source, "--nightlies": nightlies}
-    given = [name for name, value in ways.items() if value]
-    if source and into:
-        given += ["--into"]
-    if len(given) > 1:
-        hint = "--source names a checkout, --among IREEs in order, --nightlies nothing."
-        raise UsageError(f"{given[0]} and {given[1]} exclude each other", f"Say in one way what lies between: {hint}")
 
 
 def describe_cost(row: Sequence[Candidate], tries: int, place: ToolchainPlace) -> str:
@@ -296,11 +283,7 @@ def find_ready(row: Sequence[Candidate], place: ToolchainPlace) -> set[int]:
 
 
 def take_package(candidate: Candidate, place: ToolchainPlace, say: Callable[[str], None]) -> Candidate:
-    """A commit by its package, which is installed; the same candidate where it has none, or is no commit.
-
-    Raises:
-        ToolchainError: whether it has one cannot be said.
-    """
+    """A commit by its package, which is installed; the same candidate where it has none, or is no commit."""
     choice = parse_choice(candidate.iree)
     if choice.kind is not ChoiceKind.SOURCE or not choice.ref:
         return candidate
@@ -330,34 +313,10 @@ def list_nightlies_inside(
 
 
 def describe_change(commit: str, source: str, place: ToolchainPlace) -> BisectChange:
-    """The commit that made a change.
-
-    Raises:
-        ToolchainError: there is no such checkout or commit.
-    """
+    """The commit that made a change."""
     said = open_checkout(source, place).describe(commit)
     pull = _PULL.search(said["subject"])
     return BisectChange(**said, pull=int(pull[1] or pull[2]) if pull else None)
-
-
-class Judge(Protocol):
-    """Decides on candidates, one at a time.
-
-    Attributes:
-        most_comparisons: how many candidates may be measured, the bad end among them, for the confidence to hold; None
-            for any number.
-    """
-
-    most_comparisons: int | None
-
-    def end(self, candidate: Candidate, *, bad: bool) -> Judged:
-        """What an end gives; `bad` of the answer is the argument, or None where nothing could be measured."""
-
-    def begin(self, good: Judged, bad: Judged) -> str:
-        """Take the ends for what candidates are held against; why there is nothing to look for, or empty."""
-
-    def judge(self, candidate: Candidate) -> Judged:
-        """Which end a candidate is like."""
 
 
 def find_candidate_run(
@@ -383,12 +342,7 @@ def find_candidate_run(
 def run_candidate(
     candidate: Candidate, metric: str, chain: str, folder: Path, chosen: Chosen, presenter: Presenter
 ) -> Judged:
-    """Runs the stage that a metric needs, with a candidate, in a folder of its own, and reads the value.
-
-    Raises:
-        GauntletError: what is no candidate's fault, such as a full disk.
-        KeyboardInterrupt: the run was interrupted.
-    """
+    """Runs the stage that a metric needs, with a candidate, and reads the value; as `find_candidate_run`."""
 
     def work(run_dir: Path, presenter: Presenter) -> Judged:
         code = run(chosen.within(run_dir, candidate.iree, (EXACT_METRICS[metric],)), presenter, brief=True).exit_code
@@ -411,12 +365,12 @@ class ExactJudge:
         self._good = self._bad = 0.0
 
     def end(self, candidate: Candidate, *, bad: bool) -> Judged:
-        """What an end gives."""
+        """What an end gives; `bad` of the answer is the argument, or None where nothing could be measured."""
         found = self._run(candidate)
         return found if found.value is None else replace(found, bad=bad)
 
     def begin(self, good: Judged, bad: Judged) -> str:
-        """Take the ends' values."""
+        """Take the ends' values; why there is nothing to look for, or empty."""
         self._good, self._bad = good.known, bad.known
         counted = self._name == "instructions"
         same = compare_work(good.known, bad.known, LEAST_WORK) is Work.SAME if counted else False
@@ -485,18 +439,8 @@ def _make_nothing_chosen(request: RunRequest) -> Chosen:
     return Chosen(request, Selection("bundle", (), (), (), CaseSet((), (), ())), ())
 
 
-def _read_bundle_title(bundle: str) -> str:
-    """What failure a bundle shows."""
-    with tempfile.TemporaryDirectory(prefix="gauntlet-bundle-") as place:
-        return open_bundle(Path(bundle), Path(place)).title
-
-
 def keep_bundle(bundle: str, folder: Path) -> None:
-    """Keep a bundle in the bisect's folder; one that is kept there already stays.
-
-    Raises:
-        GauntletError: it is no bundle.
-    """
+    """Keep a bundle in the bisect's folder; one that is kept there already stays."""
     kept = folder / _KEPT
     if kept.exists():
         return
@@ -511,11 +455,7 @@ def keep_bundle(bundle: str, folder: Path) -> None:
 def run_kept_bundle(
     candidate: Candidate, folder: Path, chosen: Chosen, supervisor: Supervisor, presenter: Presenter
 ) -> Judged:
-    """Run the bundle with a candidate: 1 where it passes, 0 where the failure is there.
-
-    Raises:
-        GauntletError: what is no candidate's fault, such as a full disk.
-    """
+    """Run the bundle with a candidate: 1 where it passes, 0 where the failure is there; as `find_candidate_run`."""
 
     def work(run_dir: Path, _presenter: Presenter) -> Judged:
         machine = chosen.workbench(candidate.iree)

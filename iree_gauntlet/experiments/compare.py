@@ -14,7 +14,6 @@ from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, ToolchainError, UsageError
-from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines, RoundsLog, units_of
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.session_verdicts import (
@@ -28,12 +27,15 @@ from iree_gauntlet.experiments.session_verdicts import (
 )
 from iree_gauntlet.experiments.sides import (
     DIFFERENT,
+    ComparingMachines,
     PreparedSide,
+    RoundsLog,
     explain_differences,
     find_compile_changes,
     pair_of,
     prepare_side,
     rounds_asked,
+    units_of,
     unready,
 )
 from iree_gauntlet.measuring.instructions.counters import Work, compare_work, find_counter, read_counts
@@ -85,17 +87,10 @@ _OUTSIDE = "outside of dispatches (the runtime, and what dispatches call of the 
 def compare(
     asked: CompareRequest, request: RunRequest, presenter: Presenter, machines: ComparingMachines | None = None
 ) -> ExitCode:
-    """Compares two IREEs over a selection.
-
-    Args:
-        asked: which two, and how.
-        request: what is run with each.
-        presenter: shows it.
-        machines: perform the steps and take the rounds; None for this machine alone.
+    """Compares two IREEs over a selection, on this machine or on others.
 
     Raises:
-        UsageError: options that make no sense.
-        GauntletError: what keeps a side from being run.
+        GauntletError: what keeps a side from being run; UsageError for options that make no sense.
     """
     experiment = Experiment.find("compare", COMPARISON_FILE, request.folder, event="comparison")
     if named := experiment.before:
@@ -106,10 +101,12 @@ def compare(
             where, how = ("a cluster", "Give --cluster") if begun.opening.elsewhere else here
             raise UsageError(f"{shown(named)} was begun on {where}", f"{how} to go on with it.")
         before = begun.opening.options | {name: now[name] for name in _MAY_CHANGE if name in now}
+        # Earlier versions have the options' as one text, in which blanks within a name and between two are the same.
+        before["sides"] = tuple(side.asked for side in begun.opening.sides.values())
         require_as_begun("comparison", shown(named), now, before)
         budget = {} if "budget" in now else {"budget": begun.opening.rules.budget_seconds / 60}
         asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)
-    names = asked.sides.split()
+    names = asked.sides
     if len(names) != len(SIDES):
         raise UsageError(
             f"compare takes two IREEs, not {len(names)}",
@@ -250,7 +247,10 @@ class _Comparison:
     def _write_prepared(
         self, models: Iterable[str], left_out: dict[str, str], benchmarks: dict[str, dict[str, SideBenchmark]]
     ) -> None:
-        sides = {side.name: side.recorded for side in self.sides}
+        sides = {
+            side.name: RecordedSide(asked=side.asked, folder=side.folder.name, toolchain=side.toolchain)
+            for side in self.sides
+        }
         prepared = PreparedComparison(sides=sides, models=tuple(models), left_out=left_out, benchmarks=benchmarks)
         self.log.write("prepared", prepared.as_dict())
 
@@ -300,7 +300,7 @@ class _Comparison:
     def _count_with_fma(self, verdicts: dict[str, WorkVerdict]) -> dict[str, WorkVerdict]:
         """The same verdicts, with counts of modules that have fused multiply-adds where the work has changed.
 
-        They are other code, which takes valgrind up to twenty times as long.
+        That is other code, which takes valgrind up to twenty times as long.
         """
         changed = {chain for chain, found in verdicts.items() if found.verdict != Work.SAME}
         cpus = {verdicts[chain].cpu for chain in changed}
@@ -367,12 +367,7 @@ def _choose(request: RunRequest, asked: CompareRequest, machines: ComparingMachi
 
 
 def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bool) -> CompareSettings:
-    """How rounds are taken and judged.
-
-    Args:
-        asked: what is asked for.
-        conduct: how runs are carried out.
-        here: the rounds are taken on this machine, whose CPUs are known.
+    """How rounds are taken and judged; `here`: on this machine, whose CPUs are known.
 
     Raises:
         UsageError: it makes no sense.
@@ -419,13 +414,10 @@ def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> C
         named = ((1, row.b_names), (0, row.a_names))
         found = ((side, place) for side, names in named for name in names if (place := places[side].get(name)))
         side, place = next(found, (0, ""))
-        shown_place = _format_found_place(place, Path(sides[side].counts[chain].input("program").path).parent)
-        rows.append(replace(row, name=_OUTSIDE if row.match == Match.OUTSIDE else row.name, place=shown_place))
+        # `file:line` of a program, which stands in the module from the folder of its compile, as one would open it.
+        file, colon, line = place.rpartition(":")
+        path = Path(sides[side].counts[chain].input("program").path).parent / file
+        if file and path.is_file():
+            place = f"{shown(path.resolve())}{colon}{line}"
+        rows.append(replace(row, name=_OUTSIDE if row.match == Match.OUTSIDE else row.name, place=place))
     return ComparedDispatches(unit="instructions", difference=replace(difference, rows=tuple(rows)))
-
-
-def _format_found_place(place: str, folder: Path) -> str:
-    """`file:line` of a program, which stands in the module from the folder of its compile, as one would open it."""
-    name, colon, line = place.rpartition(":")
-    path = folder / name
-    return f"{shown(path.resolve())}{colon}{line}" if name and path.is_file() else place

@@ -31,13 +31,13 @@ class Experiment:
     Args:
         kind: its task, such as `bisect`.
         record: name of the file that it keeps.
-        folder: where; None for a new one in `runs/`, which is made when it begins.
+        folder: None for a new one in `runs/`, which is made when it begins.
         event: that its record begins with, where that is not called as the kind.
 
     Attributes:
         resumed: whether it goes on with what is in its folder.
         code: what it ends with; an error until it is set.
-        problem: why it has no result; empty where it has one.
+        problem: why it has no result.
     """
 
     def __init__(self, kind: str, record: str, folder: Path | None, event: str = "") -> None:
@@ -68,11 +68,7 @@ class Experiment:
 
     @property
     def folder(self) -> Path:
-        """Its folder, which is made where it is not there.
-
-        Raises:
-            UsageError: it cannot be made.
-        """
+        """Its folder, which is made where it is not there."""
         self._folder = make_folder(self._folder, self.kind)
         return self._folder
 

@@ -15,22 +15,30 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
-from iree_gauntlet.experiments.explaining.bundle import PROGRAM, REPLAY, STILL_THERE, contains, run_bundle, write_bundle
-from iree_gauntlet.experiments.explaining.contents import FailureForms, holds_constants
+from iree_gauntlet.experiments.explaining.bundle import (
+    PROGRAM,
+    REPLAY,
+    STILL_THERE,
+    FailureForms,
+    contains,
+    holds_constants,
+    run_bundle,
+    write_bundle,
+)
 from iree_gauntlet.experiments.explaining.failures import Failure, Lost, find_failures
+from iree_gauntlet.experiments.explaining.flow_program import traced_program
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch, Located
 from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator, onnx_source
 from iree_gauntlet.experiments.explaining.reduce import EARLIEST, Reduced, reduce
-from iree_gauntlet.experiments.explaining.symptom import FAILURE, WRONG, Symptom, find_symptom
-from iree_gauntlet.experiments.explaining.tools import GO_ON, Tools
+from iree_gauntlet.experiments.explaining.tools import FAILURE, GO_ON, WRONG, Symptom, Tools, find_symptom
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.explain_outcome import (
@@ -78,16 +86,7 @@ _LIMIT = 1_000_000
 # What did not end in the time of the spec is given no more than this.
 _HANG_SECONDS = 60.0
 _TIMES = (1, 2)
-_Item = TypeVar("_Item", bound="_Explained")
 _CASE_MARKS = re.compile(r"[*?@\[]")
-
-
-class _Explained(Protocol):
-    """What is explained."""
-
-    @property
-    def case(self) -> str:
-        """Its name."""
 
 
 def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
@@ -109,7 +108,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
         machine = open_iree(run_dir, toolchain, cache, progress)
         twins: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}
 
-        def look(failure: Failure | Lost, notes: CaseNotes) -> bool:
+        def look(notes: CaseNotes, failure: Failure | Lost) -> bool:
             if isinstance(failure, Lost):
                 notes.add("nothing", {"why": failure.why})
                 return False
@@ -120,16 +119,13 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
             tools = make_tools(machine, notes.session, folder, failure)
             return _FailureExplainer(notes, tools, record, asked, twins).explain()
 
+        looks = [(item.case, partial(look, failure=item)) for item in failures]
         said = {"cases": cases, "toolchain": toolchain}
-        return explain_each(run_dir, said, failures, look, asked, presenter, progress)
+        return explain_each(run_dir, said, looks, asked, presenter, progress)
 
 
 def open_iree(run_dir: Path, recorded: Mapping[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
-    """The IREE of a run.
-
-    Raises:
-        GauntletError: it is another one now.
-    """
+    """The IREE of a run; GauntletError where it is another one now."""
     selection = asked_for(run_dir).selection
     names = {name: selection.get(name, "") for name in ("iree", "iree_compiler", "iree_runtime")}
     request = ToolchainRequest(cache_dir=cache.cache_dir, **names)
@@ -144,29 +140,28 @@ def open_iree(run_dir: Path, recorded: Mapping[str, Any], cache: CacheRequest, p
 def explain_each(
     run_dir: Path,
     said: Mapping[str, Any],
-    items: Sequence[_Item],
-    look: Callable[[_Item, CaseNotes], bool],
+    looks: Sequence[tuple[str, Callable[[CaseNotes], bool]]],
     asked: ExplainRequest,
     presenter: Presenter,
     progress: Progress,
 ) -> ExitCode:
-    """Explain one case after the other, but for those that a bundle shows already."""
+    """Explain one case after the other, each by what says whether a bundle shows it, but for those that one shows."""
     folder = run_dir / EXPLAIN_FOLDER
     before = read_explained_before(folder, private=asked.no_weights, budget=asked.budget)
     experiment = Experiment("explain", EXPLAIN_RECORD, folder)
     opening, all_bundled = {"run": run_dir.name, **said}, True
     with experiment.record(presenter, opening, first={}) as log, experiment.open_session(log, progress) as session:
-        for item in items:
-            if item.case in before:
+        for case, look in looks:
+            if case in before:
                 continue
             began = time.monotonic()
-            log.write("start", {"case": item.case})
+            log.write("start", {"case": case})
             try:
-                bundled = look(item, CaseNotes(session, item.case))
+                bundled = look(CaseNotes(session, case))
             except OSError as error:
                 raise GauntletError(f"{error.filename or shown(folder)}: {error.strerror}", GO_ON) from error
             seconds = round(time.monotonic() - began, 3)
-            log.write("case", CaseEnd(item.case, bundled, asked.no_weights, seconds, asked.budget).as_dict())
+            log.write("case", CaseEnd(case, bundled, asked.no_weights, seconds, asked.budget).as_dict())
             all_bundled = all_bundled and bundled
         experiment.code = ExitCode.OK if all_bundled else ExitCode.INCONCLUSIVE
     return experiment.code
@@ -277,11 +272,22 @@ class _FailureExplainer:
         begun: tuple[Future[ProbedSwitch], ...] = ()
         early = False
         if self.tools.failure.stage is Stage.COMPILE:
-            reduced, why = self._reduce(forms.symptom)
+            self.notes.say("reducing the program")
+            reduced: Reduced | None = None
+            why = "what was made of it does not show the failure"
+            try:
+                reduced = reduce(forms.symptom, self.tools, 60 * self.asked.budget, self.notes.say)
+                part, early = reduced.part, reduced.phase == EARLIEST
+            except GauntletError as error:
+                why = error.on_one_line
+                part = {"why": why}
+            self.notes.add("reduced", part)
             listed = self._list_reduced_forms(forms, reduced, why)
-            early = reduced is not None and reduced.phase == EARLIEST
         else:
-            if _is_side_by_side(self.tools.failure):
+            # Of a small model they run while its dispatches are traced.
+            failure = self.tools.failure
+            archives = [Path(failure.cwd, text.rpartition("=")[2]) for text in failure.values("--parameters")]
+            if sum(file.stat().st_size for file in (failure.program, *archives)) <= _SMALL_BYTES:
                 begun = probes.begin()
             listed = self._list_located_forms(forms, self._locate(forms.symptom))
         probed = []
@@ -293,17 +299,6 @@ class _FailureExplainer:
         mended = ", ".join(f"{item.name} (`{item.flag}`)" for item in probed if item.verdict == "passes")
         return self._write_bundle(listed, f"Mended by: {mended}." if mended else "")
 
-    def _reduce(self, symptom: Symptom) -> tuple[Reduced | None, str]:
-        """What is left of a program; or why nothing could be taken from it."""
-        self.notes.say("reducing the program")
-        try:
-            reduced = reduce(symptom, self.tools, 60 * self.asked.budget, self.notes.say)
-        except GauntletError as error:
-            self.notes.add("reduced", {"why": error.on_one_line})
-            return None, error.on_one_line
-        self.notes.add("reduced", reduced.part)
-        return reduced, "what was made of it does not show the failure"
-
     def _locate(self, symptom: Symptom) -> Located:
         """The dispatch at fault, or what is known where there is none."""
 
@@ -312,7 +307,9 @@ class _FailureExplainer:
             return found is not None and (found.operator is not None or found.agrees)
 
         try:
-            search = DispatchSearch.begin(self.tools, self.notes.say, private=self.asked.no_weights)
+            self.notes.say("compiling to dispatches")
+            program = traced_program(self.tools)
+            search = DispatchSearch(self.tools, self.notes.say, self.asked.no_weights, program)
             wrong = symptom.ending == WRONG
             located = search.find_wrong(is_in_operators) if wrong else search.find_failing(symptom)
         except GauntletError as error:
@@ -460,10 +457,3 @@ class _Probes:
 def _find_first_error(ran: ToolResult) -> str:
     lines = ran.errors.splitlines()
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it does not run")[:400]
-
-
-def _is_side_by_side(failure: Failure) -> bool:
-    """Whether a model is small enough for its probes to run while its dispatches are traced."""
-    archives = [Path(failure.cwd, text.rpartition("=")[2]) for text in failure.values("--parameters")]
-    sizes = [file.stat().st_size for file in (failure.program, *archives)]
-    return sum(sizes) <= _SMALL_BYTES

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import sys
@@ -32,7 +33,7 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
@@ -74,11 +75,22 @@ def matrix(
         asked = asked_irees(irees)
     # A mistake in the selection is reported before anything is installed.
     chosen = choose(request, machines)
-    folder = experiment.folder
+    request, folder = chosen.request, experiment.folder
+    others: dict[str, Any] = {"cache_dir": request.toolchain.cache_dir}
+    for part in (request.conduct, request.folder, request.network):
+        others |= asdict(part)
+    opening = MatrixOpening(
+        suite=chosen.selection.name,
+        irees=asked,
+        selection={name: value for name, value in request.kept.items() if name in _KEPT},
+        defaults=asdict(request.defaults),
+        stages=request.stages or None,
+        options={name: value for name, value in others.items() if name not in ("batch", "last_failed")},
+    )
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
-        with experiment.begin(_describe_opening(asked, chosen).as_dict()) as log:
-            _Runs(folder, asked, chosen, earlier, log, presenter).all()
+        with experiment.begin(opening.as_dict()) as log:
+            _Runs(folder, asked, chosen, earlier, log, presenter).run_each()
         return presenter.ran(folder, brief=False)
 
 
@@ -93,38 +105,34 @@ class _Runs:
     log: EventLog
     presenter: Presenter
 
-    def all(self) -> None:
+    def run_each(self) -> None:
         """Finds every IREE, runs with each, and writes how it ended."""
+        irees = self.irees
         interrupted, stopped = False, ""
         try:
             # Found all before the first run: their leases keep them there, and a typo is reported at once.
             machines = {
-                iree.label: self._find_workbench(iree) for iree in self.irees if self._find_earlier_code(iree) is None
+                iree.label: self._find_workbench(iree) for iree in irees if self._find_earlier_code(iree) is None
             }
-            stopped = self._run_each(machines)
+            for place, iree in enumerate(irees, start=1):
+                self.presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
+                code = self._find_earlier_code(iree)
+                if code is not None:
+                    self.presenter.line(f"finished before, exit code {int(code)}: it is not run again")
+                elif (machine := machines[iree.label]) is None:
+                    code = ExitCode.ERROR
+                    self.presenter.line("left out: this IREE is not available")
+                else:
+                    code = self._run(iree, machine)
+                if code is ExitCode.INTERRUPTED:
+                    # The run has dealt with the signal; the matrix does the same, and ignores further ones then.
+                    signal.raise_signal(signal.SIGINT)
+                if self.chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
+                    stopped = f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
+                    break
         except KeyboardInterrupt:
             interrupted = True
         self.log.write("end", {"interrupted": interrupted, "stopped": stopped})
-
-    def _run_each(self, machines: Mapping[str, Workbench | None]) -> str:
-        """Runs with each; why it stopped early, else nothing."""
-        irees = self.irees
-        for place, iree in enumerate(irees, start=1):
-            self.presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
-            code = self._find_earlier_code(iree)
-            if code is not None:
-                self.presenter.line(f"finished before, exit code {int(code)}: it is not run again")
-            elif (machine := machines[iree.label]) is None:
-                code = ExitCode.ERROR
-                self.presenter.line("left out: this IREE is not available")
-            else:
-                code = self._run(iree, machine)
-            if code is ExitCode.INTERRUPTED:
-                # The run has dealt with the signal; the matrix does the same, and ignores further ones from then on.
-                signal.raise_signal(signal.SIGINT)
-            if self.chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
-                return f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
-        return ""
 
     def _find_earlier_code(self, iree: AskedIree) -> ExitCode | None:
         """The result of a run that an earlier part of the matrix has judged; None for one that is to be done."""
@@ -176,21 +184,6 @@ class _Runs:
         self.log.write("result", result.as_dict())
 
 
-def _describe_opening(asked: tuple[AskedIree, ...], chosen: Chosen) -> MatrixOpening:
-    request = chosen.request
-    others: dict[str, Any] = {"cache_dir": request.toolchain.cache_dir}
-    for part in (request.conduct, request.folder, request.network):
-        others |= asdict(part)
-    return MatrixOpening(
-        suite=chosen.selection.name,
-        irees=asked,
-        selection={name: value for name, value in request.kept.items() if name in _KEPT},
-        defaults=asdict(request.defaults),
-        stages=request.stages or None,
-        options={name: value for name, value in others.items() if name not in ("batch", "last_failed")},
-    )
-
-
 def _read_asked_before(
     record: MatrixRecord, irees: Sequence[str], request: RunRequest
 ) -> tuple[tuple[AskedIree, ...], RunRequest]:
@@ -224,7 +217,13 @@ def asked_irees(texts: Sequence[str]) -> tuple[AskedIree, ...]:
     labels = [_make_label(choice, choices) for choice in choices]
     folders: list[str] = []
     for label in labels:
-        folders.append(_free(_UNSAFE.sub("-", label).strip("-.") or "iree", folders))
+        name = folder = _UNSAFE.sub("-", label).strip("-.") or "iree"
+        # Also where a file system takes upper for lower case.
+        for number in itertools.count(2):
+            if folder.lower() not in map(str.lower, folders):
+                break
+            folder = f"{name}-{number}"
+        folders.append(folder)
     return tuple(
         AskedIree(label, choice.text, folder) for choice, label, folder in zip(choices, labels, folders, strict=True)
     )
@@ -251,12 +250,3 @@ def _make_label(choice: Choice, choices: Sequence[Choice]) -> str:
     # POSIX lets `//` be another root than `/`: then the whole paths decide.
     end = "/".join(own[-size:]) if size else str(choice.place)
     return f"{ChoiceKind(choice.kind)}:{end}"
-
-
-def _free(name: str, taken: Sequence[str]) -> str:
-    """A name that no other IREE has, also where a file system takes upper for lower case."""
-    number, candidate = 2, name
-    while candidate.lower() in {other.lower() for other in taken}:
-        candidate = f"{name}-{number}"
-        number += 1
-    return candidate

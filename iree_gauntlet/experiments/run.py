@@ -67,13 +67,10 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Verdict
     from iree_gauntlet.engine.engine import Elsewhere
-    from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.processes.run_client import RunServers
-    from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.journal_events import RunShard
     from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.requests import CacheRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
@@ -84,11 +81,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A run that is over.
-
-    Attributes:
-        held: steps that were planned with it and are left to the caller.
-    """
+    """A run that is over; steps that are `held` were planned with it and are left to the caller."""
 
     exit_code: ExitCode
     steps: tuple[Step, ...]
@@ -100,9 +93,7 @@ def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
     """Reads the specs that a run is about.
 
     Raises:
-        UsageError: what is asked for does not fit together.
-        SpecError: a spec, or the suite, is wrong.
-        NothingSelectedError: nothing matches.
+        UsageError, SpecError, NothingSelectedError: what is asked for, or a spec, is wrong, or nothing matches.
     """
     if request.conduct.baseline:
         # Under its own name: what is the latest now will not be when this run is resumed.
@@ -120,9 +111,20 @@ def execute(request: RunRequest, presenter: Presenter, machines: Machines | None
         GauntletError: what keeps the run from starting.
     """
     ran = run(choose(_as_before(request), machines), presenter)
-    if request.explain and ran.exit_code is not ExitCode.INTERRUPTED:
-        _explain_run(ran.folder, ran.exit_code, request.toolchain, presenter)
-    return ran.exit_code
+    code = ran.exit_code
+    failed: list[str] = []
+    if request.explain and code is not ExitCode.INTERRUPTED:
+        failed = sorted(find_failed_chains(ran.folder))
+    if failed:
+        try:
+            explain(ExplainRequest((str(ran.folder), *map(glob.escape, failed))), request.toolchain, presenter)
+        except NothingSelectedError:
+            # A download, an import or a benchmark: nothing that `explain` is about.
+            return code
+        except GauntletError as error:
+            messages.warn(f"what failed was not explained: {error}")
+        presenter.line(f"the run itself: exit code {int(code)}: {code.meaning}")
+    return code
 
 
 def run(
@@ -133,10 +135,9 @@ def run(
     hold: Stage | None = None,
     brief: bool = False,
 ) -> EndedRun:
-    """Plans, runs and reports.
+    """Plans, runs and reports; the steps of a stage that is on `hold` are planned, and not run.
 
-    `hold` is a stage whose steps are planned, and not run; `brief`: it is a part of something larger, which reports on
-    it.
+    `brief`: it is a part of something larger, which reports on it.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -191,13 +192,23 @@ def _plan(
     baseline = request.conduct.baseline
     plan = imports_possible(_plan_all(chosen, machine, run_dir), machine)
     if baseline:
-        plan = _with_baseline(plan, Path(baseline), machine)
+        named = shown(Path(baseline))
+        release = machine.toolchain.compiler.version if machine.toolchain else ""
+        plan, missing = held_against(plan, read_journal(Path(baseline) / JOURNAL), str(named), release)
+        if missing:
+            some = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
+            messages.warn(f"not held against {named}, which has no figures of it: {some}")
     if request.chains is not None:
         plan, shard = choose_chains(plan, request.chains), None
     else:
         plan, shard = choose_shard(plan, request.shard)
     if request.folder.last_failed:
-        plan = _select_last_failed(plan, find_newest_run(find_runs_folder()))
+        earlier = find_newest_run(find_runs_folder())
+        failed = find_failed_chains(earlier)
+        if not failed:
+            hint = "Run without --last-failed to run everything."
+            raise NothingSelectedError(f"nothing failed in {shown(earlier)}", hint)
+        plan = choose_chains(plan, failed)
     restricted = begun_with(run_dir) if request.folder.resume else None
     if restricted is not None:
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
@@ -212,16 +223,6 @@ def _plan(
             "`plan` shows what each task would do with a selection.",
         )
     return plan, shard
-
-
-def _with_baseline(plan: Plan, folder: Path, machine: Workbench) -> Plan:
-    """A plan that is held against an earlier run."""
-    release = machine.toolchain.compiler.version if machine.toolchain else ""
-    plan, missing = held_against(plan, read_journal(folder / JOURNAL), str(shown(folder)), release)
-    if missing:
-        some = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
-        messages.warn(f"not held against {shown(folder)}, which has no figures of it: {some}")
-    return plan
 
 
 @contextmanager
@@ -293,50 +294,18 @@ def _as_before(request: RunRequest) -> RunRequest:
     return replace(as_asked.with_kept(asked.selection), folder=replace(folder, run_dir=str(earlier)))
 
 
-def _select_last_failed(plan: Plan, earlier: Path) -> Plan:
-    chains = find_failed_chains(earlier)
-    if not chains:
-        raise NothingSelectedError(
-            f"nothing failed in {shown(earlier)}", "Run without --last-failed to run everything."
-        )
-    return choose_chains(plan, chains)
-
-
-def _explain_run(run_dir: Path, code: ExitCode, cache: CacheRequest, presenter: Presenter) -> None:
-    """Explain what failed in a run that is over, but for what is expected to; the run's own result stays as it is."""
-    failed = sorted(find_failed_chains(run_dir))
-    if not failed:
-        return
-    try:
-        explain(ExplainRequest((str(run_dir), *map(glob.escape, failed))), cache, presenter)
-    except NothingSelectedError:
-        # A download, an import or a benchmark: nothing that `explain` is about.
-        return
-    except GauntletError as error:
-        messages.warn(f"what failed was not explained: {error}")
-    presenter.line(f"the run itself: exit code {int(code)}: {code.meaning}")
-
-
 class Machines(Protocol):
     """Other machines, which perform the steps of runs."""
 
     def taking_part(
         self, chosen: Chosen, machine: Workbench, run_dir: Path, progress: Progress
     ) -> AbstractContextManager[Elsewhere]:
-        """Has them take part in a run, until it is left.
-
-        Raises:
-            GauntletError: none of them can.
-        """
+        """Has them take part in a run, until it is left; GauntletError where none of them can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A run that is asked for, with what it selects; several runs of one selection share it.
-
-    Attributes:
-        machines: perform the steps; None for this machine alone.
-    """
+    """A run that is asked for, with what it selects; several runs of one selection share it."""
 
     request: RunRequest
     selection: Selection
@@ -352,20 +321,12 @@ class Chosen:
         )
 
     def workbench(self, iree: str) -> Workbench:
-        """What an IREE means here, installed where it has to be.
-
-        Raises:
-            ToolchainError: it is not available.
-        """
+        """What an IREE means here, installed where it has to be; ToolchainError where it is not available."""
         request = replace(self.request, toolchain=replace(self.request.toolchain, iree=iree))
         return replace(self, request=request).opened_workbench(Progress())
 
     def opened_workbench(self, progress: Progress) -> Workbench:
-        """What it runs with; what is only to be fetched needs no IREE.
-
-        Raises:
-            ToolchainError: that IREE is not available.
-        """
+        """What it runs with, as `workbench`; what is only to be fetched needs no IREE."""
         imports = any(module.program.onnx for case in self.selection.cases.cases for module in case.modules)
         request = self.request
         needed = set(self.stages) != {Stage.FETCH}
@@ -441,9 +402,7 @@ class Opened:
 
 @contextmanager
 def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
-    """Opens a run that another machine conducts.
-
-    Which steps are performed, when and on which device is the other one's matter, and so are the reports.
+    """Opens a run that another machine conducts: it says which steps are performed, when, and on which device.
 
     Raises:
         GauntletError: what keeps the run from starting.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     limit_discoveries,
     without_verdict,
 )
-from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, SequentialPlan, plan_looks
+from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, plan_looks
 from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.records.compare_record import (
     SIDES,
@@ -69,13 +70,11 @@ _OWN_ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ModelVerdict:
-    """Of one model.
+    """Of one model: B against A, A against A, and B against A in the spec's own way.
 
     Attributes:
-        comparison: B against A; None where nothing could be measured.
-        control: A against A; None where it was not.
-        own: B against A in the spec's own way; None where that is the way of the comparison, or was cut short.
-        failure: why there is no comparison; empty where there is one.
+        own: None where that is the way of the comparison, or was cut short.
+        failure: why there is no comparison.
     """
 
     chain: str
@@ -95,14 +94,19 @@ class ModelVerdict:
 
     def record(self) -> RecordedVerdict:
         """For the log."""
-        evidence, comparison, figures = self.evidence, self.comparison, None
+        evidence, comparison = self.evidence, self.comparison
+        figures = control = own_way = None
         if comparison is not None:
+            # The interval by resampling blocks, rounds and repetitions: a check on the exact one, not what decides.
+            bootstrap = None
+            with suppress(EvidenceError):
+                found = bootstrap_t_interval(evidence.blocks, 1 - comparison.confidence, _BOOTSTRAP_SEED)
+                bootstrap = (math.exp(found.low), math.exp(found.high)) if math.isfinite(found.low) else None
             figures = TimedFigures(
                 **_read_figures(comparison),
                 time_ms={side: describe_times(evidence.blocks, side) for side in SIDES},
-                bootstrap=_bootstrap(evidence.blocks, 1 - comparison.confidence),
+                bootstrap=bootstrap,
             )
-        control = own_way = None
         if self.control is not None:
             control = ControlVerdict(
                 verdict=self.control.verdict, figures=ComparedFigures(**_read_figures(self.control))
@@ -139,12 +143,7 @@ def in_own_way(blocks: Sequence[Block], least: float, band: float) -> Comparison
 def judge(
     evidence: Mapping[str, PairEvidence], rules: Rules, why_over: str = "the time is up"
 ) -> dict[str, ModelVerdict]:
-    """The verdicts of a session, by model.
-
-    Args:
-        evidence: what was measured, by model.
-        rules: what decides.
-        why_over: why no more was measured where more would have been.
+    """The verdicts of a session, by model; `why_over` says why no more was measured where more would have been.
 
     Raises:
         EvidenceError: rules that make no sense.
@@ -155,15 +154,13 @@ def judge(
         if found.failure:
             continue
         if found.against_itself:
-            controls[chain] = compare(found.against_itself, rules.control_plan, rules.least, rules.band)
+            plan = plan_looks(rules.alpha, CONTROL_BLOCKS)
+            controls[chain] = compare(found.against_itself, plan, rules.least, rules.band)
         if not found.blocks:
             continue
         comparison = rules.judged(found.blocks)
         if rules.replace_disturbed and found.too_disturbed:
-            reason = (
-                f"{found.replaced} blocks were disturbed and replaced; for example: {found.main_disturbance}"
-                "; gauntlet compare --resume --disturbed count lets them count"
-            )
+            reason = f"{found.replaced} blocks were disturbed and replaced; {_describe_disturbance(found)}"
             comparison = without_verdict(comparison, reason)
         elif comparison.verdict is TimeVerdict.INCONCLUSIVE and comparison.next_look is not None:
             comparison = without_verdict(comparison, f"{comparison.reason}; {why_over}")
@@ -173,7 +170,10 @@ def judge(
     judged = limit_discoveries(alone, DEFAULT_DISCOVERY_RATE)
     verdicts = {}
     for chain, found in evidence.items():
-        failure = "" if chain in judged else found.failure or _say_nothing(found, why_over)
+        nothing = f"{why_over}, before its first block"
+        if found.replaced:
+            nothing = f"each of its {found.replaced} blocks was disturbed; {_describe_disturbance(found)}"
+        failure = "" if chain in judged else found.failure or nothing
         own, control = in_own_way(found.own, rules.least, rules.band), controls.get(chain)
         contradicted = chain in judged and own is not None and rules.contradicts(own, judged[chain])
         verdicts[chain] = ModelVerdict(chain, judged.get(chain), control, own, found, failure, contradicted)
@@ -192,13 +192,9 @@ def summarise_verdicts(verdicts: Mapping[str, ModelVerdict]) -> ComparisonSummar
     )
 
 
-def _say_nothing(found: PairEvidence, why_over: str) -> str:
-    if found.replaced:
-        return (
-            f"each of its {found.replaced} blocks was disturbed; for example: {found.main_disturbance}"
-            "; gauntlet compare --resume --disturbed count lets them count"
-        )
-    return f"{why_over}, before its first block"
+def _describe_disturbance(found: PairEvidence) -> str:
+    again = "gauntlet compare --resume --disturbed count lets them count"
+    return f"for example: {found.main_disturbance}; {again}"
 
 
 def _read_figures(comparison: Comparison) -> dict[str, Any]:
@@ -224,15 +220,6 @@ def describe_times(blocks: Sequence[Block], side: str) -> SideTimes:
     return SideTimes(median=middle, spread=statistics.stdev(figures) / middle if len(figures) > 1 else 0.0)
 
 
-def _bootstrap(blocks: Sequence[Block], level: float) -> tuple[float, float] | None:
-    """The interval by resampling blocks, rounds and repetitions: a check on the exact one, not what decides."""
-    try:
-        interval = bootstrap_t_interval(blocks, level, _BOOTSTRAP_SEED)
-    except EvidenceError:
-        return None
-    return (math.exp(interval.low), math.exp(interval.high)) if math.isfinite(interval.low) else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules(RecordedRules):
     """What decides, stated before anything is measured; and whether disturbed blocks are taken again."""
@@ -245,19 +232,9 @@ class Rules(RecordedRules):
         disturbed = ConductRequest(disturbed=opening.options["disturbed"])
         return cls(**asdict(opening.rules), replace_disturbed=disturbed.replaces_disturbed)
 
-    @property
-    def plan(self) -> SequentialPlan:
-        """When to look, and the false-alarm rate of all looks together."""
-        return plan_looks(self.alpha)
-
-    @property
-    def control_plan(self) -> SequentialPlan:
-        """Of A against itself: one look."""
-        return plan_looks(self.alpha, CONTROL_BLOCKS)
-
     def judged(self, blocks: Sequence[Block]) -> Comparison:
         """B against A, by these rules."""
-        return compare(blocks, self.plan, self.least, self.band, allow=self.allow)
+        return compare(blocks, plan_looks(self.alpha), self.least, self.band, allow=self.allow)
 
     def describe(self, evidence: PairEvidence) -> str:
         """What its blocks say so far, in a line."""
@@ -312,12 +289,7 @@ class Comparer:
     def run(self, pairs: Sequence[Pair], earlier: dict[str, PairEvidence]) -> dict[str, PairEvidence]:
         """Takes rounds of every model up to its first look, then of those that are undecided, in turn.
 
-        Args:
-            pairs: the models.
-            earlier: what an earlier part of this comparison has measured; changed in place.
-
-        Returns:
-            The evidence, by model.
+        What an earlier part of this comparison has measured, by model, is changed in place.
         """
         found = {pair.chain: earlier.setdefault(pair.chain, PairEvidence()) for pair in pairs}
         waiting = list(pairs)
@@ -329,9 +301,13 @@ class Comparer:
                 if look is None or self._is_over():
                     continue
                 self._take_until(pair, evidence, look, f"{number}/{len(waiting)}")
-                self._tell(pair, evidence)
+                said = evidence.failure or evidence.main_disturbance or "the time is up"
+                if evidence.blocks and not evidence.failure:
+                    said = self._rules.describe(evidence)
                 if next_look(evidence, self._rules) is not None:
                     still.append(pair)
+                    said += "; more rounds follow" if evidence.blocks else ""
+                self._progress.message(f"{pair.chain}: {said}")
             waiting = still
         for pair in pairs:
             evidence = found[pair.chain]
@@ -365,10 +341,3 @@ class Comparer:
             self._taker.take(pair.block(AB, evidence, seed, cpus), evidence)
             while len(evidence.against_itself) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
                 self._taker.take(pair.block(CONTROL, evidence, seed, cpus), evidence)
-
-    def _tell(self, pair: Pair, evidence: PairEvidence) -> None:
-        if evidence.failure or not evidence.blocks:
-            self._progress.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
-            return
-        more = "" if next_look(evidence, self._rules) is None else "; more rounds follow"
-        self._progress.message(f"{pair.chain}: {self._rules.describe(evidence)}{more}")

@@ -73,11 +73,7 @@ def choose_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, RunShard | No
 
 
 def choose_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ...]:
-    """The selected cases that `--shard` asks for, as `choose_shard` deals out their chains.
-
-    Raises:
-        UsageError: `--shard` or `--shard-costs` cannot be understood.
-    """
+    """The selected cases that `--shard` asks for, as `choose_shard` deals out their chains."""
     asked = parse_shard(request)
     if asked is None or not cases.cases:
         return cases.cases
@@ -171,15 +167,10 @@ def estimate_costs(records: Sequence[JournalRecord]) -> dict[str, float]:
 
 
 def record_costs(named: Sequence[str], output: str) -> ExitCode:
-    """Writes what the chains of some runs have cost.
-
-    Args:
-        named: folders or names of the runs.
-        output: the file; empty for standard output.
+    """Writes what the chains of some runs, folders or names, have cost: to a file, or to standard output.
 
     Raises:
-        UsageError: there is no such run, nothing ran in it, or there is no place for the file.
-        GauntletError: a journal cannot be read.
+        GauntletError: there is no such run, nothing ran in it, its journal cannot be read, or there is no place.
     """
     runs = [run_named(name, "shard.costs") for name in named]
     costs = estimate_costs([read_journal(run / JOURNAL) for run in runs])
@@ -201,13 +192,7 @@ def record_costs(named: Sequence[str], output: str) -> ExitCode:
 
 
 def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> dict[str, int]:
-    """The shard, from 1 to `count`, of each name.
-
-    Args:
-        names: of what is dealt out; their order does not matter.
-        costs: seconds by name; not all have one, and others may have.
-        count: how many shards there are.
-    """
+    """The shard, from 1 to `count`, of each name, whatever their order; `costs` has the seconds of some, and others."""
     shards: dict[str, int] = {}
     known = []
     for name in set(names):
@@ -246,13 +231,7 @@ def group_chains(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dic
 
 
 def assign_groups(groups: Mapping[str, str], costs: Mapping[str, float], count: int) -> dict[str, int]:
-    """The shard, from 1 to `count`, of each chain.
-
-    Args:
-        groups: name of its group by chain, as `group_chains` gives them.
-        costs: seconds by chain; not all have one, and others may have.
-        count: how many shards there are.
-    """
+    """The shard of each chain, as `shard_of`, by the groups that `group_chains` gives."""
     grouped: dict[str, float] = defaultdict(float)
     for chain, group in groups.items():
         if chain in costs:

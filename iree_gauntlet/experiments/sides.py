@@ -1,49 +1,57 @@
 """The sides of a comparison: each an ordinary run up to its benchmarks, which are then taken in turn.
 
-A side is what one IREE makes of a selection: its modules, its figures and its verdicts in a run of its own
-(`<folder>/a`), and the benchmark steps that wait to be measured. Where it is slower or faster than the other, its
-dispatches are profiled on both, and the compiler's statistics and the sizes of their modules are compared.
-
-The statistics are the JSON of `--iree-scheduling-dump-statistics-format=json`: objects within objects, with numbers as
-leaves. Releases name and count other things: what one side does not report is shown as such, not counted as zero.
+Where one is slower or faster than the other, its dispatches are profiled on both, and the compiler's statistics and the
+sizes of their modules are compared. Other machines may take the rounds: of each model one of them, both sides on one
+device.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import COUNTED, MAIN, Stage, Verdict
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
-from iree_gauntlet.engine.rounds.blocks import Pair, ways
+from iree_gauntlet.engine.rounds.blocks import Pair, PairEvidence, ways
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.experiments.run import run
+from iree_gauntlet.experiments.run import Machines, run
 from iree_gauntlet.experiments.session_verdicts import describe_times
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.profiles.dispatch_profile import merged
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
-from iree_gauntlet.records.compare_record import SIDES, ComparedDispatches, CompileChange, RecordedSide, WhereChanged
+from iree_gauntlet.records.compare_record import (
+    SIDES,
+    ComparedDispatches,
+    CompileChange,
+    MeasuredElsewhere,
+    WhereChanged,
+)
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.rounds.blocks import Cpus
-    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.experiments.session_verdicts import ModelVerdict
-    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.experiments.session_verdicts import ModelVerdict, Rules
+    from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import BisectRequest, CompareRequest
+    from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
 
+# The last event of a worker's log: its machine, and why there is no verdict.
+ENDED = "measured here"
+_MADE = (Stage.IMPORT, Stage.COMPILE)
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
 _LONGEST_REPETITION = 3600.0
 _ALL_CPUS = "all"
@@ -71,11 +79,9 @@ _COMPILE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedSide:
-    """One IREE of a comparison, ready to be measured.
+    """One IREE of a comparison, `A` or `B`, ready to be measured; what its machine uses stays while this lives.
 
     Attributes:
-        name: `A` or `B`.
-        machine: its toolchain and the caches; what it uses stays for as long as this lives.
         planned: the steps of the record.
         measured: the steps that are measured, by metric and chain.
     """
@@ -104,24 +110,11 @@ class PreparedSide:
         """Steps that count instructions, by chain."""
         return self.measured["instructions"]
 
-    @property
-    def recorded(self) -> RecordedSide:
-        """For the log of the comparison."""
-        return RecordedSide(asked=self.asked, folder=self.folder.name, toolchain=self.toolchain)
-
 
 def prepare_side(
     name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, presenter: Presenter
 ) -> PreparedSide:
-    """Runs everything of a selection but its benchmarks with one IREE.
-
-    Args:
-        name: `A` or `B`.
-        machine: with it.
-        asked: which one, as for `--iree`.
-        chosen: what is run.
-        folder: of its run; one that is there already is resumed.
-        presenter: shows it.
+    """Runs everything of a selection but its benchmarks with one IREE; a folder that is there already is resumed.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -205,11 +198,7 @@ def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) ->
 
 @dataclass(frozen=True, slots=True)
 class SideTools:
-    """What a side is profiled with.
-
-    Attributes:
-        compiles: its compiles that have statistics, by the module that each makes.
-    """
+    """What a side is profiled with; `compiles` has those with statistics, by the module that each makes."""
 
     machine: Workbench
     compiles: Mapping[str, Step]
@@ -230,8 +219,8 @@ def explain_differences(
 ) -> None:
     """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
 
-    What cannot be profiled is reported with its reason: a comparison does not fail for want of an explanation. The
-    instructions of its dispatches stand there then, as `counted` gives them; None of what was not counted.
+    What cannot be profiled is reported with its reason, and with the instructions of its dispatches as `counted` gives
+    them: a comparison does not fail for want of an explanation.
     """
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in verdicts.values():
@@ -303,10 +292,7 @@ def find_compile_changes(
 ) -> tuple[CompileChange, ...]:
     """What the compiler says of the two main modules; none where a side has not compiled its own.
 
-    Args:
-        sides: that compiled them.
-        loaded: paths of the modules that each loads, the main one last.
-        sized: whether their sizes are compared too.
+    `loaded` has the paths of the modules that each loads, the main one last; `sized`: their sizes are compared too.
     """
     main = [
         [side.compiles[path] for path in paths if path in side.compiles][-1:]
@@ -325,9 +311,9 @@ def find_compile_changes(
 def compile_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[CompileChange, ...]:
     """The figures that differ, and those that only one side reports; none where the compiles are alike.
 
-    Args:
-        a: the compiler's statistics, the content of its JSON file; with `MODULE_SIZE`, where that is compared too.
-        b: the other side's.
+    They are the JSON of `--iree-scheduling-dump-statistics-format=json`, with `MODULE_SIZE` where that is compared too:
+    objects within objects, with numbers as leaves. Releases name and count other things: what one side does not report
+    is shown as such, not counted as zero.
     """
     ours, theirs = ({_COMPILE_NAMES.get(path, path): value for path, value in _walk_leaves(side)} for side in (a, b))
     order = {name: place for place, name in enumerate((MODULE_SIZE, *_COMPILE_NAMES.values()))}
@@ -347,3 +333,133 @@ def _walk_leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tupl
             yield from _walk_leaves(value, "" if here == "stream-aggregate" else here)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield here, value
+
+
+@dataclass(frozen=True, slots=True)
+class MadeByWorker:
+    """A module that a side has; `need` is side and step, `A dtln@cpu:compile`."""
+
+    need: str
+    key: str
+    worker: str
+
+
+class ComparingMachines(Machines, Protocol):
+    """Machines that take the rounds of comparisons as well."""
+
+    def comparing(
+        self, chosen: Chosen, asked: CompareRequest, sides: tuple[PreparedSide, PreparedSide], progress: Progress
+    ) -> AbstractContextManager[RoundsElsewhere]:
+        """Has them take the rounds of a comparison whose sides they have run, until it is left; as `taking_part`."""
+
+
+class RoundsElsewhere(Protocol):
+    """Other machines, which take the rounds of a comparison."""
+
+    def measure(self, units: Sequence[Step], made: Sequence[MadeByWorker], rounds: RoundsLog) -> None:
+        """Has each model measured by one of them; what a signal handler raises comes after they were told to end.
+
+        Args:
+            units: the step of each model whose rounds are taken, of A; it has its host to itself, and needs `made`.
+            made: the modules of both sides.
+            rounds: takes what comes of it.
+        """
+
+
+def units_of(
+    steps: Iterable[tuple[Step, Step]], sides: tuple[PreparedSide, PreparedSide]
+) -> tuple[list[Step], list[MadeByWorker]]:
+    """The models that are to be measured, each by its step of both sides; see `RoundsElsewhere.measure`."""
+    units: list[Step] = []
+    made: list[MadeByWorker] = []
+    for both in steps:
+        needs = []
+        for side, step in zip(sides, both, strict=True):
+            for item in side.planned:
+                result = side.record.results.get(item.id)
+                if item.id in step.needs and item.stage in _MADE and result and result.cache and result.cache.key:
+                    needs.append(MadeByWorker(f"{side.name} {item.id}", result.cache.key, result.worker))
+        resources = replace(both[0].resources, exclusive=True)
+        units.append(replace(both[0], needs=tuple(item.need for item in needs), resources=resources))
+        made += needs
+    return units, made
+
+
+class RoundsLog:
+    """Takes what comes back of the units, into the log and the evidence; as `Conductor` of a cluster's runner.
+
+    Each model is one event, `measured`, with all that was measured of it, by whom, on what machine: a log that was cut
+    short has a model as a whole, or not at all. The budget begins now; `evidence`, by model, is changed in place.
+    """
+
+    def __init__(
+        self,
+        session: Session[Any],
+        rules: Rules,
+        evidence: dict[str, PairEvidence],
+        earlier: Iterable[Mapping[str, Any]],
+    ) -> None:
+        self.session = session
+        self.evidence = evidence
+        before = [MeasuredElsewhere.from_dict(event) for event in earlier if event.get("event") == "measured"]
+        self.where = {item.chain: item.where for item in before if item.where and not item.problem}
+        self._rules = rules
+        self._events: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._ends = time.monotonic() + rules.budget_seconds
+
+    def share(self, hosts: int, units: int) -> float:
+        """Seconds of what is left of the budget for each of some units, of which so many hosts take one each."""
+        left = max(0.0, self._ends - time.monotonic())
+        return left * min(1.0, hosts / max(1, units))
+
+    def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
+        """A unit is given to a worker."""
+        self.session.log.write("begun", {"chain": step.chain, "worker": worker})
+        self.session.progress.message(f"{step.chain}: measured on {worker}{', from the beginning' if again else ''}")
+
+    def keep(self, step: Step, events: Sequence[Mapping[str, Any]]) -> None:
+        """What a worker has in its log of a unit; `conclude` follows."""
+        self._events[step.id] = events
+
+    def conclude(self, step: Step, result: Result) -> Verdict:
+        """A unit is over."""
+        events = self._events.pop(step.id, ())
+        problem, machine, where = result.reason, {}, None
+        blocks: list[dict[str, Any]] = []
+        for event in events:
+            match event:
+                case {"event": "block"}:
+                    blocks.append({name: value for name, value in event.items() if name not in ("event", "time")})
+                case {"event": "where"}:
+                    where = WhereChanged.from_dict(event)
+                case {"event": kind, "machine": about, "failure": why} if kind == ENDED:
+                    problem, machine = why, about
+        measured = MeasuredElsewhere(
+            chain=step.chain,
+            worker=result.worker,
+            problem=problem,
+            notes=result.notes,
+            machine=machine,
+            blocks=tuple(blocks),
+            where=where,
+        )
+        self.session.log.write("measured", measured.as_dict())
+        if where:
+            self.where[step.chain] = where
+        found = self.evidence[step.chain] = PairEvidence(failure=measured.problem)
+        for block in measured.blocks:
+            found.add(block)
+        nothing = found.failure or "the time is up, before its first block"
+        what = self._rules.describe(found) if found.blocks else nothing
+        self.session.progress.message(f"{step.chain}: {what}, on {result.worker}")
+        return result.verdict
+
+    def remark(self, text: str) -> None:
+        """Something that a reader must know."""
+        self.session.log.write("remark", {"text": text})
+        self.session.progress.message(text)
+
+    def abort(self) -> None:
+        """Ends what runs here."""
+        if not self.session.cancelled.is_set():
+            self.session.cancel()

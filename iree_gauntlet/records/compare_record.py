@@ -10,7 +10,7 @@ from typing import Any
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import format_outside, work_change
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal, refuse
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded
 from iree_gauntlet.records.run_folder import LATEST, newest_of
 from iree_gauntlet.results import DispatchChange  # noqa: TC001 - read by its type
@@ -20,6 +20,12 @@ from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by thei
 COMPARISON_FILE = "comparison.jsonl"
 # Names of the sides.
 SIDES = "AB"
+# The texts that an event has to have.
+_NEEDED = {
+    **dict.fromkeys(("block", "verdict", "where", "measured"), ("chain",)),
+    "begun": ("chain", "worker"),
+    "remark": ("text",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +388,7 @@ class ComparisonRecord:
         return self.measured[model].worker if model in self.measured else ""
 
     def take(self, event: dict[str, Any]) -> None:
-        """Reads an event that is no opening."""
+        """Reads an event that is no opening; one of a kind that is not known is passed over."""
         match event:
             case {"event": "prepared"}:
                 self.prepared = PreparedComparison.from_dict(event)
@@ -431,8 +437,11 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     path = folder / COMPARISON_FILE
     record: ComparisonRecord | None = None
     try:
-        for _, event in read_events(path, "comparison").events:
-            if event.get("event") == "comparison":
+        for number, event in read_events(path, "comparison").events:
+            kind = event.get("event")
+            if lacking := [name for name in _NEEDED.get(str(kind), ()) if not isinstance(event.get(name), str)]:
+                refuse(path, number, f"is a {kind} event without a {lacking[0]}")
+            if kind == "comparison":
                 opening = ComparisonOpening.from_dict(event)
                 # A resumed one judges again.
                 begun, measured = (record.begun, record.measured) if record else (Counter[str](), {})

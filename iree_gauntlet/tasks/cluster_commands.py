@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.cluster.offers import WorkerOffer
-    from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
+    from iree_gauntlet.experiments.sides import ComparingMachines
     from iree_gauntlet.requests import ConductRequest
 
 

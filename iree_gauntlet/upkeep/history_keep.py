@@ -55,7 +55,7 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iree_gauntlet.experiments.compare_elsewhere import ComparingMachines
+    from iree_gauntlet.experiments.sides import ComparingMachines
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.history_record import Series
     from iree_gauntlet.upkeep.upkeep_requests import (
@@ -236,7 +236,7 @@ def _measure(
     folder = find_runs_folder() / f"{now:%Y%m%d-%H%M%S}-confirm"
     selection = {"model": key.model, "submodel": key.submodel, "target": [key.target], "sku": key.sku}
     request = RunRequest.of({**selection, "cache_dir": asked.cache_dir, "run_dir": str(folder)}, Defaults())
-    compared = CompareRequest(sides=" ".join(irees), metric=_METRICS[key.figure], budget=asked.budget)
+    compared = CompareRequest(sides=irees, metric=_METRICS[key.figure], budget=asked.budget)
     code = compare(compared, request, presenter, machines)
     record = read_comparison(folder)
     verdict, elsewhere = record.verdicts.get(key.case), record.measured.get(key.case)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.experiments.bisect_question import Judge
     from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.measuring.statistics.rounds import Block
     from tests.support.command_line import Done
@@ -71,7 +70,7 @@ class Bisects:
         self.said: list[str] = []
 
     def run(
-        self, judge: Judge, earlier: Mapping[str, Judged] | None = None, *, every: bool = False
+        self, judge: ExactJudge | RoundsJudge, earlier: Mapping[str, Judged] | None = None, *, every: bool = False
     ) -> tuple[BisectOutcome, tuple[ExitCode, str]]:
         with EventLog(self.folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
             opening = replace(self.question.opening(resumed=False), lock_folder="").as_dict()
@@ -81,7 +80,7 @@ class Bisects:
         write_reports(self.folder)
         return bisect_outcome(self.folder), done
 
-    def exact(self, values: Sequence[float | None], name: str = "size") -> Judge:
+    def exact(self, values: Sequence[float | None], name: str = "size") -> ExactJudge:
         """A judge by values that are known; None for what cannot be judged."""
 
         def run(candidate: Candidate) -> Judged:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.experiments.explaining.bundle import BundleFiles, Contents, write_bundle
-from iree_gauntlet.experiments.explaining.symptom import WRONG, Symptom
+from iree_gauntlet.experiments.explaining.tools import WRONG, Symptom
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, bisect_outcome
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import signal
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -135,7 +136,11 @@ def test_one_that_takes_the_same_time_is_the_same(project: Project, usual: MadeU
     assert 1 / 1.03 <= model["low"] < 1 < model["high"] <= 1.03
 
 
-def test_one_that_was_killed_goes_on_where_it_was(project: Project, usual: MadeUpTimes, slow: MadeUpTimes) -> None:
+@pytest.mark.parametrize("blank", ["_", " "])
+def test_one_that_was_killed_goes_on_where_it_was(
+    project: Project, slow: MadeUpTimes, tmp_path: Path, blank: str
+) -> None:
+    usual = MadeUpTimes(tmp_path / f"the{blank}usual")
     # In the sixth block.
     slow.hang_after(11)
     words = (*_words(usual, slow), "--budget", "7")
@@ -156,6 +161,14 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, usual: MadeU
     with (project.regressions / "abs.mlir").open("a") as program:
         program.write("// edited\n")
     slow.go_on()
+    log = project.folder / "cmp" / "comparison.jsonl"
+    begun = json.loads(log.read_text().splitlines()[0])
+    assert begun["options"]["sides"] == [usual.iree, slow.iree]
+    assert shlex.split(begun["command"])[1:] == list(words), "it can be typed again"
+    if blank == "_":
+        # Earlier versions have one text.
+        listed = json.dumps(begun["options"]["sides"], separators=(",", ":"))
+        log.write_text(log.read_text().replace(listed, json.dumps(f"{usual.iree} {slow.iree}")))
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 1, done.text
     assert "<span>--resume</span>" not in (project.folder / "cmp" / "comparison.html").read_text(), "what began it"

@@ -18,8 +18,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from iree_gauntlet.experiments.explaining.onnx_graph import Graph
-from iree_gauntlet.experiments.explaining.operators import find_first_wrong_operator
+from iree_gauntlet.experiments.explaining.operators import Graph, find_first_wrong_operator
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.experiments.explaining import contents, fetch_file, locate, make_values
+from iree_gauntlet.experiments.explaining import bundle, fetch_file, locate, make_values
 from iree_gauntlet.experiments.explaining.bundle import BundleFiles
+from iree_gauntlet.experiments.explaining.flow_program import HeldTensor
 from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
-from iree_gauntlet.experiments.explaining.traced_sides import HeldTensor
 from tests.experiments.test_explain import expected, explained, model, planted
 from tests.experiments.test_explain_compiles import UNKNOWN, failed, long_program
 from tests.support.toy_project import FLAGS
@@ -120,7 +120,7 @@ def test_a_reduced_program_has_no_weights_to_leave_out(project: Project) -> None
 def test_a_file_that_is_too_large_is_named_by_its_address(
     project: Project, monkeypatch: pytest.MonkeyPatch, *, published: bool
 ) -> None:
-    monkeypatch.setattr(contents, "LIMIT", 8000)
+    monkeypatch.setattr(bundle, "LIMIT", 8000)
     (project.regressions / "toy.mlir").write_text(BROADCASTS)
     np.save(project.regressions / "large.npy", np.zeros((4, 1000), np.float32))
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(project.regressions))
@@ -231,4 +231,4 @@ def test_files_that_flags_name_are_in_a_bundle_once_each(tmp_path: Path) -> None
     ],
 )
 def test_constants_in_a_dispatch_are_values_of_the_model(text: bytes, *, holds: bool) -> None:
-    assert contents.holds_constants(text) is holds
+    assert bundle.holds_constants(text) is holds

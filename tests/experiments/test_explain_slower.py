@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.experiments.explaining.slower import find_suspects
+from iree_gauntlet.experiments.explain_slower import find_suspects
 from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, OtherDispatches
 from iree_gauntlet.results import DispatchChange
 from tests.support.faulty_iree import MadeUpTimes

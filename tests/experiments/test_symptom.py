@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.experiments.explaining.bundle import BundleFiles, Contents, write_script
-from iree_gauntlet.experiments.explaining.symptom import Symptom, find_pattern, find_symptom
-from iree_gauntlet.experiments.explaining.tools import ToolResult
+from iree_gauntlet.experiments.explaining.tools import Symptom, ToolResult, find_pattern, find_symptom
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.hanging import HANG
 from tests.support.places import DATA

@@ -14,29 +14,39 @@ import gzip
 import hashlib
 import io
 import json
+import math
+import re
 import shlex
 import tarfile
 import tempfile
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.diagnostics import without_expectation
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.explaining.symptom import CRASH, FAILURE, HANG, WRONG, Symptom
-from iree_gauntlet.figures import byte_size, counted, listed
+from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, TOLERANCES
+from iree_gauntlet.experiments.explaining.operators import OPERATOR
+from iree_gauntlet.experiments.explaining.tools import CRASH, FAILURE, HANG, WRONG, Symptom
+from iree_gauntlet.figures import byte_size, counted, listed, take_last_lines
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.plain_tar import unpack_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.experiments.explaining.traced_sides import HeldTensor
+    from iree_gauntlet.experiments.explaining.failures import Failure
+    from iree_gauntlet.experiments.explaining.flow_program import HeldTensor
+    from iree_gauntlet.experiments.explaining.locate import WrongDispatch
+    from iree_gauntlet.experiments.explaining.operators import WrongOperator
+    from iree_gauntlet.experiments.explaining.reduce import Reduced
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -66,6 +76,20 @@ _CHECKED = {
 _RAN = {FIXED: ("it is fixed", ExitCode.OK), STILL_THERE: ("the failure is still there", ExitCode.FAILED)}
 # What it says, in the folder of logs.
 SAID = "repro.txt"
+# A larger .onnx is left out: the program has the same weights.
+_SMALL_BYTES = 1_000_000
+# Lines of what a tool says that a README has.
+_SAID_LINES, _SAID_WIDTH = 30, 200
+# What is compiled while a program is reduced.
+_CANDIDATE = re.compile(r"\S*/candidate\.(?:mlir|vmfb)")
+# As MLIR writes values: in hexadecimal, as a list, or at the end of the text.
+_CONSTANTS = re.compile(rb'dense<(?:"|\[)|dense_resource<')
+# Arguments of iree-run-module that name files.
+_VALUES = ("--input", "--expected_output")
+_PARAMETERS = "--parameters"
+_FETCHABLE = ("http://", "https://")
+# Of a run that need not be repeated.
+_LEFT_OUT = ("--module", "--device", "--output")
 # Installing IREE, a compile and a run.
 _TIMEOUT_SECONDS = 900.0
 
@@ -128,8 +152,8 @@ class Contents:
     """What goes into a bundle.
 
     Attributes:
-        program: that fails, as text or bytecode; empty where it is fetched.
-        device: that it runs on; empty where it is the compile that fails.
+        program: as text or bytecode; empty where it is fetched.
+        device: empty where it is the compile that fails.
         arguments: of iree-run-module, with files by their names in the bundle.
     """
 
@@ -147,6 +171,146 @@ class Contents:
     def before(self) -> list[str]:
         """Commands that make files."""
         return [shlex.join(("python3", tool.name, *row)) for tool, rows in self.files.tools.items() for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class FailureForms:
+    """A failure in the forms that a bundle may have it in."""
+
+    failure: Failure
+    symptom: Symptom
+    iree: Toolchain
+
+    def of_dispatch(self, suspect: WrongDispatch) -> Iterator[Contents]:
+        """A dispatch: as a function that every release reads where it can be one, then as this release has it."""
+        files = BundleFiles()
+        arguments = _list_arguments(CUT_OUT, suspect.inputs, suspect.expected, files)
+        what = "Wrong numbers" if suspect.expected else self.symptom.said or self.symptom.ending
+        title = f"{what} in {suspect.dispatch.name} ({self.failure.device})"
+        given = "made-up inputs" if files.made else "the inputs that it had"
+        found = _describe_found("dispatch", suspect=suspect, given=given)
+        contents = self._fill(title, suspect.program.encode(), files, found, arguments=arguments)
+        if suspect.function:
+            yield replace(contents, program=suspect.function.encode())
+        yield replace(contents, flags=("--compile-from=flow", *contents.flags))
+
+    def of_operator(self, operator: WrongOperator) -> Contents:
+        """An operator of an ONNX model, as a model of its own, and what onnxruntime makes of it."""
+        files = BundleFiles()
+        arguments = _list_arguments(OPERATOR, operator.held.inputs, operator.held.outputs, files)
+        model = operator.onnx.read_bytes()
+        if len(model) <= _SMALL_BYTES:
+            files.held["model.onnx"] = model
+        found = _describe_found("operator", operator=operator, has_model="model.onnx" in files.held)
+        repeated = "Its large tensors hold their first values over and over, in place of the model's own."
+        kinds = ", ".join(dict.fromkeys(node.op for node in operator.nodes))
+        title = f"Wrong numbers in {kinds} of ONNX ({self.failure.device})"
+        what = (found, *((repeated,) if operator.repeated else ()))
+        return self._fill(title, operator.program.read_bytes(), files, *what, arguments=arguments)
+
+    def of_reduced(self, reduced: Reduced) -> Contents:
+        """A program that was made smaller."""
+        before, after = (counted(size.operations, "operation") for size in (reduced.before, reduced.after))
+        fails = "fails" if reduced.after.operations == 1 else "fail"
+        found = f"`program.mlir` is what is left of a program of {before}: {after}, which {fails} in the same way."
+        # Where a tool lies on this machine is left out.
+        library = f"{Path(self.iree.compiler.compile).parent}/"
+        shown = _CANDIDATE.sub("program.mlir", reduced.text).replace(library, "").strip().splitlines()
+        lines = take_last_lines(tuple(shown[:_SAID_LINES]), count=_SAID_LINES, width=_SAID_WIDTH)
+        title, said = f"iree-compile: {self.symptom.said}", "\n".join(("```", *lines, "```"))
+        return self._fill(title, reduced.program.read_bytes(), BundleFiles(), found, said)
+
+    def of_program(self, why: str) -> Contents:
+        """All of the program, with what it is given and expected to give; GauntletError where a file is not there."""
+        files = BundleFiles()
+        compiles = self.failure.stage is Stage.COMPILE
+        program = self._take(self.failure.program, PROGRAM, files)
+        arguments = () if compiles else self._name_files(files)
+        tool = "iree-compile" if compiles else "iree-run-module"
+        said = (f"```\n{self.symptom.said}\n```",) if self.symptom.said else ()
+        title = f"{tool}: {self.symptom.said or self.symptom.ending}"
+        if self.symptom.ending == WRONG:
+            title = f"Wrong numbers of {self.failure.case} ({self.failure.device})"
+        what = (*said, f"`program.mlir` is the whole program: {why}.")
+        return self._fill(title, program, files, *what, arguments=arguments)
+
+    def _fill(
+        self, title: str, program: bytes, files: BundleFiles, *found: str, arguments: tuple[str, ...] = ()
+    ) -> Contents:
+        failure = self.failure
+        what = (f"{failure.case}: {without_expectation(failure.result.reason)}", *found)
+        flags = files.add_flags(failure.flags, failure.compile_cwd)
+        device = "" if failure.stage is Stage.COMPILE else failure.device
+        return Contents(title, what, program, flags, device, arguments, files, self.iree, self.symptom)
+
+    def _take(self, path: Path, name: str, files: BundleFiles) -> bytes:
+        """A file's bytes; none where it is large, and fetched from where it comes from."""
+        try:
+            size = path.stat().st_size
+            if size <= LIMIT:
+                return path.read_bytes()
+            url = self.failure.urls.get(str(path), "")
+            if not url.startswith(_FETCHABLE):
+                what = f"{path.name} has {byte_size(size)}, and a bundle at most {byte_size(LIMIT)}"
+                raise GauntletError(what, "Where it has an http address, the bundle names that.")
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            what = f"{path} cannot be read: {error.strerror}"
+            raise GauntletError(what, "Run the case again, and explain it.") from error
+        files.fetched.append((name, url, sha256))
+        return b""
+
+    def _name_files(self, files: BundleFiles) -> tuple[str, ...]:
+        """The run's arguments, with the files that they name by their names in the bundle."""
+        words: list[str] = []
+        for word in self.failure.argv[1:]:
+            flag, _, value = word.partition("=")
+            if flag in _LEFT_OUT:
+                continue
+            # `TYPE=@FILE`, `@FILE`, and of parameters `SCOPE=FILE` or FILE.
+            mark = "=" if flag == _PARAMETERS else "@"
+            kind, at, path = value.rpartition(mark)
+            if not ((flag in _VALUES and at) or flag == _PARAMETERS):
+                words.append(word)
+                continue
+            place = self.failure.cwd / path
+            name = f"{flag.removeprefix('--')}_{len(files.held) + len(files.fetched)}{place.suffix}"
+            if data := self._take(place, name, files):
+                files.held[name] = data
+            words.append(f"{flag}={kind}{at}{name}")
+        return tuple(words)
+
+
+def holds_constants(program: bytes) -> bool:
+    """Whether a program's text holds constants that are not of one value."""
+    return _CONSTANTS.search(program) is not None
+
+
+def _describe_found(form: str, **values: object) -> str:
+    """A paragraph, on one line."""
+    return " ".join(render("found.md", form=form, share=_format_share, **values).split())
+
+
+def _format_share(error: float) -> str:
+    return f"{error:.3g} of its largest value" if math.isfinite(error) else "infinity"
+
+
+def _list_arguments(
+    function: str, inputs: Sequence[HeldTensor], expected: Sequence[HeldTensor], files: BundleFiles
+) -> tuple[str, ...]:
+    """Of a run that is right within what another order of operations may change, by type and largest |value|."""
+    largest: dict[str, float] = {}
+    for item in expected:
+        name = item.type.rpartition("x")[2]
+        largest[name] = max(largest.get(name, 0.0), item.largest)
+    allowed = {name: TOLERANCES[name] * value for name, value in largest.items() if name in TOLERANCES}
+    return (
+        f"--function={function}",
+        *(f"--input={text}" for text in files.add_tensors(inputs, "input")),
+        *(f"--expected_output={text}" for text in files.add_tensors(expected, "expected")),
+        *(f"--expected_{name}_threshold={value:.3g}" for name, value in allowed.items()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +406,14 @@ def pack(files: Mapping[str, bytes], readme: str, script: str, facts: Mapping[st
     }
     known = {**facts, "machine": _describe_machine(), "files": hashes}
     whole[_BUNDLE_FACTS] = (json.dumps(known, indent=2) + "\n").encode()
-    packed = _archive(folder.name, whole)
+    # An archive that is the same, byte for byte, for the same files.
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in sorted(whole.items()):
+            entry = tarfile.TarInfo(f"{folder.name}/{name}")
+            entry.size, entry.mode = len(data), 0o755 if name == _REPRODUCE else 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    packed = gzip.compress(plain.getvalue(), mtime=0)
     if len(packed) > LIMIT:
         largest = sorted(whole, key=lambda name: -len(whole[name]))[:3]
         raise GauntletError(
@@ -256,17 +427,6 @@ def pack(files: Mapping[str, bytes], readme: str, script: str, facts: Mapping[st
     archive = folder.with_name(f"{folder.name}.tar.gz")
     write_atomic(archive, packed)
     return Bundle(folder, archive, len(packed))
-
-
-def _archive(name: str, files: Mapping[str, bytes]) -> bytes:
-    """A .tar.gz that is the same, byte for byte, for the same files."""
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for file, data in sorted(files.items()):
-            entry = tarfile.TarInfo(f"{name}/{file}")
-            entry.size, entry.mode = len(data), 0o755 if file == _REPRODUCE else 0o644
-            tar.addfile(entry, io.BytesIO(data))
-    return gzip.compress(plain.getvalue(), mtime=0)
 
 
 def list_packages(iree: Toolchain) -> tuple[str, ...]:
@@ -287,11 +447,7 @@ def contains(contents: Contents) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenedBundle:
-    """A bundle that can be run.
-
-    Attributes:
-        packages: the IREE that it fails with: `iree-base-compiler==3.6.0`.
-    """
+    """A bundle that can be run; `packages` are the IREE that it fails with: `iree-base-compiler==3.6.0`."""
 
     folder: Path
     title: str
@@ -329,17 +485,9 @@ def open_bundle(bundle: Path, place: Path) -> OpenedBundle:
 def run_bundle(
     bundle: Path, iree: Toolchain | None, supervisor: Supervisor, logs: Path, base: Toolchain | None = None
 ) -> int | None:
-    """Run it; what it says stands in `repro.txt`.
+    """Run the bundle of a folder: its exit code, None where it was ended; what it says stands in `repro.txt` of `logs`.
 
-    Args:
-        bundle: its folder.
-        iree: whose tools are used; None for those that it installs.
-        supervisor: owns the process.
-        logs: where `repro.txt` goes.
-        base: what it is held against, where it is about times; None for what it installs.
-
-    Returns:
-        Its exit code; None where it was ended.
+    It installs the IREE, and the `base` that this is held against where it is about times, that are not given.
     """
     tools: list[tuple[str, str]] = []
     for prefix, side in (("", iree), ("BASE_", base)):
@@ -356,20 +504,12 @@ def run_bundle(
 
 
 def check(bundle: Path, presenter: Presenter) -> ExitCode:
-    """Whether a bundle fails with the IREE that it installs for itself.
-
-    Raises:
-        GauntletError: it is no bundle.
-    """
+    """Whether a bundle fails with the IREE that it installs for itself."""
     return _judge(bundle, None, presenter, _CHECKED)
 
 
 def run_with(bundle: Path, request: ToolchainRequest, presenter: Presenter) -> ExitCode:
-    """Whether a bundle fails with an IREE.
-
-    Raises:
-        GauntletError: it is no bundle, or there is no such IREE.
-    """
+    """Whether a bundle fails with an IREE."""
     with presenter.progress() as progress:
         toolchain = open_workbench(request, progress, need_toolchain=True).iree
     return _judge(bundle, toolchain, presenter, _RAN)

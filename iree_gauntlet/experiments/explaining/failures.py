@@ -34,9 +34,7 @@ class Failure:
 
     Attributes:
         flags: of the compile, without those that say where something is written.
-        compile_timeout: its seconds.
         argv: of iree-run-module; empty for a compile.
-        timeout: its seconds.
         folder: the chain's, relative to the folder of steps.
         urls: where its files come from, by their paths.
         sha256: of the program when the run began; empty where that is not known.
@@ -88,7 +86,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A failure of which something is gone that is needed to have it again."""
+    """A failure that cannot be had again: something is gone."""
 
     case: str
     result: Result
@@ -97,25 +95,20 @@ class Lost:
 
 
 def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failure | Lost]:
-    """The failures of a run's main modules.
-
-    Args:
-        record: the run's.
-        patterns: globs of chains; all where there are none.
+    """The failures of a run's main modules; of chains that a glob matches, where there are globs.
 
     Raises:
         NothingSelectedError: nothing failed that matches.
     """
     run = shown(record.path.parent)
     steps = {step.id: step for step in record.planned}
-    failed = [
-        step
-        for step in steps.values()
-        if step.stage in _STAGES
-        and step.role == MAIN
-        and (result := record.results.get(step.id)) is not None
-        and _is_ours(result)
-    ]
+    failed: list[Step] = []
+    for step in steps.values():
+        result = record.results.get(step.id)
+        if result is not None and step.stage in _STAGES and step.role == MAIN:
+            # IREE is at fault: it failed, as expected or not, or a tool crashed or hung.
+            broken = result.verdict is Verdict.ERROR and (result.crashed or result.timed_out)
+            failed += [step] if broken or result.verdict.counts_as_failure else []
     if not failed:
         hint = "`explain RUN` takes another run; `explain` is about compiles and threshold runs."
         raise NothingSelectedError(f"nothing failed in {run} that can be explained", hint)
@@ -131,12 +124,6 @@ def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failur
         except GauntletError as error:
             found.append(Lost(step.chain, result, error.on_one_line))
     return found
-
-
-def _is_ours(result: Result) -> bool:
-    """Whether IREE is at fault: it failed, as expected or not, or a tool crashed or hung."""
-    failed = result.verdict.counts_as_failure
-    return failed or (result.verdict is Verdict.ERROR and (result.crashed or result.timed_out))
 
 
 def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Path) -> Failure:
@@ -163,7 +150,8 @@ def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Pa
 
 def failure_of(compiled: Step, command: Command | None, stage: Stage, result: Result, timeout: float) -> Failure:
     """What is wrong with a program, by its compile step; `command` runs it, None where it is the compile that fails."""
-    cwd = Path(compiled.process.cwd)
+    compile_cwd = Path(compiled.process.cwd)
+    cwd = Path(command.cwd) if command else compile_cwd
     words = list(compiled.process.argv[1:])
     # The source is named by a path that may be relative to where it is compiled.
     source = next(word for word in words if not word.startswith("-"))
@@ -171,17 +159,23 @@ def failure_of(compiled: Step, command: Command | None, stage: Stage, result: Re
     if "-o" in words:
         place = words.index("-o")
         del words[place : place + 2]
-    here, parts = cwd / source, Path(compiled.folder).parts
+    here, parts = compile_cwd / source, Path(compiled.folder).parts
+    argv: list[str] = []
+    for word in command.argv if command else ():
+        # The flags of flag files stand in their place.
+        file = cwd / word.removeprefix(_FLAGFILE)
+        named = word.startswith(_FLAGFILE) and file.is_file()
+        argv += shlex.split(file.read_text(encoding="utf-8")) if named else [word]
     return Failure(
         case=compiled.chain,
         stage=stage,
         result=result,
         program=here if here.is_file() else Path(program_of(compiled).path),
         flags=tuple(word for word in words if not word.startswith((*_WRITTEN, *_SPLAT))),
-        compile_cwd=cwd,
+        compile_cwd=compile_cwd,
         compile_timeout=compiled.timeout,
-        argv=_expand(command) if command else (),
-        cwd=Path(command.cwd) if command else cwd,
+        argv=tuple(argv),
+        cwd=cwd,
         timeout=timeout,
         folder=Path(*parts[len(parts) - parts[::-1].index("steps") : -1]),
     )
@@ -190,15 +184,3 @@ def failure_of(compiled: Step, command: Command | None, stage: Stage, result: Re
 def program_of(step: Step) -> StepInput:
     """The program that a step compiles or imports."""
     return next(item for item in step.inputs if item.role == "program")
-
-
-def _expand(command: Command) -> tuple[str, ...]:
-    """A command line with the flags of its flag files in their place."""
-    words: list[str] = []
-    for word in command.argv:
-        file = Path(command.cwd, word.removeprefix(_FLAGFILE))
-        if word.startswith(_FLAGFILE) and file.is_file():
-            words += shlex.split(file.read_text(encoding="utf-8"))
-        else:
-            words.append(word)
-    return tuple(words)

@@ -1,4 +1,4 @@
-"""A program in IREE's `flow` phase, as text: its dispatches, its target, and one dispatch as a program of its own.
+"""A program in IREE's `flow` phase, as text: its dispatches, what each gives, and one of them as a program of its own.
 
 IREE prints one operation a line, and nested ones with two more blanks; that is what is relied on, and no more of MLIR's
 grammar than what dispatches need. `--iree-flow-trace-dispatch-tensors` has put a `flow.tensor.trace` before and behind
@@ -7,20 +7,35 @@ every dispatch.
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.recorded import UNRECORDED, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
+
+    from iree_gauntlet.experiments.explaining.tools import Tools
+
+    CapturedInputs = Mapping[str, Sequence["HeldTensor"]]
 
 
+TRACED = "--iree-flow-trace-dispatch-tensors"
+# How far a dispatch may be off on equal inputs: the largest difference, as a share of the largest value. Integers and
+# truth values are equal. Of a reduction of 10,000 f32 in another order, 1e-5 is usual.
+TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}
+# Candidates that are confirmed on their own inputs.
+_MOST_SUSPECTS = 8
+# The worker ends what it runs when the time is up, and writes.
+_MARGIN_SECONDS = 60.0
 # The function of a program that was cut out.
 CUT_OUT = "dispatch"
 _DEVICE = "#hal.device.target<"
+_MARKS = re.compile(r'"[^"]*"|->|[<>]')
 _TRACE = re.compile(r'( *flow\.tensor\.trace ")([^"]*) (inputs|outputs)"')
 _DISPATCH = re.compile(
     # The executable, its entry, the workload, operands, their types, and what comes out.
@@ -53,13 +68,12 @@ _FOREIGN = re.compile(r"\bflow\.|\biree_\w+\.|\butil\.|\bhal\.|\?")
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A place where a program dispatches work.
+    """A place where a program dispatches work, in SSA values and types as written.
 
     Attributes:
-        workload: SSA values that say how much work there is.
-        operands: SSA values, and their types as written.
-        constants: SSA values that the function around it defines as constants, as written.
-        outcome: type of each result as written; `%x` for an operand that is written in place.
+        workload: how much work there is.
+        constants: that the function around it defines.
+        outcome: type of each result; `%x` for an operand that is written in place.
     """
 
     key: str
@@ -94,11 +108,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class FlowProgram:
-    """A program as text.
-
-    Attributes:
-        dispatches: in the order of the text, by their keys.
-    """
+    """A program as text, and its dispatches in that order, by their keys."""
 
     text: str
     dispatches: Mapping[str, Dispatch] = field(default_factory=dict)
@@ -254,29 +264,19 @@ def _split(text: str) -> list[str]:
 
 
 def _list_devices(text: str) -> Iterator[tuple[int, str]]:
-    """Where a program names a device, and how."""
-    place = text.find(_DEVICE)
-    while place >= 0:
-        end = _find_closed(text, place + len(_DEVICE) - 1)
-        yield place, text[place:end]
-        place = text.find(_DEVICE, end)
-
-
-def _find_closed(text: str, place: int) -> int:
-    """Behind the bracket that closes the one at a place."""
-    depth, quoted = 0, False
-    while place < len(text):
-        letter = text[place]
-        if letter == '"':
-            quoted = not quoted
-        elif not quoted and letter == "<":
-            depth += 1
-        elif not quoted and letter == ">" and text[place - 1] != "-":
-            depth -= 1
+    """Where a program names a device, and how: up to the bracket that closes its own."""
+    start = text.find(_DEVICE)
+    while start >= 0:
+        depth = 1
+        # Texts, arrows and brackets.
+        for mark in _MARKS.finditer(text, start + len(_DEVICE)):
+            depth += {"<": 1, ">": -1}.get(mark[0], 0)
             if not depth:
-                return place + 1
-        place += 1
-    raise GauntletError("a device that is not closed", "Report this program.")
+                break
+        else:
+            raise GauntletError("a device that is not closed", "Report this program.")
+        yield start, text[start : mark.end()]
+        start = text.find(_DEVICE, mark.end())
 
 
 def with_device(text: str, device: str) -> str:
@@ -290,8 +290,21 @@ def with_device(text: str, device: str) -> str:
 
 def _define_scalars(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> Iterator[str]:
     """Lines that define what a dispatch takes besides tensors."""
-    sizes = _read_sizes(dispatch, shapes)
-    for value in dict.fromkeys(_list_scalars(dispatch)):
+    # Dynamic dimensions by SSA value, as they were captured.
+    sizes: dict[str, int] = {}
+    types = dict(dispatch.operands)
+    for tensor, shape in zip(dispatch.tensors, shapes, strict=True):
+        written = _DIMS.fullmatch(types[tensor])
+        if written and written[2]:
+            dynamic = [size for size, text in zip(shape, written[1].split("x"), strict=False) if text == "?"]
+            sizes |= dict(zip(_split(written[2]), dynamic, strict=False))
+    # SSA values that are no tensors: numbers, and sizes of dynamic dimensions.
+    scalars = [*dispatch.workload]
+    for value, kind in dispatch.operands:
+        scalars += _list_dims(kind) if kind.startswith("tensor<") else [value]
+    for kind in dispatch.results:
+        scalars += _list_dims(kind)
+    for value in dict.fromkeys(scalars):
         constant = dispatch.constants.get(value)
         if constant is not None:
             yield f"{value} = arith.constant {constant}"
@@ -307,34 +320,10 @@ def _define_scalars(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> Iter
             )
 
 
-def _list_scalars(dispatch: Dispatch) -> Iterator[str]:
-    """SSA values that are no tensors: numbers, and sizes of dynamic dimensions."""
-    yield from dispatch.workload
-    for value, kind in dispatch.operands:
-        if kind.startswith("tensor<"):
-            yield from _list_dims(kind)
-        else:
-            yield value
-    for kind in dispatch.results:
-        yield from _list_dims(kind)
-
-
 def _list_dims(kind: str) -> list[str]:
     """SSA values of the dynamic dimensions of a type as written."""
     found = _DIMS.fullmatch(kind)
     return _split(found[2]) if found and found[2] else []
-
-
-def _read_sizes(dispatch: Dispatch, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Dynamic dimensions by SSA value, as they were captured."""
-    sizes: dict[str, int] = {}
-    types = dict(dispatch.operands)
-    for value, shape in zip(dispatch.tensors, shapes, strict=True):
-        found = _DIMS.fullmatch(types[value])
-        if found and found[2]:
-            dynamic = [size for size, text in zip(shape, found[1].split("x"), strict=False) if text == "?"]
-            sizes |= dict(zip(_split(found[2]), dynamic, strict=False))
-    return sizes
 
 
 def _read_aliases(text: str) -> dict[str, str]:
@@ -379,3 +368,151 @@ def as_function(program: FlowProgram, dispatch: Dispatch) -> str:
     text = "\n".join(line.removeprefix("      ") for line in body)
     function = f"func.func @{CUT_OUT}({takes}) -> ({results}) {{\n{text}\n  return {values} : {results}\n}}\n"
     return program.with_aliases(function)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSide:
+    """How a traced program is run, as `trace_dispatches.py` takes it."""
+
+    device: str
+    modules: tuple[str, ...]
+    parameters: tuple[tuple[str, ...], ...]
+    function: str
+    inputs: tuple[str, ...]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTrace(Recorded):
+    """A tensor of the target, and how far it is off the reference's; see `trace_dispatches.py`."""
+
+    type: str
+    wrong: bool
+    error: float = math.inf
+    largest: float = 0.0
+
+    @property
+    def shape(self) -> list[int]:
+        """Its sizes."""
+        return [int(size) for size in self.type.split("x")[:-1]]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedDispatch(Recorded):
+    """A dispatch that ran: by its key, which call it was, and the folder of its tensors within the trace's."""
+
+    dispatch: str
+    call: int
+    inputs: tuple[TensorTrace, ...]
+    outputs: tuple[TensorTrace, ...]
+    suspect: bool
+    kept: str
+
+    @property
+    def worst(self) -> float:
+        """The largest error of an output."""
+        return max((item.error for item in self.outputs), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedDispatch(Recorded):
+    """A dispatch that was begun and gave nothing."""
+
+    dispatch: str
+    inputs: tuple[TensorTrace, ...]
+    kept: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOfBoth(Recorded):
+    """What was seen of both sides, which end with exit codes; see `trace_dispatches.py`."""
+
+    target: int
+    reference: int
+    dispatches: tuple[TracedDispatch, ...]
+    unfinished: tuple[UnfinishedDispatch, ...]
+    differs: str = ""
+    results: tuple[TensorTrace, ...] = ()
+    folder: Path = field(default=Path(), metadata=UNRECORDED)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensor(Recorded):
+    """A tensor whose raw values a file holds, of a type as IREE writes it: `2x3xf32`.
+
+    Attributes:
+        made: the arguments of `make_values.py` behind the file that make it; none where the values are the model's own.
+        largest: |value|, of what a program gives.
+    """
+
+    type: str
+    file: Path
+    made: tuple[str, ...] = ()
+    largest: float = 0.0
+
+    @property
+    def argument(self) -> str:
+        """As iree-run-module takes it."""
+        return f"{self.type}=@{self.file}"
+
+
+def traced_program(tools: Tools) -> FlowProgram:
+    """What failed, in the flow phase, with all dispatches traced; GauntletError where it does not get there."""
+    flags = [flag for flag in tools.failure.flags if flag != TRACED]
+    return read_flow(tools.compile("flow.mlir", tools.failure.program, [*flags, "--compile-to=flow", TRACED]))
+
+
+def last_line(log: Path) -> str:
+    """What a side that failed says."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line for line in reversed(lines) if "Error" in line or ": " in line), "it says nothing")[:300]
+
+
+def compile_flow(tools: Tools, name: str, text: str, flags: Sequence[str]) -> Path:
+    """Compile a program in the flow phase to the end."""
+    return tools.compile_text(name, text, ["--compile-from=flow", *flags])
+
+
+def target_side(tools: Tools, program: FlowProgram) -> TracedSide:
+    """How the traced program is run where it fails."""
+    failure = tools.failure
+    archives = (text.partition("=")[::2] if "=" in text else ("", text) for text in failure.values("--parameters"))
+    return TracedSide(
+        device=failure.device,
+        modules=(str(compile_flow(tools, "target", program.text, failure.flags)),),
+        parameters=tuple(archives),
+        function=failure.function,
+        inputs=tuple(failure.values("--input")),
+        cwd=str(failure.cwd),
+    )
+
+
+def trace_both(
+    tools: Tools, name: str, sides: tuple[TracedSide, TracedSide], timeout: float, *, by_values: bool = False
+) -> TraceOfBoth:
+    """What both sides did, dispatch by dispatch, and how they ended; GauntletError where one could not be run."""
+    folder = tools.folder / name
+    folder.mkdir()
+    plan = {
+        "target": asdict(sides[0]),
+        "reference": asdict(sides[1]),
+        "tolerances": TOLERANCES,
+        "keep": _MOST_SUSPECTS,
+        "by_values": by_values,
+        "timeout": timeout,
+        "folder": str(folder),
+    }
+    what, limit = "the dispatches could not be traced", timeout + _MARGIN_SECONDS
+    said = tools.ask("trace_dispatches", name, plan, what, timeout=limit)
+    trace = replace(TraceOfBoth.from_dict(said), folder=folder)
+    if not (trace.dispatches or trace.unfinished):
+        raise GauntletError(f"nothing was traced: {last_line(folder / 'target.txt')}", f"See {folder}.")
+    return trace
+
+
+def capture_inputs(tools: Tools, target: TracedSide, wanted: Sequence[Dispatch]) -> CapturedInputs:
+    """The inputs of some dispatches, by their keys; of those that ran."""
+    plan = {"target": asdict(target), "capture": [dispatch.key for dispatch in wanted], "folder": str(tools.folder)}
+    what, limit = "the inputs could not be captured", tools.failure.timeout
+    found = tools.ask("trace_dispatches", "capture", plan, what, timeout=limit)
+    return {key: tuple(map(HeldTensor.from_dict, tensors)) for key, tensors in found.items()}

@@ -12,34 +12,36 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, FlowProgram, as_function, device_of, with_device
-from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
-from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
-from iree_gauntlet.experiments.explaining.traced_sides import (
+from iree_gauntlet.experiments.explaining.flow_program import (
+    CUT_OUT,
     TOLERANCES,
     TRACED,
+    FlowProgram,
     HeldTensor,
     TracedSide,
+    as_function,
     compile_flow,
+    device_of,
     last_line,
     target_side,
     trace_both,
-    traced_program,
+    with_device,
 )
+from iree_gauntlet.experiments.explaining.make_values import CODES, seeded_values
+from iree_gauntlet.experiments.explaining.tools import CompileError, loosened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.experiments.explaining.flow_program import Dispatch
-    from iree_gauntlet.experiments.explaining.symptom import Symptom
-    from iree_gauntlet.experiments.explaining.tools import Tools
-    from iree_gauntlet.experiments.explaining.traced_sides import (
+    from iree_gauntlet.experiments.explaining.flow_program import (
+        Dispatch,
         TensorTrace,
         TracedDispatch,
         TraceOfBoth,
         UnfinishedDispatch,
     )
+    from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
 
 
 # Values in hexadecimal cannot be read as f64, but for one alone.
@@ -83,17 +85,15 @@ _LARGE_BYTES = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class WrongDispatch:
-    """A dispatch that is wrong, or fails, on inputs that are right.
+    """A dispatch that is wrong, or fails, on inputs that are right; which call it was `of` all that ran.
 
     Attributes:
-        call, of: which call it was of all that ran.
         program: as a program of its own, in the `flow` phase.
         function: the same as a function that every release reads; empty where it cannot be one.
         reference: what it was held against; empty where it fails before it gives anything.
         error: its largest error, as a share of the largest value; infinite where one side alone has NaN or infinity.
         expected: what the reference gives.
-        in_f64: how far both sides are off what f64 gives; None where that is not known.
-        withheld: why it may not be passed on; empty where it may.
+        withheld: why it may not be passed on.
     """
 
     dispatch: Dispatch
@@ -113,11 +113,8 @@ class WrongDispatch:
 class Located:
     """What a search for the dispatch came to.
 
-    Attributes:
-        suspect: the one; None where there is none.
-        reference: what they were held against; empty where there was none.
-        around: the dispatches before and after the one: which call each is, its name, and the largest error of what it
-            gives, as a share of its largest value.
+    `around` has the dispatches before and after the one: which call each is, its name, and the largest error of what it
+    gives, as a share of its largest value.
     """
 
     suspect: WrongDispatch | None = None
@@ -164,16 +161,6 @@ class DispatchSearch:
     say: Callable[[str], None]
     private: bool
     program: FlowProgram
-
-    @classmethod
-    def begin(cls, tools: Tools, say: Callable[[str], None], *, private: bool) -> DispatchSearch:
-        """Compile it to its dispatches.
-
-        Raises:
-            GauntletError: the program cannot be traced.
-        """
-        say("compiling to dispatches")
-        return cls(tools, say, private, traced_program(tools))
 
     def find_wrong(self, elsewhere: Callable[[], bool]) -> Located:
         """The first dispatch that is wrong on right inputs, confirmed on those inputs; GauntletError for no trace.
@@ -470,28 +457,22 @@ def _hold_against_f64(
 
 def made_up(inputs: Sequence[HeldTensor], folder: Path) -> tuple[HeldTensor, ...]:
     """The same with values of a seed, within the bounds of their own; what has no known type, or none, stays."""
-    return tuple(_make_up_input(item, index, folder) for index, item in enumerate(inputs))
-
-
-def _make_up_input(item: HeldTensor, index: int, folder: Path) -> HeldTensor:
-    *sizes, kind = item.type.split("x")
-    count = math.prod(map(int, sizes)) if kind in CODES else 0
-    if not count:
-        return item
-    low, high = _find_bounds(item.file, kind)
-    seed = index + 1
-    file = folder / f"made_up_{index}.bin"
-    file.write_bytes(seeded_values(kind, count, seed, low, high))
-    return HeldTensor(item.type, file, (kind, str(count), str(seed), repr(low), repr(high)))
-
-
-def _find_bounds(file: Path, kind: str) -> tuple[float, float]:
-    """The least and the largest of values that are finite."""
     import numpy as np  # noqa: PLC0415 - `run` brings this module, and seldom needs it
 
-    if kind == "bf16":
-        values = (np.fromfile(file, "<u2").astype("<u4") << 16).view("<f4")
-    else:
-        values = np.fromfile(file, f"<{CODES[kind]}")
-    finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    made: list[HeldTensor] = []
+    for seed, item in enumerate(inputs, start=1):
+        *sizes, kind = item.type.split("x")
+        count = math.prod(map(int, sizes)) if kind in CODES else 0
+        if not count:
+            made.append(item)
+            continue
+        if kind == "bf16":
+            values = (np.fromfile(item.file, "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            values = np.fromfile(item.file, f"<{CODES[kind]}")
+        known = values[np.isfinite(values)]
+        low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+        file = folder / f"made_up_{seed - 1}.bin"
+        file.write_bytes(seeded_values(kind, count, seed, low, high))
+        made.append(HeldTensor(item.type, file, (kind, str(count), str(seed), repr(low), repr(high))))
+    return tuple(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +12,21 @@ from iree_gauntlet.cases import MAIN, OnnxImport, Stage
 from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.failures import program_of
+from iree_gauntlet.experiments.explaining.flow_program import TOLERANCES, HeldTensor
 from iree_gauntlet.experiments.explaining.locate import finite
-from iree_gauntlet.experiments.explaining.onnx_graph import Graph
-from iree_gauntlet.experiments.explaining.traced_sides import TOLERANCES, HeldTensor
 from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.experiments.explaining.onnx_graph import Node
     from iree_gauntlet.experiments.explaining.tools import Tools
     from iree_gauntlet.journal_format import JournalRecord
 
 
+# Operators that look at sizes alone.
+_OF_SIZES = ("Shape", "Size")
+# What a value counts for whose size is not known before it runs.
+_UNKNOWN_BYTES = 1_000_000
 # The function of a model that was cut out.
 OPERATOR = "operator"
 # The model as it is imported.
@@ -44,12 +47,107 @@ _NO_ONNXRUNTIME = (
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxSource:
-    """The ONNX file that a program was imported from.
+class Node(Recorded):
+    """An operator: its place in the graph, and which node of the published file it is, from 1; 0 for none of them."""
 
-    Attributes:
-        timeout: seconds that an import may take.
+    index: int
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    place: int
+
+    @property
+    def title(self) -> str:
+        """What people know it by: `Conv "/layer1/Conv"`; without a name, by what it gives."""
+        return f'{self.op} "{self.name}"' if self.name else f'{self.op} that gives "{self.outputs[0]}"'
+
+
+@dataclass(frozen=True)
+class Graph(Recorded):
+    """The graph that is imported: nodes in an order in which they can be computed, of so many that were published.
+
+    `sizes` has the bytes of values that can be outputs; None where not known.
     """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: frozenset[str]
+    sizes: dict[str, int | None]
+    of: int
+
+    @cached_property
+    def producer(self) -> dict[str, Node]:
+        """The node that gives a value."""
+        return {value: node for node in self.nodes for value in node.outputs}
+
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """Values that something takes, and the model's outputs."""
+        return frozenset({*self.outputs, *(value for node in self.nodes for value in node.inputs)})
+
+    @cached_property
+    def fixed(self) -> frozenset[str]:
+        """Values that depend on constants and sizes alone, not on what the model is given."""
+        found = set(self.constants)
+        for node in self.nodes:
+            if node.op in _OF_SIZES or found.issuperset(node.inputs):
+                found.update(node.outputs)
+        return frozenset(found)
+
+    def behind(self, values: Iterable[str], stops: Collection[str]) -> list[Node]:
+        """The nodes that values are computed by, back to those that are known, in order."""
+        todo, found = list(values), set()
+        while todo:
+            value = todo.pop()
+            node = self.producer.get(value)
+            if node is not None and value not in stops and node.index not in found:
+                found.add(node.index)
+                todo += node.inputs
+        return [self.nodes[index] for index in sorted(found)]
+
+    def marks(self, nodes: Iterable[Node], targets: Collection[str], most_bytes: int) -> list[str]:
+        """Values of nodes that are looked at, evenly among all of them where all have more than so many bytes."""
+        of_targets = {value for target in targets for value in self.producer[target].outputs}
+        all_of_them = [
+            value
+            for node in nodes
+            for value in node.outputs
+            if value in self.sizes and value in self.used and value not in of_targets
+        ]
+        known = (self.sizes[value] for value in all_of_them)
+        total = sum(_UNKNOWN_BYTES if size is None else size for size in known)
+        stride = -(-total // most_bytes) if total > most_bytes else 1
+        return all_of_them[stride // 2 :: stride]
+
+    def taken(self, nodes: Collection[Node]) -> list[str]:
+        """Values that a group of nodes takes from outside, but for the file's constants."""
+        own = {value for node in nodes for value in node.outputs}
+        values = dict.fromkeys(value for node in nodes for value in node.inputs)
+        return [value for value in values if value not in own and value not in self.constants]
+
+    def given(self, nodes: Collection[Node]) -> list[str]:
+        """Values that a group of nodes gives to others."""
+        indices = {node.index for node in nodes}
+        outside = {value for node in self.nodes if node.index not in indices for value in node.inputs}
+        outside.update(self.outputs)
+        return [value for node in nodes for value in node.outputs if value in outside and value in self.sizes]
+
+    def widened(self, nodes: Collection[Node], levels: int) -> list[Node]:
+        """A group with the nodes that its inputs come from, so many levels back."""
+        found = {node.index: node for node in nodes}
+        for _ in range(levels):
+            for value in self.taken(found.values()):
+                node = self.producer.get(value)
+                if node is not None and value not in self.fixed:
+                    found[node.index] = node
+        return [found[index] for index in sorted(found)]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSource:
+    """The ONNX file that a program was imported from, in so many seconds at most."""
 
     file: Path
     options: OnnxImport
@@ -66,10 +164,9 @@ def onnx_source(record: JournalRecord, chain: str) -> OnnxSource | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxValue(HeldTensor):
-    """A tensor that onnxruntime takes or gives.
+    """A tensor that onnxruntime takes or gives, with elements of a type of NumPy.
 
     Attributes:
-        dtype: of an element, as NumPy has it.
         error: of others' value of it, by side: the largest difference, as a share of the largest value.
     """
 
@@ -101,8 +198,7 @@ class HeldValues(Recorded):
 class WrongOperator:
     """An operator, or a group that shows it, which gives wrong numbers on onnxruntime's inputs.
 
-    Attributes:
-        repeated: large tensors hold their first values over and over, in place of the model's own.
+    `repeated`: large tensors hold their first values over and over, in place of the model's own.
     """
 
     nodes: tuple[Node, ...]
@@ -135,12 +231,7 @@ class WrongOperator:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSearch:
-    """What a search came to.
-
-    Attributes:
-        agrees: IREE gives what onnxruntime gives: it is not IREE's fault.
-        operator: the first wrong one; None where there is none.
-    """
+    """What a search came to; `agrees`: IREE gives what onnxruntime gives, and it is not IREE's fault."""
 
     operator: WrongOperator | None = None
     why: str = ""
@@ -163,8 +254,10 @@ def find_first_wrong_operator(source: OnnxSource, tools: Tools, say: Callable[[s
     if not onnxruntime_version():
         return OperatorSearch(why=_NO_ONNXRUNTIME)
     say("holding it against onnxruntime")
+    plan = {"model": str(source.file), "prepared": str(tools.folder / _PREPARED), **source.options.as_dict()}
     try:
-        return _Search.begin(source, tools, say).found()
+        said = tools.ask("cut_onnx", "describe", plan, source.file.name, timeout=source.timeout)
+        return _Search(tools, source, Graph.from_dict(said), say).find()
     except GauntletError as error:
         return OperatorSearch(why=f"its operators cannot be told apart: {error.on_one_line}")
 
@@ -183,15 +276,7 @@ class _Search:
     values: dict[str, OnnxValue] = field(default_factory=dict)
     rounds: int = 0
 
-    @classmethod
-    def begin(cls, source: OnnxSource, tools: Tools, say: Callable[[str], None]) -> _Search:
-        """Prepare the model; GauntletError where it cannot be cut."""
-        prepared = str(tools.folder / _PREPARED)
-        plan = {"model": str(source.file), "prepared": prepared, **source.options.as_dict()}
-        said = tools.ask("cut_onnx", "describe", plan, source.file.name, timeout=source.timeout)
-        return cls(tools, source, Graph.from_dict(said), say)
-
-    def found(self) -> OperatorSearch:
+    def find(self) -> OperatorSearch:
         """What there is to find."""
         # The model as published, held against IREE's outputs and those that are expected.
         files = self._run("onnx_whole", None, self._inputs, len(self.graph.outputs))
@@ -291,36 +376,28 @@ class _Search:
 
     def _confirm(self, nodes: Sequence[Node], name: str, *, repeat: int = 0) -> WrongOperator | None:
         """A group as a model of its own, on onnxruntime's inputs; None where it is right, or does not run."""
+        graph, folder = self.graph, self.tools.folder
+        taken, outputs = graph.taken(nodes), graph.given(nodes)
         try:
-            return self._run_alone(nodes, name, repeat)
+            if missing := [value for value in taken if value not in self.values]:
+                self.rounds += 1
+                model, _ = self._cut(f"onnx_values_{self.rounds}", missing, imported=False)
+                self._hold(f"onnx_values_{self.rounds}", model, self._inputs, {})
+            # What depends on sizes alone is constant for the compiler too.
+            constants = [self.values[value] for value in taken if value in graph.fixed]
+            inputs = [self.values[value] for value in taken if value not in graph.fixed]
+            if repeat:
+                inputs = [_repeat(value, repeat, folder / f"{name}_{i}.bin") for i, value in enumerate(inputs)]
+            onnx, program = self._cut(name, outputs, inputs, constants, repeat=repeat)
+            texts = [value.argument for value in inputs]
+            files = self._run(name, program, texts, len(outputs))
+            held = self._hold(name, onnx, texts, {_IREE: files}, known=False)
         except GauntletError as error:
             self.say(error.on_one_line)
             return None
-
-    def _run_alone(self, nodes: Sequence[Node], name: str, repeat: int) -> WrongOperator | None:
-        values = self._list_values(self.graph.taken(nodes))
-        # What depends on sizes alone is constant for the compiler too.
-        constants = [value for value in values if value.name in self.graph.fixed]
-        inputs = [value for value in values if value.name not in self.graph.fixed]
-        if repeat:
-            inputs = [_repeat(value, repeat, self.tools.folder / f"{name}_{i}.bin") for i, value in enumerate(inputs)]
-        outputs = self.graph.given(nodes)
-        onnx, program = self._cut(name, outputs, inputs, constants, repeat=repeat)
-        texts = [value.argument for value in inputs]
-        held = self._hold(name, onnx, texts, {_IREE: self._run(name, program, texts, len(outputs))}, known=False)
         if not held.find_wrong(_IREE):
             return None
-        return WrongOperator(tuple(nodes), self.graph.of, onnx, program, held, repeated=bool(repeat))
-
-    def _list_values(self, names: Sequence[str]) -> list[OnnxValue]:
-        """What onnxruntime has of values."""
-        missing = [name for name in names if name not in self.values]
-        if missing:
-            self.rounds += 1
-            name = f"onnx_values_{self.rounds}"
-            onnx, _ = self._cut(name, missing, imported=False)
-            self._hold(name, onnx, self._inputs, {})
-        return [self.values[name] for name in names]
+        return WrongOperator(tuple(nodes), graph.of, onnx, program, held, repeated=bool(repeat))
 
     def _run(self, name: str, program: Path | None, inputs: Iterable[str], outputs: int) -> list[str]:
         """Compile and run a program, None for the failure's own module; files of its outputs."""

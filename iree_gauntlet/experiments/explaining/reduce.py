@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.explaining.symptom import CRASH, HANG
+from iree_gauntlet.experiments.explaining.tools import CRASH, HANG
 from iree_gauntlet.recorded import UNRECORDED, Recorded
 from iree_gauntlet.records.explain_outcome import FoundReduced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iree_gauntlet.experiments.explaining.symptom import Symptom
-    from iree_gauntlet.experiments.explaining.tools import Tools
+    from iree_gauntlet.experiments.explaining.tools import Symptom, Tools
 
 
 # The phase before which no switch of the compiler changes anything.
@@ -25,6 +25,8 @@ EARLIEST = "input"
 _HANG_SECONDS = 15.0
 # What the worker does behind its budget: it ends the compile under way, and writes.
 _MARGIN_SECONDS = 120.0
+# How often what it has found is looked at.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,7 @@ class KeptProgram(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Reduced(FoundReduced):
-    """What became of a program.
-
-    Attributes:
-        constants: how many it holds of many values.
-        program: it, as text; the folder's own.
-        text: what the compiler says of it.
-    """
+    """What became of a program, which holds so many constants of many values, and what the compiler says of it."""
 
     constants: int = 0
     program: Path = field(default=Path(), metadata=UNRECORDED)
@@ -57,13 +53,7 @@ class Reduced(FoundReduced):
 
 
 def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
-    """Make the program of a failed compile smaller.
-
-    Args:
-        symptom: what it shows, which the smaller one shows too.
-        tools: of the compile that failed.
-        budget: seconds; what is best by then counts.
-        say: takes how it goes.
+    """Make the program of a failed compile smaller, within so many seconds, for as long as it shows the symptom.
 
     Raises:
         GauntletError: it cannot be reduced.
@@ -83,14 +73,18 @@ def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], N
         "folder": str(folder),
     }
 
-    def progress(line: str) -> None:
-        kept = KeptProgram.from_dict(json.loads(line))
-        operations = "1 operation" if kept.operations == 1 else f"{kept.operations:,} operations"
-        say(f"{operations}, after {kept.tried} compiles ({kept.what})")
-
-    timeout, log = budget + _MARGIN_SECONDS, folder / "reduce.jsonl"
-    argv = tools.plan("reduce_program", "reduce", plan)
-    ran = tools.watch("reduce", argv, timeout=timeout, log=log, line=progress)
+    argv, log = tools.plan("reduce_program", "reduce", plan), folder / "reduce.jsonl"
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(tools.python, "reduce", argv, timeout=budget + _MARGIN_SECONDS)
+        shown, ended = 0, False
+        while not ended:
+            ended = bool(wait((running,), timeout=_LOOK_SECONDS).done)
+            lines = log.read_text(encoding="utf-8").split("\n")[:-1] if log.is_file() else []
+            for kept in map(KeptProgram.from_dict, map(json.loads, lines[shown:])):
+                operations = "1 operation" if kept.operations == 1 else f"{kept.operations:,} operations"
+                say(f"{operations}, after {kept.tried} compiles ({kept.what})")
+            shown = len(lines)
+        ran = running.result()
     if not ran.passed:
         said = ran.outcome.signal or ran.errors.strip()[-300:]
         raise GauntletError(f"the program cannot be reduced: {said}", "")

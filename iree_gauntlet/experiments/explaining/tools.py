@@ -1,4 +1,4 @@
-"""The tools of the IREE that failed, run for an explanation in its folder."""
+"""The tools of the IREE that failed, run for an explanation in its folder, and what a failure shows when they end."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import json
 import os
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.diagnostics import find_diagnostic, find_same_in_all
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
 from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.figures import one_line
+from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.results import SENT_SIGNALS
 from iree_gauntlet.steps import Command
 from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Supervisor
     from iree_gauntlet.engine.workbench import Workbench
@@ -32,18 +35,28 @@ if TYPE_CHECKING:
 GO_ON = "Free some space (see `doctor`), and explain the run again: it goes on there."
 _FAILED = "[FAILED]"
 _MOST_BYTES = 8_000_000
-# How often what a process has found is looked at.
-_LOOK_SECONDS = 1.0
 _THRESHOLD = re.compile(r"--expected_(\w+)_threshold=")
+WRONG, FAILURE, CRASH, HANG = "wrong numbers", "failure", "crash", "does not end"
+# As LLVM prints a stack: `#4 0x00007f… (anonymous namespace)::Op::match(mlir::Op) File.cpp:0:0`.
+_FRAME = re.compile(r"^ *#\d+ 0x[0-9a-f]+ (.+)$", re.MULTILINE)
+# How the process came to print it.
+_HANDLING = re.compile(
+    r"llvm::sys::|SignalHandler|\blibc\b|libc\.so|libpthread|__assert|gsignal|\babort\b|\braise\b|pthread_kill"
+    r"|report_fatal_error|llvm_unreachable"
+)
+# What a program that ends itself says before.
+_LAST_WORDS = re.compile(r"^(?:LLVM ERROR: .*|.*Assertion [`'].*|.*UNREACHABLE executed.*)$", re.MULTILINE)
+_MODULE_FRAME = re.compile(r"\(([^()]*/)?([^()/]+\+0x[0-9a-f]+)\)$")
+_ERROR = re.compile(r"\berror: (.*)")
+_CUSTOM = re.compile(r" \(([\w.]+)\)$")
+# What `find_same_in_all` puts for what differs.
+_DIFFERS = re.compile("[…#]+")
+_SPECIAL = re.compile(r"([\\.\[\](){}*+?^$|])")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a process gave.
-
-    Attributes:
-        complaints: outputs that are not as expected, as iree-run-module says it.
-    """
+    """What a process gave; `complaints` are outputs that are not as expected, as iree-run-module says it."""
 
     outcome: Outcome
     complaints: tuple[str, ...]
@@ -53,6 +66,94 @@ class ToolResult:
     def passed(self) -> bool:
         """Whether all was as expected."""
         return self.outcome.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom(Recorded):
+    """What a failure shows.
+
+    Attributes:
+        said: what the process says, in a line.
+        pattern: an extended regular expression (grep -E) that a line of what it says matches; empty for any.
+        seconds: after which it counts as one that does not end; 0 for all others.
+    """
+
+    ending: str
+    said: str = ""
+    pattern: str = ""
+    seconds: float = 0.0
+
+    def is_in(self, ran: ToolResult) -> bool:
+        """Whether a process shows it too."""
+        if _describe_ending(ran) != self.ending:
+            return False
+        return any(re.search(self.pattern, line) for line in ran.errors.splitlines() or [""])
+
+
+def find_symptom(ran: ToolResult, timeout: float) -> Symptom | None:
+    """What a process shows that was given so many seconds; None for nothing wrong, or one ended from outside."""
+    ending = _describe_ending(ran)
+    if ending == WRONG:
+        return Symptom(ending, one_line(ran.complaints[0]))
+    if ending == HANG:
+        return Symptom(ending, f"not done in {timeout:.0f} s", seconds=timeout)
+    if ending == CRASH:
+        words = _LAST_WORDS.search(ran.errors)
+        if words is not None:
+            return Symptom(ending, one_line(f"{ran.outcome.signal}: {words[0]}"), find_pattern(words[0]))
+        frame = _format_crash_frame(ran.errors)
+        return Symptom(ending, f"{ran.outcome.signal}{f' in {frame}' if frame else ''}", _escape(frame))
+    if ending == FAILURE:
+        found = _ERROR.search(ran.errors)
+        lines = (text.strip() for text in ran.errors.splitlines() if text.strip())
+        line = found[1] if found else next(lines, "")
+        return Symptom(ending, one_line(find_diagnostic(line)).rstrip(": "), find_pattern(line))
+    return None
+
+
+def _describe_ending(ran: ToolResult) -> str:
+    """How it ended, in one of four ways; empty for none of them."""
+    if ran.outcome.timed_out:
+        return HANG
+    if ran.outcome.signal:
+        return "" if ran.outcome.signal in SENT_SIGNALS else CRASH
+    if ran.passed:
+        return ""
+    return WRONG if ran.complaints else FAILURE
+
+
+def _format_crash_frame(errors: str) -> str:
+    """The function that crashed: the innermost one that has not to do with how the crash is reported."""
+    for frame in _FRAME.findall(errors):
+        if _HANDLING.search(frame):
+            continue
+        if where := _MODULE_FRAME.search(frame):
+            return where[2]
+        text = frame.replace("(anonymous namespace)::", "")
+        names = re.split(r"[(<]", text, maxsplit=1)[0].split()
+        if names:
+            return str(names[-1])
+    return ""
+
+
+def find_pattern(line: str) -> str:
+    """A line as a regular expression that is free of what differs from program to program; empty for none."""
+    text = find_same_in_all(line) if line.strip() else ""
+    custom = _CUSTOM.search(text)
+    if custom is not None:
+        # It was an attribute of an operation that was printed in full.
+        text = text[: custom.start()] + "…" + custom[1]
+    pieces, end = [], 0
+    for piece in _DIFFERS.split(text):
+        # What was put in to close a type that was cut short is not there.
+        if (word := piece.strip()) and (place := line.find(word, end)) >= 0:
+            pieces.append(_escape(word))
+            end = place + len(word)
+    return ".*".join(pieces)
+
+
+def _escape(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text)
 
 
 class CompileError(GauntletError):
@@ -75,11 +176,7 @@ class Tools:
     def compile(
         self, name: str, source: Path, flags: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None
     ) -> Path:
-        """Compile to `<name>`; what the compiler says stands in `<name>.txt`.
-
-        Raises:
-            CompileError: it does not compile, or not in time.
-        """
+        """As `try_compile`; CompileError where it does not compile, or not in time."""
         ran = self.try_compile(name, source, flags, timeout=timeout, cwd=cwd)
         if not ran.passed:
             what = "took too long" if ran.outcome.timed_out else ran.outcome.signal or "failed"
@@ -172,22 +269,6 @@ class Tools:
                 "Build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or explain the failure with a release's wheels.",
             )
         return self._run((python, "-B", *argv), name, self.folder, timeout)
-
-    def watch(
-        self, name: str, argv: Sequence[str], *, timeout: float, log: Path, line: Callable[[str], None]
-    ) -> ToolResult:
-        """The same; `line` is given each line that it writes to a file, as it does."""
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(self.python, name, argv, timeout=timeout)
-            shown = 0
-            while True:
-                ended = bool(wait((running,), timeout=_LOOK_SECONDS).done)
-                whole = log.read_text(encoding="utf-8").split("\n")[:-1] if log.is_file() else []
-                for text in whole[shown:]:
-                    line(text)
-                shown = len(whole)
-                if ended:
-                    return running.result()
 
     def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> ToolResult:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"

@@ -1,4 +1,4 @@
-"""What comes back of models that other machines measure."""
+"""Sides of a comparison: what comes back of models that other machines measure, and what two compiles differ in."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments import compare_elsewhere
+from iree_gauntlet.experiments import sides
 from iree_gauntlet.experiments.compare import compare_settings
-from iree_gauntlet.experiments.compare_elsewhere import ENDED, RoundsLog
+from iree_gauntlet.experiments.sides import ENDED, MODULE_SIZE, RoundsLog, compile_changes
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
+from iree_gauntlet.records.compare_record import (
+    COMPARISON_FILE,
+    ComparisonOpening,
+    CompileChange,
+    RecordedRounds,
+    read_comparison,
+)
 from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.reports.compare_report import make_compile_blocks
 from iree_gauntlet.requests import CompareRequest, ConductRequest
 from iree_gauntlet.results import Result
 from tests.support.clocks import Clock
+from tests.support.documents import block_lines, block_markdown
 from tests.support.simulated_fleet import step
 
 if TYPE_CHECKING:
@@ -50,7 +58,7 @@ def taken(*blocks: dict[str, Any], failure: str = "") -> list[dict[str, Any]]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(compare_elsewhere, "time", clock)
+    monkeypatch.setattr(sides, "time", clock)
     return clock
 
 
@@ -128,6 +136,21 @@ def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: 
         read_comparison(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["block", "verdict", "where", "begun", "measured", "remark", "later"])
+def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_over(tmp_path: Path, kind: str) -> None:
+    rules = compare_settings(CompareRequest(), ConductRequest(), here=False).rules
+    rounds = RecordedRounds(repetitions=1, min_time=1.0)
+    opening = ComparisonOpening(sides={}, options={}, rules=rules, rounds=rounds, machine={}).as_dict()
+    lines = ({"event": "comparison", **opening}, {"event": kind})
+    (tmp_path / COMPARISON_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    if kind == "later":
+        assert not read_comparison(tmp_path).verdicts
+        return
+    lacking = "text" if kind == "remark" else "chain"
+    with pytest.raises(GauntletError, match=f":2: the line is a {kind} event without a {lacking}"):
+        read_comparison(tmp_path)
+
+
 def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last() -> None:
     first = {"event": "measured", "chain": "a", "problem": "", "blocks": [block(), block()]}
     assert len(evidence_of([first, {**first, "blocks": [block()]}])["a"].blocks) == 1
@@ -138,7 +161,7 @@ def test_what_is_left_of_the_time_is_shared(hosts: int, units: int, gone: float)
     clock = Clock()
     settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare_elsewhere, "time", clock)
+        patch.setattr(sides, "time", clock)
         log = RoundsLog(_NoSession(), settings.rules, {}, ())  # type: ignore[arg-type]
         clock.now += gone
         share = log.share(hosts, units)
@@ -148,3 +171,84 @@ def test_what_is_left_of_the_time_is_shared(hosts: int, units: int, gone: float)
 
 class _NoSession:
     cancelled = threading.Event()
+
+
+def statistics(dispatches: int = 19, transient: int = 8256, **more: Any) -> dict[str, Any]:
+    """As iree-compile 3.5.0 to 3.13.0 write them."""
+    return {
+        "stream-aggregate": {
+            "global": {"constant-count": 1, "constant-size": 1449536, "variable-count": 0, "variable-size": 0},
+            "synchronization": {"await-count": 1},
+            "execution": {
+                "submission-count": 1,
+                "transient-memory-size": transient,
+                "fill-count": 1,
+                "copy-count": 4,
+                "dispatch-count": dispatches,
+                "call-count": 0,
+            },
+            "executable": {"executable-count": 19},
+            **more,
+        }
+    }
+
+
+def sized(size: int, told: dict[str, Any]) -> dict[str, Any]:
+    return {**told, MODULE_SIZE: size}
+
+
+def test_compiles_that_are_alike_have_no_rows() -> None:
+    changes = compile_changes(sized(5, statistics()), sized(5, statistics()))
+    assert changes == ()
+    assert block_lines(make_compile_blocks([])) == ["The compiler's statistics and the module's size are the same."]
+
+
+def test_what_differs_in_the_order_of_what_it_tells() -> None:
+    changes = compile_changes(sized(1_509_696, statistics()), sized(1_479_416, statistics(28, 9792)))
+    assert [(change.name, change.a, change.b, change.unit) for change in changes] == [
+        ("module size", 1_509_696, 1_479_416, "bytes"),
+        ("dispatches", 19, 28, ""),
+        ("transient memory", 8256, 9792, "bytes"),
+    ]
+    assert changes[1].ratio == pytest.approx(28 / 19)
+
+
+def test_turned_round_the_figures_are_swapped() -> None:
+    one, other = statistics(), statistics(28, 9792)
+    there, back = compile_changes(one, other), compile_changes(other, one)
+    assert [(change.name, change.a, change.b) for change in there] == [
+        (change.name, change.b, change.a) for change in back
+    ]
+
+
+def test_what_one_side_does_not_tell_is_not_zero() -> None:
+    newer = statistics(executable={"executable-count": 19, "code-size": 4096})
+    changes = compile_changes(statistics(), sized(10, newer))
+    assert changes == (
+        CompileChange("module size", None, 10, "bytes"),
+        CompileChange("executable/code-size", None, 4096, "bytes"),
+    )
+    assert changes[0].ratio is None
+    assert block_lines(make_compile_blocks(changes))[3].split() == ["module", "size", "not", "reported", "10", "B", "–"]
+
+
+def test_from_nothing_there_is_no_ratio() -> None:
+    assert CompileChange("calls", 0, 2).ratio is None
+
+
+def test_what_is_no_number_is_passed_over() -> None:
+    assert compile_changes({"a": "x", "b": [1], "c": True}, {"a": "y", "b": [2], "c": False}) == ()
+
+
+def test_the_text_of_a_report() -> None:
+    changes = compile_changes(sized(1_509_696, statistics()), sized(1_509_416, statistics(28, 19792)))
+    assert block_lines(make_compile_blocks(changes))[2:] == [
+        "figure                          A                B  B / A",
+        "module size       1,509,696 bytes  1,509,416 bytes  1.000",
+        "dispatches                     19               28  1.474",
+        "transient memory           8.3 kB          19.8 kB  2.397",
+    ]
+    assert block_markdown(make_compile_blocks(changes)).splitlines()[4:6] == [
+        "| module size | 1,509,696 bytes | 1,509,416 bytes | 1.000 |",
+        "| dispatches | 19 | 28 | 1.474 |",
+    ]
