@@ -74,7 +74,7 @@ class Chain(TorchChain):
     options: BenchOptions
 
     dialect: ClassVar[str] = DIALECT
-    builder: ClassVar[str] = "iree_gauntlet.torch_models.building"
+    builder: ClassVar[str] = "building"
 
     @property
     def names(self) -> tuple[str, str]:

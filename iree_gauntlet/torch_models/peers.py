@@ -290,7 +290,7 @@ class PeerScript:
         What is measured was compiled before: torch.compile's processes would be work next to it.
         """
         plan = PeerPlan(tuple(programs), _WARM_UP_CALLS, compile_threads, outputs).as_dict()
-        words = make_torch_words(self.python, f"iree_gauntlet.torch_models.{self.module}")
+        words = make_torch_words(self.python, self.module)
         env = (*self.env, ("TORCHINDUCTOR_CACHE_DIR", str(self.code)))
         command = write_planned_command(self.step, words, plan, name, env)
         return Measurement(self.step, command, self.tool, _read_medians)

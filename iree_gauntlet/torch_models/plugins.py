@@ -58,10 +58,7 @@ REFUSED = {
     "*spinquant*": "rotations of weights are not made here",
 }
 ENTRY_POINTS = "iree_gauntlet.micro"
-BUILTIN_FILES = tuple(
-    Path(__file__).absolute().parent / name
-    for name in ("builtin_shapes.py", "builtin_recipes.py", "builtin_architectures.py")
-)
+BUILTIN_FILES = (Path(__file__).absolute().with_name("builtin_plugins.py"),)
 _PREFIX = "_gauntlet_plugin_"
 _NOTHING = "a plugin declares with @recipe, compiler_recipe, @architecture, @activation or @shape_set"
 

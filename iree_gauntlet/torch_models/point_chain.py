@@ -46,7 +46,7 @@ class PointChain(TorchChain):
     plugins: tuple[Path, ...]
 
     dialect: ClassVar[str] = DIALECT
-    builder: ClassVar[str] = "iree_gauntlet.torch_models.building_variant"
+    builder: ClassVar[str] = "building_variant"
     loaded: ClassVar[tuple[Path, ...]] = BUILTIN_FILES
 
     @property

@@ -27,7 +27,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.targets import CHIP_FLAGS, Target, parse_target
 from iree_gauntlet.toolchains.devices import check_device, devices, find_device
-from iree_gauntlet.torch_models.build_folder import Array  # noqa: TC001 - a record's field is read by its type
+from iree_gauntlet.torch_models.build_folder import Array, BuiltProgram  # noqa: TC001 - fields are read by their types
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import find_reached_files
 from iree_gauntlet.workers import iree_side
@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_events import Device
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models import build_folder
     from iree_gauntlet.torch_models.build_plan import ModelPlan
     from iree_gauntlet.torch_models.formats import DataFormat
 
 
-_PROCESS = Path(__file__).with_name("torch_process.py")
+_OWN_FOLDER = Path(__file__).parent
+_PACKAGE = "iree_gauntlet.torch_models"
+_TORCH_SIDE = _OWN_FOLDER / "torch_side"
 # Nothing is imported: torch takes seconds.
 _PROBE = """
 import importlib.metadata as metadata, json, sys, sysconfig
@@ -61,7 +62,6 @@ PLAN_FILE = "plan.json"
 FUNCTION = "main_graph"
 _MODULE = "module.vmfb"
 _PARAMETERS = "model.irpa"
-_OWN_FOLDER = Path(__file__).parent
 # Fields of plans: it is the content that a model depends on.
 _PATHS = ("output", "models_dirs", "plugins")
 MODULE_WORKER = "measure_module.py"
@@ -104,8 +104,8 @@ class TorchPython:
 
 
 def make_torch_words(python: str, module: str) -> tuple[str, ...]:
-    """The words that run a module of this package in a Python (see `torch_process.py`), but for its plan."""
-    return (python, "-B", str(_PROCESS), module)
+    """The words that run a module of `torch_side/` in a Python (see `torch_process.py`), but for its plan."""
+    return (python, "-B", str(_TORCH_SIDE / "torch_process.py"), f"{_PACKAGE}.torch_side.{module}")
 
 
 def find_torch_python(named: str) -> TorchPython:
@@ -270,7 +270,7 @@ class CompiledProgram:
     module: Path
     parameters: Path
     exported: Path
-    program: build_folder.BuiltProgram
+    program: BuiltProgram
 
     def arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
         """Arrays of the build as plans have them."""
@@ -343,7 +343,7 @@ class TorchChain(ABC):
         """The folder of what torch made."""
         return self.folder(Stage.EXPORT, role)
 
-    def compiled(self, program: build_folder.BuiltProgram, role: str, side: str) -> CompiledProgram:
+    def compiled(self, program: BuiltProgram, role: str, side: str) -> CompiledProgram:
         """A program that was built."""
         parameters = self.folder(Stage.IMPORT, side) / _PARAMETERS
         return CompiledProgram(self.folder(Stage.COMPILE, role) / _MODULE, parameters, self.exported(side), program)
@@ -438,14 +438,13 @@ class TorchChain(ABC):
 
 
 def find_builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """The files of this folder that make a model: the builder's module, and all that it and what it loads import.
+    """The files of this folder that make a model: a module of `torch_side/`, and all that it and what it loads import.
 
     `loaded`: files that it runs by their paths.
 
     Other rooms are not among them: they read and write files for it.
     """
-    package, _, name = builder.rpartition(".")
-    return find_reached_files([_OWN_FOLDER / f"{name}.py", *loaded], _OWN_FOLDER, package)
+    return find_reached_files([_TORCH_SIDE / f"{builder}.py", *loaded], _OWN_FOLDER, _PACKAGE)
 
 
 @cache
@@ -515,7 +514,7 @@ class MeasuredCalls(CallTimes):
 
 def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
     """The command of a measuring program in the toolchain's own Python; `name`: what its plan's begins with."""
-    home = Path(__file__).parent if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
+    home = _TORCH_SIDE if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
     words = (chain.toolchain.compiler.python, "-B", str(home / script))
     return write_planned_command(step, words, plan, f"{name}plan", chain.env)
 

@@ -129,7 +129,7 @@ def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, An
     build = folder / "build"
     plan = {"models_dirs": [str(models)], "model": model, "output": str(build), "dataformat": "Fp32", **changes}
     (folder / "plan.json").write_text(json.dumps(plan))
-    argv = [*make_torch_words(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")]
+    argv = [*make_torch_words(sys.executable, "building"), str(folder / "plan.json")]
     subprocess.run(argv, check=True, capture_output=True, timeout=LIMIT_SECONDS)
     return build, plan
 

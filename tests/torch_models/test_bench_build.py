@@ -39,7 +39,7 @@ def run_builder(folder: Path, plan: BuildPlan) -> subprocess.CompletedProcess[st
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [*make_torch_words(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")],
+        [*make_torch_words(sys.executable, "building"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.torch_models.build_plan import VariantPlan
 
-WORDS = make_torch_words(sys.executable, "iree_gauntlet.torch_models.measure_torch")
+WORDS = make_torch_words(sys.executable, "measure_torch")
 
 pytestmark = pytest.mark.models
 

@@ -40,9 +40,9 @@ from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import TriedErrors, write_directions
 from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Array, BuildRecord, BuiltProgram, Directions
-from iree_gauntlet.torch_models.decompositions import make_backward_decompositions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat
-from iree_gauntlet.torch_models.torch_tensors import cast, convert, find_type_name, write_arrays
+from iree_gauntlet.torch_models.torch_side.decompositions import make_backward_decompositions
+from iree_gauntlet.torch_models.torch_side.torch_tensors import cast, convert, find_type_name, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

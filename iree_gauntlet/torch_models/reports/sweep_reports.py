@@ -21,19 +21,19 @@ from iree_gauntlet.records.sweep_record import MICRO, SweepAsked
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
-from iree_gauntlet.reports.sweeps.sweep_plots import draw_memory_plot, draw_plots
-from iree_gauntlet.reports.sweeps.sweep_rows import MissingPoint, SweepHeader, format_results_csv, read_rows
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.torch_models.reports.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
+from iree_gauntlet.torch_models.reports.sweep_plots import draw_memory_plot, draw_plots
+from iree_gauntlet.torch_models.reports.sweep_rows import MissingPoint, SweepHeader, format_results_csv, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.records.sweep_record import IreeTimes, Ratio, TorchTimes
-    from iree_gauntlet.reports.sweeps.sweep_rows import Row
+    from iree_gauntlet.torch_models.reports.sweep_rows import Row
 
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127

@@ -18,12 +18,18 @@ import torch
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_folder import TokenLoop, TrainingStep
 from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
-from iree_gauntlet.torch_models.build_steps import REPEATABLE, BuildSteps, ExportFailedError
-from iree_gauntlet.torch_models.decompositions import LOSS, draw_gradients, draw_targets, run_eager_step, trace_step
 from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
-from iree_gauntlet.torch_models.layers import find_changed_layers, linear_layers, take_fingerprints
-from iree_gauntlet.torch_models.torch_tensors import cast, find_type_name, have_shared_weights, write_arrays
+from iree_gauntlet.torch_models.torch_side.build_steps import REPEATABLE, BuildSteps, ExportFailedError
+from iree_gauntlet.torch_models.torch_side.decompositions import (
+    LOSS,
+    draw_gradients,
+    draw_targets,
+    run_eager_step,
+    trace_step,
+)
+from iree_gauntlet.torch_models.torch_side.layers import find_changed_layers, linear_layers, take_fingerprints
+from iree_gauntlet.torch_models.torch_side.torch_tensors import cast, find_type_name, have_shared_weights, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,11 +10,11 @@ from pathlib import Path
 from torch.utils.flop_counter import FlopCounterMode
 
 from iree_gauntlet.torch_models.build_plan import VariantPlan, read_plan
-from iree_gauntlet.torch_models.build_steps import BuildSteps
-from iree_gauntlet.torch_models.building import apply_recipes, make_base_model
 from iree_gauntlet.torch_models.formats import DataFormat, read_contractions
 from iree_gauntlet.torch_models.plugins import load_registry
-from iree_gauntlet.torch_models.torch_tensors import cast
+from iree_gauntlet.torch_models.torch_side.build_steps import BuildSteps
+from iree_gauntlet.torch_models.torch_side.building import apply_recipes, make_base_model
+from iree_gauntlet.torch_models.torch_side.torch_tensors import cast
 
 _PROGRAM = "main"
 

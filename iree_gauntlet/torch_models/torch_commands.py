@@ -18,16 +18,13 @@ from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
-from iree_gauntlet.experiments.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.messages import write_text
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.sweeps.sweep_reports import check_writable, read_targets, write_micro_reports
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import find_cache_folder, find_project_folder, format_typed_command, shown
 from iree_gauntlet.targets import target_flags
@@ -41,6 +38,8 @@ from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
 from iree_gauntlet.torch_models.model_session import perform_by_chain
 from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM
+from iree_gauntlet.torch_models.reports.sweep_reports import check_writable, read_targets, write_micro_reports
+from iree_gauntlet.torch_models.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.torch_models.torch_chain import (
     DEFAULT_DEVICE,
     choose_devices,
@@ -265,4 +264,4 @@ def _print_registry(registry: PluginRegistry, stream: TextIO) -> None:
 def _print(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:{width}}  {about}".rstrip() for name, about in rows]
-    write_text(stream, "\n".join([f"{title}:", *lines, "", ""]))
+    messages.write_text(stream, "\n".join([f"{title}:", *lines, "", ""]))

@@ -22,13 +22,13 @@ from iree_gauntlet.figures import byte_size, duration, format_error, millisecond
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.sweep_record import MEASURED, SAME
 from iree_gauntlet.reports.provenance import RecordOrigin, provenance
-from iree_gauntlet.reports.sweeps.sweep_rows import Row, SweepEntry, find_mean_ratio, group_entries, times
+from iree_gauntlet.torch_models.reports.sweep_rows import Row, SweepEntry, find_mean_ratio, group_entries, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.records.sweep_record import IreeTimes, Ratio, TorchTimes
-    from iree_gauntlet.reports.sweeps.sweep_rows import Plot, SweepHeader
+    from iree_gauntlet.torch_models.reports.sweep_rows import Plot, SweepHeader
 
 
 # What a ratio says, where it is not plain from its size.

@@ -39,12 +39,18 @@ from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.torch_models.build_folder import read_build
 from iree_gauntlet.torch_models.build_plan import BuildPlan, PeerPlan, VariantPlan, check_plan
-from iree_gauntlet.torch_models.building import apply_recipes, make_base_model
-from iree_gauntlet.torch_models.decompositions import run_eager_step
 from iree_gauntlet.torch_models.formats import DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.plugins import load_registry
-from iree_gauntlet.torch_models.torch_tensors import cast, convert, have_shared_weights, make_tensor, write_arrays
+from iree_gauntlet.torch_models.torch_side.building import apply_recipes, make_base_model
+from iree_gauntlet.torch_models.torch_side.decompositions import run_eager_step
+from iree_gauntlet.torch_models.torch_side.torch_tensors import (
+    cast,
+    convert,
+    have_shared_weights,
+    make_tensor,
+    write_arrays,
+)
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, time_calls
 
 if TYPE_CHECKING:

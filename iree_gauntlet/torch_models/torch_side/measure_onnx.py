@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.torch_models.build_folder import BuildRecord, BuiltProgram, TokenLoop
     from iree_gauntlet.torch_models.build_plan import PeerProgram
-    from iree_gauntlet.torch_models.host_modules import HostModules
+    from iree_gauntlet.torch_models.torch_side.host_modules import HostModules
 
 
 # onnx.TensorProto.BFLOAT16
@@ -101,7 +101,7 @@ def _build_host(asked: PeerProgram, build: BuildRecord, main: _Program) -> HostM
     """The model's modules on the host; None where it has none."""
     if not build.has_host_modules:
         return None
-    from iree_gauntlet.torch_models.host_modules import build_host_modules  # noqa: PLC0415 - only with torch
+    from iree_gauntlet.torch_models.torch_side.host_modules import build_host_modules  # noqa: PLC0415 - only with torch
 
     given = read_arrays([item.as_dict() for item in build.host_inputs], asked.build)
     return build_host_modules(asked.builder, main.inputs, given)

@@ -38,12 +38,12 @@ from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     # The package is the one that has this script; all else is found as this Python finds it, and not next to the
-    # script, where names such as `formats` lie.
+    # script, where names such as `layers` lie.
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
-from iree_gauntlet.torch_models.host_pipeline import PipelineLoop, run_pipeline
+from iree_gauntlet.torch_models.torch_side.host_pipeline import PipelineLoop, run_pipeline
 from iree_gauntlet.workers.iree_side.measure_module import Context, figures, read_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.torch_models.host_modules import HostModules
+    from iree_gauntlet.torch_models.torch_side.host_modules import HostModules
 
 
 _OVERHEAD_CALLS = 500
@@ -93,7 +93,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
     # What a model prints is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            from iree_gauntlet.torch_models.host_modules import build_host_modules  # noqa: PLC0415 - it imports torch
+            from iree_gauntlet.torch_models.torch_side.host_modules import build_host_modules  # noqa: PLC0415 - it imports torch
         except ImportError as error:
             raise PlanError(f"torch cannot be imported: {error}") from error
         host = build_host_modules(plan["builder"], inputs, host_inputs)

@@ -92,6 +92,11 @@ class TransformerBlock(nn.Module):  # type: ignore[misc]
         return (scores @ values).reshape(batch, self.heads, sequence, -1).transpose(1, 2).flatten(2)
 
 
+def add_rows(model: Module, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:
+    """A model in a type, and what it is called with: normal numbers."""
+    return model.to(dtype), (torch.randn(shape, dtype=dtype),)
+
+
 class _Tokens(nn.Module):  # type: ignore[misc]
     """What a model says of tokens: the first of its outputs, which is the last hidden state in most."""
 

@@ -67,10 +67,10 @@ def main(words: Sequence[str]) -> int:
 
 def _run_as_script() -> int:
     # The package is the one that has this script; all else is found as this Python finds it, and not next to the
-    # script, where names such as `formats` lie.
+    # script, where names such as `layers` lie.
     own = Path(__file__).resolve().parent
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(own.parent)]
+    sys.modules["iree_gauntlet"].__path__ = [str(own.parents[1])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != own]
     # Of libraries about each other; models raise errors.
     warnings.filterwarnings("ignore")

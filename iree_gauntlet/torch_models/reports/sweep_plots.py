@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import INK, PAPER
-from iree_gauntlet.reports.sweeps.sweep_rows import Plot, Row, SweepEntry, find_mean_ratio, group_entries, times
+from iree_gauntlet.torch_models.reports.sweep_rows import Plot, Row, SweepEntry, find_mean_ratio, group_entries, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
