@@ -151,9 +151,6 @@ def find_gains(
     """The error of each contraction that fits the errors of the outputs best, and what all of these amount to.
 
     All outputs have the shapes of the expected ones; `gradients` as of `agreement`.
-
-    Raises:
-        OSError, KeyError, ValueError: the file of directions cannot be read.
     """
     with np.load(folder / directions.file, allow_pickle=False) as file:
         outputs, places, scales, filters, flips = (file[name] for name in _FILTERS)

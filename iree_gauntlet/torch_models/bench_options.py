@@ -35,7 +35,6 @@ class BenchOption(Option):
     """One option; `default` is what a front hands on where it is not given: "", False for a switch, [] for a list.
 
     Attributes:
-        least: of a number; None for what is no number.
         value: what it starts from where it is not given, as text; empty for nothing.
     """
 
@@ -215,9 +214,6 @@ def read_options(values: Mapping[str, Any]) -> BenchOptions:
 
     Args:
         values: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
-
-    Raises:
-        UsageError: a value that is not allowed, or two that do not fit together.
     """
     found = {option.name: _check_value(option, values.get(option.name)) for option in OPTIONS}
     options = BenchOptions(**{name: value for name, value in found.items() if value is not None})
@@ -356,7 +352,6 @@ def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
     """Reads a command line.
 
     Raises:
-        UsageError: an unknown option, or a value that is not allowed.
         SystemExit: with code 0, after printing what `--help` asks for.
     """
     found, unknown = build_parser(prog).parse_known_args(spell_out(arguments, dashes=False))

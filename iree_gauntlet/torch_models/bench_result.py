@@ -56,14 +56,7 @@ _MOST_NAMES = 1000
 def make_perf_entry(
     record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """What is appended to perf.json.
-
-    Args:
-        record: the journal of the run.
-        chain: what was benchmarked.
-        build: as it was exported; None where it was not.
-        notes: what the user is to know of the options.
-    """
+    """What is appended to perf.json."""
     run, toolchain = record.run, chain.toolchain
     source = (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH]
     about = {
@@ -251,15 +244,7 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
 
 
 def check_output(output: str | Path, locks: Path) -> None:
-    """Makes sure that a result could be written, before a long run; makes missing folders and changes no file.
-
-    Args:
-        output: as given to `--output`.
-        locks: as for `append_result`.
-
-    Raises:
-        GauntletError: it could not.
-    """
+    """Makes sure that a result could be written, before a long run; makes missing folders and changes no file."""
     with _lock_target(find_result_path(output), locks) as target:
         if target.is_dir():
             raise IsADirectoryError(None, "Is a directory")

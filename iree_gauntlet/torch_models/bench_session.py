@@ -151,7 +151,6 @@ class BenchFigures(Recorded):
     """What a benchmark's result has as its statistics; None is what such a model has not.
 
     Attributes:
-        latency_ms: of calls, or of generations.
         prefill_ms, decode_ms: of the first token and of each later one.
     """
 
@@ -190,7 +189,6 @@ class BenchSession(ModelSession):
     """Performs the steps of a benchmark.
 
     Attributes:
-        devices: that it runs on.
         contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
     """
 

@@ -40,11 +40,7 @@ class Array(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Directions(Recorded):
-    """What errors of contractions look like in the outputs (see `agreement.py`).
-
-    Attributes:
-        file: name of an `.npz` in the folder.
-    """
+    """What errors of contractions look like in the outputs (see `agreement.py`)."""
 
     file: str
     names: tuple[str, ...]
@@ -56,7 +52,6 @@ class BuiltProgram(Recorded):
 
     Attributes:
         name: `main`, or `prefill` and `decode`.
-        directions: None where they were not tried.
     """
 
     name: str
@@ -71,7 +66,6 @@ class TokenLoop(Recorded):
     """How a model makes tokens (see `model_registry.Generative`).
 
     Attributes:
-        position: of the first token that `decode` is given.
         carried: how many of them `decode` returns again.
     """
 
@@ -135,11 +129,7 @@ class BuildRecord(Recorded):
 
 
 def read_build(folder: Path) -> BuildRecord:
-    """Reads `build.json`.
-
-    Raises:
-        GauntletError: it is missing, or not what this version's builder writes.
-    """
+    """Reads `build.json`."""
     path = folder / BUILD_FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -154,9 +144,5 @@ def read_build(folder: Path) -> BuildRecord:
 
 
 def read_tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
-    """The arrays themselves, mapped; their files may be named from a folder.
-
-    Raises:
-        GauntletError: a file is missing or holds something else.
-    """
+    """The arrays themselves, mapped; their files may be named from a folder."""
     return [read_npy(folder / array.file).with_element_type(array.type) for array in arrays]

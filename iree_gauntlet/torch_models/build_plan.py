@@ -42,7 +42,6 @@ class BuildOptions(ModelPlan):
 
     Attributes:
         config: one of the model's configurations; None where it has none, or one alone.
-        layers: number of layers; None for the model's own.
         microbatch: samples in one call; None for the function's default, else 1.
     """
 
@@ -76,11 +75,7 @@ class BuildPlan(BuildOptions):
 
 
 def read_plan(path: Path, kind: type[Asked]) -> Asked:
-    """Read a plan.
-
-    Raises:
-        UsageError: the file cannot be read, or is no such plan.
-    """
+    """Read a plan."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -90,11 +85,7 @@ def read_plan(path: Path, kind: type[Asked]) -> Asked:
 
 
 def check_plan(found: object, where: str, kind: type[Asked]) -> Asked:
-    """The plan that a JSON object is.
-
-    Raises:
-        UsageError: it lacks a field, or has one that is unknown or of another type.
-    """
+    """The plan that a JSON object is."""
     remedy = _REMEDY.format(kind=kind.__name__)
     known = {field.name: field for field in fields(kind)}
     if not isinstance(found, dict) or not found.keys() <= known.keys():
@@ -134,9 +125,7 @@ class VariantPlan(ModelPlan):
         plugins: files with recipes and architectures besides the built-in ones, absolute.
         model_type: as a configuration spells it: `ln_linear_gelu`.
         config: a configuration of the transformers library, or its folder, absolute; None for none.
-        m, k, n: sizes, 0 or more.
         quantization: a recipe with its arguments; `baseline` for none.
-        sparsity: the same; None for none.
     """
 
     plugins: tuple[str, ...] = ()
@@ -165,10 +154,7 @@ class PeerProgram(Recorded):
     """What a peer measures: a built model, which it may make again.
 
     Attributes:
-        build: the folder of the built model.
-        builder: its builder's plan.
         mode: of torch: `eager` or `compile`.
-        compile_mode: of torch.compile; None for its own.
         calls: of a generative model, generations.
     """
 
@@ -185,7 +171,6 @@ class PeerPlan(Recorded):
     """What a peer is started with.
 
     Attributes:
-        warm_up_calls: of each model, after its first call.
         outputs: where outputs go, to be checked; empty for nowhere.
         compile_threads: processes that torch.compile may use; None for torch's own choice.
     """

@@ -352,7 +352,6 @@ class Variant:
 
     Attributes:
         quantization: of the model, or of the compiler; the baseline where only the sparsity changes something.
-        sparsity: None for none.
     """
 
     quantization: AskedRecipe
@@ -418,7 +417,6 @@ class MicroConfig:
 
     Attributes:
         output_dir: for a copy of the results, relative to the working directory; empty for none.
-        models: the entries of `model_params`.
     """
 
     file: Path
@@ -431,7 +429,6 @@ def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
     """Reads a configuration.
 
     Raises:
-        UsageError: there is no such file.
         SpecError: with everything that is wrong with it.
         PluginError: the function of a shape set fails.
     """
@@ -518,16 +515,7 @@ def _name_models(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
 
 
 def override(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
-    """The configuration with a device and an element type for all of its entries.
-
-    Args:
-        config: as it is written.
-        device: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own.
-        dtype: such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
-
-    Raises:
-        UsageError: there is no such type.
-    """
+    """With a device (torch's name or IREE's) and an element type for all entries; empty for the entries' own."""
     known = _TYPES | {kind: kind for kind in _TYPES.values()}
     kind = known.get(dtype.removeprefix("torch."))
     if dtype and kind is None:

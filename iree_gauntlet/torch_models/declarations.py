@@ -46,11 +46,7 @@ class DeclarationError(SpecError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What every declaration has.
-
-    Attributes:
-        file: where it is declared, absolute.
-    """
+    """What every declaration has."""
 
     name: str
     about: str = ""
@@ -86,11 +82,7 @@ class Declaration:
 
     @contextmanager
     def blamed(self, hint: str = "") -> Iterator[None]:
-        """Blame it for what its function, or what that made, raises.
-
-        Raises:
-            DeclarationError: in place of it.
-        """
+        """Blame it for what its function, or what that made, raises."""
         try:
             yield
         except GauntletError:

@@ -125,10 +125,6 @@ def find_tolerance(element_type: str, contractions: int, contraction_type: str =
         element_type: f32, f16 or bf16; block formats have the tolerance of the type that holds them.
         contractions: how many lie behind each other on the longest way through the model; at least 1.
         contraction_type: f16 or bf16 where math fidelity narrows the inputs of contractions.
-
-    Raises:
-        ValueError: fewer than one contraction.
-        KeyError: another type of contractions.
     """
     if contractions < 1:
         raise ValueError(f"{contractions} contractions: at least one expected")

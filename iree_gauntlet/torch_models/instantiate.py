@@ -52,11 +52,7 @@ class Instance:
 
 
 def check_options(model: BenchmarkModel, options: _Told) -> _Told:
-    """Refuse options that a model does not have, and name the configuration of a model that has one alone.
-
-    Raises:
-        UsageError: says which option, and what the model has.
-    """
+    """Refuse options that a model does not have, and name the configuration of a model that has one alone."""
     known = ", ".join(model.configs)
     if options.config is None and len(model.configs) == 1:
         options = replace(options, config=model.configs[0])
@@ -95,10 +91,6 @@ def make_planned_model(plan: BuildPlan) -> Instance:
     """Calls the function of a plan's model: the same weights and inputs in every process that makes it.
 
     Torch's generator is seeded for functions that do not.
-
-    Raises:
-        UsageError: for options that do not fit the model, or a model that there is not.
-        ModelError: for what is wrong with it.
     """
     import torch  # noqa: PLC0415 - only where models are built
 
@@ -111,10 +103,8 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
     """Call the model's function and check what it returns; in inference its modules are in evaluation mode.
 
     Raises:
-        UsageError: where the options do not fit the model.
         ModelError: where the function fails, or returns something else than the documented forms, other
             samples than `microbatch`, or another number of parameters than the decorator declares.
-        GauntletError: where torch is missing.
     """
     options = check_options(model, options)
     try:
@@ -139,17 +129,7 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
 
 
 def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_type: type) -> Pipeline | Generative:
-    """Check what a model function returned, and say which module runs where.
-
-    Args:
-        model: whose function it was.
-        returned: by the function.
-        module_type: torch's `nn.Module`.
-        tensor_type: torch's `Tensor`.
-
-    Raises:
-        ModelError: where it is neither of the documented forms.
-    """
+    """Check what a model function returned, and say which module runs where."""
     if isinstance(returned, Generative):
         return _check_generative(model, returned, module_type, tensor_type)
     if not isinstance(returned, list | tuple) or len(returned) != 2:

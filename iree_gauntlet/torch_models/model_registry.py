@@ -123,7 +123,6 @@ class BenchmarkModel(Declaration):
     """A declared model; its name is that of the function.
 
     Attributes:
-        configs: in the order of the decorator; empty where there are none.
         accepts: those of `PASSED` that the function takes.
     """
 
@@ -270,7 +269,6 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
         passed_over: takes in every problem of every file; None for an error.
 
     Raises:
-        UsageError: for a folder that does not exist or has no files.
         ModelError: with every problem of every file.
     """
     declared: list[Declaration] = []
@@ -292,11 +290,7 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
 
 
 def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
-    """The model of a name.
-
-    Raises:
-        UsageError: where there is none; says which there are.
-    """
+    """The model of a name."""
     if name not in models:
         raise make_unknown_name(f"there is no benchmark model {name!r}", name, models)
     return models[name]
@@ -317,9 +311,6 @@ def find_sources(model: BenchmarkModel) -> tuple[Path, ...]:
     """The files of its folder that a model is made from: its own, and those that it imports, sorted.
 
     Imports are read from the source, those inside functions too; one that is made with `importlib` is not seen.
-
-    Raises:
-        ModelError: where one of them is no Python.
     """
     # The models folder: a model may be declared in a package inside it.
     depth = model.module.count(".")

@@ -93,10 +93,6 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
         toolchain: that compiled it; its `iree-dump-module` is asked, which takes some hundredths of a second.
         program: MLIR that it was compiled from. Its parameters are of one scope.
         module: what `iree-compile` wrote.
-
-    Raises:
-        GauntletError: one of the two cannot be read. ParameterError where that is the program, ToolchainError where
-            the tool cannot be started.
     """
     declared = {parameter.name: parameter for parameter in collect_parameters(program, toolchain.compiler.ir_tool)}
     segments = _read_segments(toolchain, module)

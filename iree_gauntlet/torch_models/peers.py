@@ -101,7 +101,6 @@ class Peer:
 
     Attributes:
         name: `torch eager`, `torch.compile` or `onnxruntime`.
-        version: of it; empty where it did not get as far as to say.
         call_ms: median over its rounds of their median call; None without rounds that count.
         ratio: its time / IREE's; above 1 IREE is faster. None where there is nothing to compare.
         low, high: interval of the ratio at 95 %; None where there are too few blocks for one.
@@ -192,11 +191,7 @@ def _find_median(rounds: Sequence[Round]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a program should compute.
-
-    Attributes:
-        allowed: as for `agreement`.
-    """
+    """What a program should compute."""
 
     folder: Path
     arrays: Sequence[Array]
@@ -204,11 +199,7 @@ class Expected:
     gradients: bool = False
 
     def problem(self, outputs: Path, arrays: Sequence[Array]) -> str:
-        """Where outputs are other ones; empty where they are not.
-
-        Raises:
-            GauntletError: they cannot be read.
-        """
+        """Where outputs are other ones; empty where they are not."""
         actual, expected = read_tensors(outputs, arrays), read_tensors(self.folder, self.arrays)
         problem = compare_tensors(actual, expected, self.allowed, gradients=self.gradients).problem
         return f"its outputs are not those of torch eager: {problem}" if problem else ""
@@ -219,10 +210,7 @@ class Tried:
     """A program that was tried.
 
     Attributes:
-        problem: why it is not measured; empty where it can be.
-        version: of the peer; empty where the process failed.
         first_call_ms: of a process that had nothing compiled before; None where it failed.
-        compile_s: what loading and compiling took; None where nothing is compiled.
     """
 
     problem: str
@@ -270,8 +258,6 @@ class PeerScript:
     """`measure_torch.py` or `measure_onnx.py`, but for its plan.
 
     Attributes:
-        step: gives the folder of plans and logs, and the time limit.
-        module: of this package, that the Python runs.
         code: folder of code that torch.compile makes, which stays for later rounds.
     """
 
@@ -303,15 +289,7 @@ class PeerScript:
         programs: Sequence[PeerProgram],
         expected: Sequence[Expected],
     ) -> list[Tried]:
-        """What becomes of each program in one start of a peer; it is no evidence, so that others may run meanwhile.
-
-        Args:
-            session: what it runs in.
-            name: of the plan.
-            log: what names of logs begin with.
-            programs: what is tried.
-            expected: what each should compute.
-        """
+        """What becomes of each program in one start of a peer; it is no evidence, so that others may run meanwhile."""
         with tempfile.TemporaryDirectory(prefix="outputs", dir=self.step.folder) as outputs:
             rounds = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
             with session.quiet(exclusive=False):
@@ -355,13 +333,6 @@ def measure(
     """Measures peers next to IREE; blocks go into the log as they are taken.
 
     A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
-
-    Args:
-        session: what it runs in.
-        names: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`.
-        iree: as `make_iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
-        build: folder of the built model.
-        place: where peers run.
     """
     taker = BlockTaker(session, replace_disturbed=place.replace_disturbed)
     plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))
@@ -471,11 +442,7 @@ def _read_iree_median(text: str, _seconds: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TorchRound:
-    """The start of torch in the middle of a block.
-
-    Attributes:
-        start: how it is started, to run its programs in an order.
-    """
+    """The start of torch in the middle of a block."""
 
     programs: Sequence[str]
     start: Callable[[Sequence[str]], Measurement]

@@ -96,9 +96,6 @@ def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None =
         declared: the set.
         least: the lowest power of two; None for the set's own. A set without powers is asked without.
         most: the highest power, included; likewise.
-
-    Raises:
-        PluginError: its function fails, or gives what is no shape.
     """
     with declared.blamed():
         if declared.powers is None:
@@ -145,11 +142,7 @@ def _find_refused_recipe(text: str) -> ModelRecipe | None:
 
 @dataclass(frozen=True, slots=True)
 class AskedRecipe:
-    """A recipe with its arguments.
-
-    Attributes:
-        text: as it was asked for, `int4wo-32`.
-    """
+    """A recipe with its arguments."""
 
     text: str
     recipe: ModelRecipe
@@ -158,12 +151,7 @@ class AskedRecipe:
 
 @dataclass(frozen=True, slots=True)
 class AskedArchitecture:
-    """An architecture with its activation.
-
-    Attributes:
-        text: as it was asked for, `ln_linear_gelu`.
-        activation: None where it takes none, or its own.
-    """
+    """An architecture with its activation."""
 
     text: str
     architecture: Architecture
@@ -189,10 +177,6 @@ class PluginRegistry:
         """The recipe that a text asks for: the longest name that it is, or that it begins with before a dash.
 
         One of torchao's that is not made here is found too, with its `refusal`; a declared one goes before it.
-
-        Raises:
-            UsageError: there is none, or its arguments are not what it takes.
-            PluginError: its check of them fails.
         """
         found = max((name for name in self.recipes if f"{text}-".startswith(f"{name}-")), key=len, default=None)
         if found is not None:
@@ -212,11 +196,7 @@ class PluginRegistry:
         raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
 
     def model_type(self, text: str) -> AskedArchitecture:
-        """The architecture that a text asks for, with the activation that it ends with.
-
-        Raises:
-            UsageError: there is none, or it takes an activation and has none that there is.
-        """
+        """The architecture that a text asks for, with the activation that it ends with."""
         whole = self.architectures.get(text)
         if whole is not None and whole.takes_activation != "must":
             return AskedArchitecture(text, whole)
@@ -236,23 +216,14 @@ class PluginRegistry:
         return tuple(sorted(set(names)))
 
     def shapes(self, name: str) -> ShapeSet:
-        """The shape set of a name.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """The shape set of a name."""
         if name not in self.shape_sets:
             raise make_unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
         return self.shape_sets[name]
 
 
 def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> PluginRegistry:
-    """Everything that the toolkit and some plugin files declare; each file is read again with every call.
-
-    Raises:
-        UsageError: there is no such file.
-        PluginError: with every problem of every file.
-    """
+    """Everything that the toolkit and some plugin files declare; each file is read again with every call."""
     own = tuple(dict.fromkeys(file.resolve() for file in files))
     declared: list[Declaration] = []
     problems: list[Problem] = []
@@ -280,9 +251,6 @@ def find_entry_point_files() -> tuple[Path, ...]:
     """The plugin files of installed packages: those of the modules that their entry points name.
 
     The modules are not imported by these names; of one in a package, the package is.
-
-    Raises:
-        PluginError: an entry point names no module that is a file.
     """
     files: list[Path] = []
     problems: list[Problem] = []

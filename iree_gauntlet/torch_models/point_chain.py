@@ -35,11 +35,7 @@ _PEAK = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChain(TorchChain):
-    """The steps of one point; its flags are those of every recipe.
-
-    Attributes:
-        plugins: files with further recipes and architectures, absolute.
-    """
+    """The steps of one point; its flags are those of every recipe."""
 
     point: SweepPoint
     config: Path

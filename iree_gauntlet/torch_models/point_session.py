@@ -132,9 +132,6 @@ class VariantFigures:
 
     Attributes:
         status: `measured`, `same module`, `skipped`, `failed` or `error`.
-        reason: why it is not measured; empty where it is.
-        checked: what its check says; nothing where it did not pass, or get so far.
-        module_bytes, parameter_bytes: of its files; None where there are none.
         compile_s: seconds of its compiler, when the module was made.
     """
 
@@ -154,9 +151,7 @@ class PointSession(ModelSession):
     """Performs the steps of a point.
 
     Attributes:
-        results: of all steps so far, by id.
         against: `torch` (eager and compiled), `torch-eager` or `none`.
-        roofline: what the machine does at its best; None where that is not known.
     """
 
     chain: PointChain

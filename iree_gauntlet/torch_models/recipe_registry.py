@@ -356,12 +356,7 @@ def _check_positive(what: str, number: object, messages: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RecipeArgument:
-    """What a recipe takes after a dash.
-
-    Attributes:
-        choices: of a `Literal`; empty where any value will do.
-        default: None where it has to be given.
-    """
+    """What a recipe takes after a dash."""
 
     name: str
     choices: tuple[int | str, ...] = ()

@@ -85,10 +85,6 @@ def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
     """The roofline of this machine's CPU; measured at the first three times, which takes some seconds.
 
     The caller makes sure that the machine is quiet. Of several that ask at once, one measures at a time.
-
-    Raises:
-        GauntletError: the folder cannot be used, or the measurement failed. ToolchainError where `python` cannot be
-            started or has no NumPy.
     """
     answer = ask([python, "-c", _NUMPY_VERSION], timeout=60.0)
     if answer.exit_code != 0:

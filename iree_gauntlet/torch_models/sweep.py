@@ -61,11 +61,7 @@ class Earlier:
     asked: SweepAsked
 
     def continued(self, asked: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
-        """What this run was asked for, in place of what is not given now.
-
-        Raises:
-            UsageError: something else is asked for than before.
-        """
+        """What this run was asked for, in place of what is not given now."""
         before = {**self.asked.as_dict(), **self.asked.iree}
         require_as_begun("run", self.folder.name, given((asked, toolchain)), before)
         asked = read(MicroRequest, {**asdict(asked), **before})
@@ -80,11 +76,7 @@ class Earlier:
             )
 
     def done(self, identity: str) -> dict[str, list[Step]]:
-        """Steps of the points that are done, by the point's chain.
-
-        Raises:
-            UsageError: the run was made by another IREE.
-        """
+        """Steps of the points that are done, by the point's chain."""
         before = self.record.run.toolchain
         if before.identity != identity:
             raise UsageError(
@@ -100,12 +92,7 @@ class Earlier:
 
 
 def find_earlier_micro(run_dir: str) -> Earlier:
-    """The run of `--run-dir`, or the newest one of `micro`.
-
-    Raises:
-        UsageError: there is none, or what is named is none.
-        GauntletError: its journal cannot be read.
-    """
+    """The run of `--run-dir`, or the newest one of `micro`."""
     if run_dir:
         named = Path(run_dir)
         folder = named if named.is_dir() else find_runs_folder() / named
@@ -132,11 +119,7 @@ def _read(folder: Path) -> Earlier | None:
 
 @dataclass(slots=True)
 class MicroRun:
-    """One run over all points of a configuration.
-
-    Attributes:
-        earlier: the run that is resumed; None for a new one.
-    """
+    """One run over all points of a configuration."""
 
     asked: MicroRequest
     toolchain: ToolchainRequest

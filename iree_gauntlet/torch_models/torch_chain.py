@@ -109,15 +109,7 @@ def make_torch_words(python: str, module: str) -> tuple[str, ...]:
 
 
 def find_torch_python(named: str) -> TorchPython:
-    """The Python of `--torch-python`, or the toolkit's own where it has torch.
-
-    Args:
-        named: the option; empty where it is not given.
-
-    Raises:
-        UsageError: what is named is no Python.
-        GauntletError: it has no torch, or lacks what exports with it.
-    """
+    """The Python of `--torch-python`, or the toolkit's own where it has torch."""
     path = shutil.which(named) if named else sys.executable
     if path is None:
         raise UsageError(
@@ -140,15 +132,7 @@ def find_torch_python(named: str) -> TorchPython:
 
 
 def choose_target(device: str, chip: str) -> Target:
-    """What is compiled for.
-
-    Args:
-        device: IREE's URI of a device, or a driver.
-        chip: `--target`; empty where it is not given.
-
-    Raises:
-        UsageError: the device is of no known driver, or the chip is none of its.
-    """
+    """What is compiled for."""
     driver = device.partition("://")[0]
     family = parse_target(driver)
     if family is None:
@@ -172,9 +156,6 @@ def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, 
         device: as IREE names it; one of several where it names an ordinal.
         chips: how many; 0 for all that there are.
         toolchain: whose runtime.
-
-    Raises:
-        ToolchainError: there is no such device.
     """
     available = check_device(toolchain, device)
     if not available.ok:
@@ -192,7 +173,6 @@ class CompilerOptions:
     """The result of an option.
 
     Attributes:
-        flags: for `iree-compile`.
         contraction_type: type that inputs of f32 matrix products are narrowed to; empty where they are not.
     """
 
@@ -202,11 +182,7 @@ class CompilerOptions:
 
 
 def find_opt_level_flags(level: int | None, known: FlagSet) -> CompilerOptions:
-    """The optimisation level: 0 to 3 are O0 to O3, and 4 is O3 as well; None is the compiler's own default.
-
-    Raises:
-        ToolchainError: a level for a compiler that has none.
-    """
+    """The optimisation level: 0 to 3 are O0 to O3, and 4 is O3 as well; None is the compiler's own default."""
     if level is None:
         return CompilerOptions()
     if _LEVEL not in known.names:
@@ -225,9 +201,6 @@ def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, know
 
     HiFi4 narrows nothing, HiFi3 to f16, HiFi2 and LoFi to bf16. A compiler that knows bf16 only leaves HiFi3 at
     f32: a fidelity is never less than it says. f16 and bf16 products are as they are, whatever the fidelity.
-
-    Raises:
-        ToolchainError: a fidelity below HiFi4 for a compiler that cannot narrow anything.
     """
     wanted = _LADDER[fidelity]
     if wanted == "f32":
@@ -328,11 +301,7 @@ class TorchChain(ABC):
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        """The device that it runs on, where that is not the CPU itself.
-
-        Raises:
-            ToolchainError: it is not there.
-        """
+        """The device that it runs on, where that is not the CPU itself."""
         return () if self.device.startswith("local-") else (find_device(self.toolchain, self.device),)
 
     def folder(self, stage: Stage, role: str = MAIN) -> Path:

@@ -71,11 +71,7 @@ _OPTIONS = {"force_num_layers": "layers", "microbatch": "microbatch"}
 
 
 def bench(options: BenchOptions) -> ExitCode:
-    """Benchmarks a model, or lists what there is.
-
-    Raises:
-        GauntletError: what keeps the benchmark from starting; nothing was measured then.
-    """
+    """Benchmarks a model, or lists what there is."""
     folders = _find_folders(options)
     passed_over: list[Problem] = []
     models = discover(folders, passed_over)
@@ -211,11 +207,7 @@ def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Docu
 
 
 def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
-    """Measures the points of a configuration, or lists what a configuration can name.
-
-    Raises:
-        GauntletError: what keeps it from starting; nothing was measured then.
-    """
+    """Measures the points of a configuration, or lists what a configuration can name."""
     if asked.run_dir and not asked.resume:
         raise UsageError(
             "--run-dir names a run to continue", "Add --resume, or leave it out: a new run makes its folder."

@@ -133,12 +133,7 @@ def trace_table(profile: DispatchProfile) -> TraceTable:
 
 
 def format_table(table: TraceTable, most: int | None = None) -> list[str]:
-    """The table as text in columns, below a line that sums it up.
-
-    Args:
-        table: what is shown.
-        most: so many rows, and one for all others; None for every row.
-    """
+    """The table as text in columns, below a line that sums it up."""
     shown, others = table.rows[:most], table.rows[len(table.rows[:most]) :]
     if len(others) == 1:
         shown, others = table.rows, ()
@@ -198,9 +193,6 @@ class Trace:
 
     Attributes:
         name: of the program: `main`, `prefill`, `decode`.
-        level: `light` or `verbose`.
-        table: None where there is no trace.
-        reason: why there is none, or no file for Perfetto; empty where all is there that was asked for.
         files: what was written, by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
         log: path of the log of the last tool, relative to the run's folder; empty where none was started.
     """
@@ -233,9 +225,6 @@ def make_benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, d
 
     Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: given a .npy file for them, the
     tool takes its header for values.
-
-    Raises:
-        GauntletError: an input cannot be read, or not be written.
     """
     inputs = compiled.program.inputs
     words = (

@@ -116,12 +116,7 @@ def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str
 
 
 def _list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
-    """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
-
-    Args:
-        header: of the run.
-        rows: of all points that finished.
-    """
+    """What a reader must know before the figures: that a sweep did not finish, and what has none and why."""
     points: dict[tuple[str, str], list[str]] = {}
     for item in header.missing:
         points.setdefault((item.status, item.reason), []).append(item.point)

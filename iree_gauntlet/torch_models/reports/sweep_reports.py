@@ -161,11 +161,7 @@ class _Metric:
 
 
 def make_oss_json(rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None) -> str:
-    """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`.
-
-    Raises:
-        GauntletError: a record is none that the database can take; the first field that does not fit is named.
-    """
+    """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`."""
     try:
         records = [record.model_dump() for record in make_oss_records(rows, header, targets=targets)]
     except ValidationError as error:
@@ -185,9 +181,6 @@ def make_oss_records(
         header: of the run; its state is in every record where it is not `complete`.
         targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
             for those that are not named, which dashboards read as none.
-
-    Raises:
-        ValidationError: one does not fit.
     """
     baselines = {row.place: row for row in rows if row.is_baseline}
     shapes: dict[str, set[tuple[str, ...]]] = {}
@@ -345,11 +338,7 @@ def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
 
 
 def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> None:
-    """Writes everything into `results/` of the run's folder, and where the run was asked to write it; prints the rest.
-
-    Raises:
-        GauntletError: a file cannot be written, or a record is none.
-    """
+    """Writes all into `results/` of the run's folder, and where the run was asked to write it; prints the document."""
     asked = SweepAsked.from_dict(record.run.micro or {})
     results = [record.results.get(make_step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
     records = [item.statistics[MICRO] for item in results if item is not None and MICRO in item.statistics]
@@ -387,11 +376,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
 
 
 def check_writable(name: str) -> None:
-    """Makes sure that `--output` can be written, before anything is measured.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Makes sure that `--output` can be written, before anything is measured."""
     if not name:
         return
     path = Path(name).expanduser().absolute()
@@ -408,11 +393,7 @@ def check_writable(name: str) -> None:
 
 
 def read_targets(name: str) -> _Targets:
-    """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name.
-
-    Raises:
-        UsageError: it cannot be read, or is something else.
-    """
+    """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name."""
     if not name:
         return {}
     try:

@@ -39,11 +39,7 @@ _RATIO = {"": "ratio", "_low": "low", "_high": "high", "_word": "word"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One variant at one point.
-
-    Attributes:
-        record: of the point.
-    """
+    """One variant at one point."""
 
     record: PointRecord
     variant: VariantRecord
@@ -198,11 +194,7 @@ class SweepEntry:
 
 
 def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
-    """The rows of some points, in their order.
-
-    Raises:
-        KeyError, TypeError: a record lacks what each has.
-    """
+    """The rows of some points, in their order."""
     points = map(PointRecord.from_dict, records)
     return tuple(Row(point, variant) for point in points for variant in point.variants)
 
@@ -234,11 +226,7 @@ def times(ratio: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture of results.
-
-    Attributes:
-        entry: title of the entry of `model_params` that it is of.
-    """
+    """A picture of results."""
 
     name: str
     entry: str
@@ -315,10 +303,6 @@ def format_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()
     """The whole file, with its header; lines end as RFC 4180 has it.
 
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
-
-    Args:
-        rows: of all points that finished.
-        missing: points that did not.
     """
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)

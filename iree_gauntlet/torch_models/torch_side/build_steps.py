@@ -312,14 +312,7 @@ def _pick_values(outputs: Sequence[Tensor], places: Sequence[NDArray[np.int64]])
 
 
 class BuildSteps:
-    """Steps of one build, and what they leave for `build.json`.
-
-    Attributes:
-        record: as far as it is known.
-
-    Raises:
-        UsageError: the plan names no folder.
-    """
+    """Steps of one build, and what they leave for `build.json`."""
 
     model: Declaration
 
@@ -357,21 +350,13 @@ class BuildSteps:
         return self.model.blamed(f"{what} failed in torch, with {self.label}")
 
     def eager(self, module: Module, inputs: Sequence[Tensor], what: str) -> list[Tensor]:
-        """What a module returns in torch eager: its tensors, in order.
-
-        Raises:
-            ModelError: where it fails, or returns something else than tensors.
-        """
+        """What a module returns in torch eager: its tensors, in order."""
         with self.running(what), torch.no_grad():
             returned = module(*inputs)
         return self.checked(tree_leaves(returned), f"what {what} returned")
 
     def checked(self, tensors: Sequence[Tensor], what: str) -> list[Tensor]:
-        """Tensors of types that IREE takes.
-
-        Raises:
-            ModelError: where one is none.
-        """
+        """Tensors of types that IREE takes."""
         if not tensors:
             raise self.model.problem(f"{what}: there is no tensor in it")
         for index, tensor in enumerate(tensors):
@@ -429,11 +414,7 @@ class BuildSteps:
     def export(
         self, name: str, module: Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, optimize: bool = True
     ) -> None:
-        """Export a program, with its inputs and what it should make of them.
-
-        Raises:
-            ExportFailedError: where it cannot be.
-        """
+        """Export a program, with its inputs and what it should make of them."""
         with self.timed("export", f"exporting {name}"), torch.no_grad():
             path = self.folder / f"{name}.onnx"
             export_program(module, inputs, outputs, path, model=self.model.name, optimize=optimize)

@@ -50,11 +50,6 @@ def run(path: Path) -> None:
     """Build what a plan asks for into its folder, `build.json` last.
 
     Modules hand each other what they return flat: its tensors in order, one argument each.
-
-    Raises:
-        UsageError: for options that do not fit the model.
-        ModelError: for what is wrong with it.
-        ExportFailedError: where a program cannot be exported.
     """
     plan = read_plan(path, BuildPlan)
     steps = BuildSteps(plan, plan.form.label, plan.form)
@@ -239,12 +234,7 @@ def _check_state(steps: BuildSteps, new: Sequence[Tensor], state: Sequence[Tenso
 
 
 def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module, tuple[Tensor, ...]]:
-    """What the architecture of a plan makes, in the plan's type: a module in evaluation mode, and what it is given.
-
-    Raises:
-        UsageError: there is no such architecture, or the sizes or the configuration do not fit it.
-        PluginError: its function fails, or returns something else than a module and its inputs.
-    """
+    """What the architecture of a plan makes, in the plan's type: a module in evaluation mode, and what it is given."""
     asked = registry.model_type(plan.model_type)
     made = asked.architecture
     dtype = getattr(torch, TORCH_TYPES[plan.dtype])
@@ -275,17 +265,8 @@ def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module
 def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, list[int]]:
     """What the recipes of a plan make of a model: sparsity first, so that what is quantised has its zeros already.
 
-    Args:
-        plan: names the recipes.
-        registry: has them.
-        module: without the variant's changes; it is changed.
-
     Returns:
         The module, and what the weights of the layers took that were changed, in bytes.
-
-    Raises:
-        UsageError: there is no such recipe, it lacks what it requires, or it changes no linear layer.
-        PluginError: its function fails, or returns no module.
     """
     if plan.is_baseline:
         return module, []

@@ -25,13 +25,7 @@ def run(path: Path) -> None:
 
 
 def build(plan: VariantPlan) -> None:
-    """Build what a plan asks for into its folder, `build.json` last.
-
-    Raises:
-        UsageError: for what the plan asks and there is not, or what does not fit together.
-        PluginError: for what is wrong with an architecture or a recipe.
-        ExportFailedError: where the model cannot be exported.
-    """
+    """Build what a plan asks for into its folder, `build.json` last."""
     steps = BuildSteps(plan, plan.label)
     registry = load_registry([Path(file) for file in plan.plugins])
     with steps.timed("build", f"building {plan.model_type} {plan.m}-{plan.k}-{plan.n}, {plan.dtype}"):

@@ -39,9 +39,6 @@ def build_host_modules(
         builder: its builder's plan: a `BuildPlan` as JSON has it.
         inputs: of the device, with their element types.
         given: the inputs of what runs before it.
-
-    Raises:
-        PlanError: where the model cannot be built, or has nothing on the host.
     """
     try:
         asked = check_plan(builder, "builder", BuildPlan)
@@ -64,9 +61,7 @@ class HostModules:
     """What runs in torch before and after the device.
 
     Attributes:
-        pre, post: None for nothing.
         inputs: of the device, with their element types; what `pre` returns stands in for the first of them.
-        given: the inputs of `pre`.
     """
 
     model: BenchmarkModel
@@ -76,12 +71,7 @@ class HostModules:
     given: Sequence[Tensor]
 
     def before(self) -> Sequence[tuple[NDArray[Any], str]]:
-        """Run `pre`; what the device is given, with the element types that it takes.
-
-        Raises:
-            PlanError: where that is not what the device takes.
-            StageError: where it fails.
-        """
+        """Run `pre`; what the device is given, with the element types that it takes."""
         if self.pre is None:
             return self.inputs
         tensors = self._run("before", self.pre, self.given)
@@ -98,21 +88,13 @@ class HostModules:
         return [*taken, *others]
 
     def after(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Tensor]:
-        """Run `post`; its tensors, or those of the device where there is none. Floats of the device become f32.
-
-        Raises:
-            StageError: where it fails.
-        """
+        """Run `post`; its tensors, or those of the device where there is none. Floats of the device become f32."""
         tensors = [make_tensor(array, name) for name, array in outputs]
         tensors = [tensor.to(torch.float32) if tensor.is_floating_point() else tensor for tensor in tensors]
         return tensors if self.post is None else self._run("after", self.post, tensors)
 
     def arrays(self, tensors: Sequence[Tensor]) -> list[tuple[str, NDArray[Any] | None]]:
-        """Tensors as arrays, with their element types.
-
-        Raises:
-            PlanError: for a type of torch's that IREE has not.
-        """
+        """Tensors as arrays, with their element types."""
         found: list[tuple[str, NDArray[Any] | None]] = []
         for tensor in tensors:
             name = find_type_name(tensor)

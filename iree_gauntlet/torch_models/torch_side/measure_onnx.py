@@ -108,11 +108,7 @@ def _build_host(asked: PeerProgram, build: BuildRecord, main: _Program) -> HostM
 
 
 def run(path: Path) -> dict[str, Any]:
-    """Measure as a plan says; the answer.
-
-    Raises:
-        Exception: what onnxruntime raises, and torch where modules run on the host.
-    """
+    """Measure as a plan says; the answer."""
     plan = PeerPlan.read(path)
     (asked,) = plan.models
     build = read_build(asked.build)

@@ -61,11 +61,7 @@ _NS_PER_US = 1e3
 
 
 def add_torch(paths: Sequence[str]) -> None:
-    """Let this Python import torch from the packages of another one of its version, after its own packages.
-
-    Raises:
-        PlanError: there is no torch, or one for another version of Python.
-    """
+    """Let this Python import torch from the packages of another one of its version, after its own packages."""
     libraries = [file for path in paths for file in Path(path, "torch").glob("_C.*") if file.is_file()]
     usable = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
     found = [file.name for file in libraries if file.suffix in {".so", ".pyd"}]
@@ -81,12 +77,7 @@ def add_torch(paths: Sequence[str]) -> None:
 
 
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
-    """Measure as a plan says; the answer.
-
-    Raises:
-        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
-        RuntimeError: where a stage failed.
-    """
+    """Measure as a plan says; the answer."""
     inputs = read_arrays(plan["inputs"])
     host_inputs = read_arrays(plan["host_inputs"])
     add_torch(plan["torch_paths"])

@@ -120,9 +120,6 @@ def make_configured_model(
         hidden_size: in place of the configuration's; 0 for that.
         intermediate_size: the same.
         dtype: of the weights.
-
-    Raises:
-        UsageError: transformers is missing, or the configuration describes no model that takes tokens alone.
     """
     # Before the import, which reads it.
     os.environ["HF_HUB_OFFLINE"] = "1"
