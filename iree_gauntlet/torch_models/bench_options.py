@@ -278,9 +278,12 @@ def _check_value(option: BenchOption, found: Any) -> Any:
     if option.name == "env":
         return _read_environment(text)
     text = _check_text(option, text)
-    if option.name == "dataformat":
-        return DataFormat(text)
-    return text if option.least is None else _read_number(option, text)
+    if option.least is None:
+        return DataFormat(text) if option.name == "dataformat" else text
+    # ASCII digits alone: int() also takes underscores, spaces and the digits of other scripts.
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS) or int(text) < option.least:
+        raise UsageError(f"--{option.name} {text}: a whole number of {option.least} or more expected", option.help)
+    return int(text)
 
 
 def _check_text(option: BenchOption, text: str) -> str:
@@ -291,13 +294,6 @@ def _check_text(option: BenchOption, text: str) -> str:
         question = f"; did you mean {near}?" if near else ""
         raise UsageError(f"--{option.name} {text}: unknown{question}", f"Known: {', '.join(option.choices)}.")
     return text
-
-
-def _read_number(option: BenchOption, text: str) -> int:
-    # ASCII digits alone: int() also takes underscores, spaces and the digits of other scripts.
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS) or int(text) < (option.least or 0):
-        raise UsageError(f"--{option.name} {text}: a whole number of {option.least} or more expected", option.help)
-    return int(text)
 
 
 def _read_environment(text: str) -> tuple[tuple[str, str], ...]:

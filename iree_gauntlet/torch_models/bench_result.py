@@ -274,29 +274,20 @@ def _add(path: Path, line: str) -> tuple[int, str]:
         old = path.read_bytes()
     except FileNotFoundError:
         old = b""
-    # An empty file holds nothing that could be lost.
-    text, entries, damage = _read_whole(old) if old.strip() else ("[]", 0, "")
-    if damage:
-        return 0, damage
-    before = text.rstrip().removesuffix("]").rstrip()
-    write_atomic(path, f"{before}{',' if entries else ''}\n{line}\n]\n")
-    return entries + 1, ""
-
-
-def _read_whole(content: bytes) -> tuple[str, int, str]:
-    """The text of a file of results and how many it holds; or what is wrong with it."""
     try:
-        text = content.decode()
+        # An empty file holds nothing that could be lost.
+        text = old.decode() if old.strip() else "[]"
         found = json.loads(text, parse_constant=_refuse_number)
     except (ValueError, RecursionError) as error:
-        return "", 0, f"is damaged ({str(error).splitlines()[0]})"
+        return 0, f"is damaged ({str(error).splitlines()[0]})"
     if not isinstance(found, list):
-        return "", 0, "is no array of results"
-    has_result = (isinstance(entry, dict) and bool({"samples_per_sec", "error"} & entry.keys()) for entry in found)
-    strange = next((number for number, has in enumerate(has_result) if not has), None)
-    if strange is not None:
-        return "", 0, f"is no array of results (entry {strange} has neither samples_per_sec nor error)"
-    return text, len(found), ""
+        return 0, "is no array of results"
+    for number, entry in enumerate(found):
+        if not isinstance(entry, dict) or not {"samples_per_sec", "error"} & entry.keys():
+            return 0, f"is no array of results (entry {number} has neither samples_per_sec nor error)"
+    before = text.rstrip().removesuffix("]").rstrip()
+    write_atomic(path, f"{before}{',' if found else ''}\n{line}\n]\n")
+    return len(found) + 1, ""
 
 
 def _refuse_number(name: str) -> Any:

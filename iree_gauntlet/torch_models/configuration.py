@@ -438,14 +438,20 @@ def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
         raise UsageError(f"configuration {path} does not exist", hint)
     read = read_yaml(path, "micro-benchmark configurations", "docs/how-to/micro.md")
     file = read.as_(File, ConfigurationContext(registry, path.parent))
-    entries = file.model_params
-    if isinstance(entries, list):
-        models = [
-            _make_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)
-        ]
+    asked: list[tuple[ModelEntry, list[str | int]]]
+    if isinstance(file.model_params, list):
+        asked = [(entry, ["model_params", index]) for index, entry in enumerate(file.model_params)]
     else:
-        models = [_make_model(entries, registry, read.line_of(["model_params"]))]
-    return MicroConfig(path, _make_variants(file, registry), file.output_dir or "", _name_models(models))
+        asked = [(file.model_params, ["model_params"])]
+    models: list[ModelParams] = []
+    taken = {entry.name for entry, _ in asked}
+    for entry, place in asked:
+        # Without a name it is called by its model type, a second one `linear-2`.
+        names = (entry.model_type if number == 1 else f"{entry.model_type}-{number}" for number in count(1))
+        name = entry.name or next(name for name in names if name not in taken)
+        taken.add(name)
+        models.append(_make_model(entry, name, registry, read.line_of(place)))
+    return MicroConfig(path, _make_variants(file, registry), file.output_dir or "", tuple(models))
 
 
 def _make_variants(file: File, registry: PluginRegistry) -> tuple[Variant, ...]:
@@ -468,11 +474,21 @@ def _find_recipes(names: Sequence[str | None] | None, registry: PluginRegistry) 
     return [registry.recipe(name) for name in dict.fromkeys(names or ()) if name is not None]
 
 
-def _make_model(entry: ModelEntry, registry: PluginRegistry, line: int) -> ModelParams:
+def _make_model(entry: ModelEntry, name: str, registry: PluginRegistry, line: int) -> ModelParams:
     asked = None if entry.compile in ("true", "false") else entry.compile
+    # Shapes that are listed are numbered through.
+    listed: list[tuple[int, int, int]] = []
+    shapes = [_OWN_SIZES] if entry.matrix_shapes is None else []
+    for item in entry.matrix_shapes or ():
+        if item.name == CUSTOM:
+            before = len(listed)
+            listed += item.shapes or []
+            shapes += number_shapes(listed)[before:]
+        else:
+            shapes += list_shapes(registry.shapes(item.name), item.min_power, item.max_power)
     return ModelParams(
-        name=entry.name or "",
-        shapes=_make_shapes(entry, registry),
+        name=name,
+        shapes=tuple(shapes),
         dtype=_TYPES[(entry.high_precision_dtype or "bfloat16").removeprefix("torch.")],
         torch_compile=entry.use_torch_compile is not False and entry.compile != "false",
         torch_compile_mode=asked or entry.torch_compile_mode or "default",
@@ -483,35 +499,6 @@ def _make_model(entry: ModelEntry, registry: PluginRegistry, line: int) -> Model
         memory_profiler=bool(entry.enable_memory_profiler),
         line=line,
     )
-
-
-def _make_shapes(entry: ModelEntry, registry: PluginRegistry) -> tuple[Shape, ...]:
-    """The shapes of an entry, in its order; those that are listed are numbered through."""
-    if entry.matrix_shapes is None:
-        return (_OWN_SIZES,)
-    listed: list[tuple[int, int, int]] = []
-    shapes: list[Shape] = []
-    for item in entry.matrix_shapes:
-        if item.name == CUSTOM:
-            before = len(listed)
-            listed += item.shapes or []
-            shapes += number_shapes(listed)[before:]
-        else:
-            shapes += list_shapes(registry.shapes(item.name), item.min_power, item.max_power)
-    return tuple(shapes)
-
-
-def _name_models(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
-    """The entries; those without a name are called by their model type, a second one `linear-2`."""
-    taken = {model.name for model in models}
-    found = []
-    for model in models:
-        text = model.model_type.text
-        names = (text if number == 1 else f"{text}-{number}" for number in count(1))
-        name = model.name or next(name for name in names if name not in taken)
-        taken.add(name)
-        found.append(replace(model, name=name))
-    return tuple(found)
 
 
 def override(config: MicroConfig, device: str, dtype: str) -> MicroConfig:

@@ -124,14 +124,36 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
         for module in modules:
             module.eval()
     count = sum({id(weight): weight.numel() for module in modules for weight in module.parameters()}.values())
-    _check_count(model, options, count)
-    return Instance(model, options, content, count, _count_samples(model, options, content.inputs[0]))
+    declared = model.parameter_count(options.config)
+    if declared is not None and options.layers is None and declared != count:
+        of = f" of {options.config}" if options.config else ""
+        raise model.problem(
+            f"the decorator declares {declared:,} parameters{of}, and the modules have {count:,}",
+            f"correct the decorator: parameters … {count}",
+        )
+    shape = list(content.inputs[0].shape)
+    samples = int(shape[0]) if shape else 1
+    if options.microbatch not in {None, samples}:
+        raise model.problem(
+            f"asked for a microbatch of {options.microbatch}, it returned a first input of shape {shape}",
+            "the first dimension of the first input is the number of samples",
+        )
+    return Instance(model, options, content, count, samples)
 
 
 def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_type: type) -> Pipeline | Generative:
     """Check what a model function returned, and say which module runs where."""
     if isinstance(returned, Generative):
-        return _check_generative(model, returned, module_type, tensor_type)
+        for name in ("prefill", "decode"):
+            module = getattr(returned, name)
+            if not isinstance(module, module_type):
+                raise model.problem(f"{name} of its Generative is {_describe_kind(module)}, no torch.nn.Module")
+        for name in ("position", "tokens"):
+            value = getattr(returned, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise model.problem(f"{name} of its Generative is {value!r}; a number of 1 or more is expected")
+        _check_inputs(model, returned.inputs, tensor_type)
+        return returned
     if not isinstance(returned, list | tuple) or len(returned) != 2:
         pybudas = isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[0], dict)
         raise model.problem(
@@ -175,40 +197,6 @@ def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> t
         if not isinstance(tensor, tensor_type):
             raise model.problem(f"input {index} is {_describe_kind(tensor)}, no torch.Tensor", _SHAPE)
     return tuple(inputs)
-
-
-def _check_generative(model: BenchmarkModel, returned: Generative, module_type: type, tensor_type: type) -> Generative:
-    for name in ("prefill", "decode"):
-        module = getattr(returned, name)
-        if not isinstance(module, module_type):
-            raise model.problem(f"{name} of its Generative is {_describe_kind(module)}, no torch.nn.Module")
-    for name in ("position", "tokens"):
-        value = getattr(returned, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise model.problem(f"{name} of its Generative is {value!r}; a number of 1 or more is expected")
-    _check_inputs(model, returned.inputs, tensor_type)
-    return returned
-
-
-def _check_count(model: BenchmarkModel, options: BuildOptions, count: int) -> None:
-    declared = model.parameter_count(options.config)
-    if declared is None or options.layers is not None or declared == count:
-        return
-    of = f" of {options.config}" if options.config else ""
-    raise model.problem(
-        f"the decorator declares {declared:,} parameters{of}, and the modules have {count:,}",
-        f"correct the decorator: parameters … {count}",
-    )
-
-
-def _count_samples(model: BenchmarkModel, options: BuildOptions, tensor: Tensor) -> int:
-    samples = int(tensor.shape[0]) if tensor.ndim else 1
-    if options.microbatch not in {None, samples}:
-        raise model.problem(
-            f"asked for a microbatch of {options.microbatch}, it returned a first input of shape {list(tensor.shape)}",
-            "the first dimension of the first input is the number of samples",
-        )
-    return samples
 
 
 def _describe_kind(value: object) -> str:

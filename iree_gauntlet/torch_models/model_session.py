@@ -91,7 +91,14 @@ class ModelSession(ABC):
         """Performs all phases; the verdicts of all steps, with those of steps before."""
         for phase in self.phases():
             steps = phase()
-            self._unshare(steps)
+            # Weights that are about to be imported get a copy of their own in place of a hard link into the cache: the
+            # onnx package refuses to read those that have a second name, which it takes for an attack.
+            for step in (step for step in steps if step.stage is Stage.IMPORT and not step.cache.hit):
+                for path in Path(step.inputs[0].path).parent.glob("*.onnx.data"):
+                    if path.stat().st_nlink > 1:
+                        copy = path.with_name(f"{path.name}.copy")
+                        shutil.copyfile(path, copy)
+                        copy.replace(path)
             engine.announce(steps)
             # Compiles may run in parallel, since their programs lack the weights; else one model is held at a time.
             light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
@@ -146,18 +153,6 @@ class ModelSession(ABC):
         traced = replace(step, command=replace(command, env=self.chain.env))
         known, processes = self.workbench.flags_of(BENCHMARK_MODULE), self.session.processes
         return tracing.trace(traced, level, path, self.chain.toolchain, processes, known, call_ms=call_ms)
-
-    def _unshare(self, steps: Sequence[Step]) -> None:
-        """Gives weights that are about to be imported a copy of their own in place of a hard link into the cache.
-
-        The onnx package refuses to read weights that have a second name: it takes that for an attack.
-        """
-        for step in (step for step in steps if step.stage is Stage.IMPORT and not step.cache.hit):
-            for path in Path(step.inputs[0].path).parent.glob("*.onnx.data"):
-                if path.stat().st_nlink > 1:
-                    copy = path.with_name(f"{path.name}.copy")
-                    shutil.copyfile(path, copy)
-                    copy.replace(path)
 
     def _export(self, step: Step) -> Result:
         """Fills the step's folder, and keeps what it finds there."""

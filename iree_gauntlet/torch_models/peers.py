@@ -198,7 +198,7 @@ class Expected:
     allowed: Tolerance | Sequence[Tolerance]
     gradients: bool = False
 
-    def problem(self, outputs: Path, arrays: Sequence[Array]) -> str:
+    def find_problem(self, outputs: Path, arrays: Sequence[Array]) -> str:
         """Where outputs are other ones; empty where they are not."""
         actual, expected = read_tensors(outputs, arrays), read_tensors(self.folder, self.arrays)
         problem = compare_tensors(actual, expected, self.allowed, gradients=self.gradients).problem
@@ -302,7 +302,7 @@ class PeerScript:
                 if found.error:
                     tried.append(Tried(shorten(found.error), answer.version))
                     continue
-                problem = shorten(wanted.problem(Path(outputs), found.outputs))
+                problem = shorten(wanted.find_problem(Path(outputs), found.outputs))
                 call_ms = statistics.median(found.call_ms)
                 tried.append(Tried(problem, answer.version, found.first_call_ms, found.compile_s, call_ms))
         return tried
@@ -379,9 +379,9 @@ class _Peers:
         home, name, session = Path(script.step.folder), script.tool, self.session
         home.mkdir(parents=True, exist_ok=True)
         session.progress.status(f"{name}: first round")
+        # The host's last module has the last word.
         arrays = [array for each in self.build.programs for array in each.outputs]
-        if self.build.host.get("post"):
-            arrays = list(self.build.host_outputs)
+        arrays = list(self.build.host_outputs) or arrays
         # What every peer should compute; its contractions are never narrowed.
         expected = Expected(self.folder, arrays, find_limits(arrays), gradients=self.build.kind == "training")
         try:

@@ -93,8 +93,6 @@ if TYPE_CHECKING:
 # After the first one, whose outputs are looked at: they say how many calls a round has.
 _CALLS = 3
 _ALL_ZERO = "torch's outputs are all zero, and so agreeing with them proves nothing"
-
-
 # How long the calls of a round take, of a program that is fast enough for three of them in that time.
 _ROUND_MS = 100.0
 _EAGER = "eager"
@@ -218,7 +216,16 @@ class PointSession(ModelSession):
     def _judge(self) -> Sequence[Step]:
         """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
         self._found = {variant.label: self._find_standing(variant) for variant in self.chain.point.variants}
-        facts = {variant.label: self._read_facts(variant) for variant in self._list_measured()}
+        facts: dict[str, ModuleFacts] = {}
+        for variant in self._list_measured():
+            program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
+            try:
+                facts[variant.label] = read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
+            except GauntletError as error:
+                # Then nothing is proven, and nothing measured.
+                known = self._found[variant.label]
+                known.status, known.doubt = "error", Doubt.UNREAD
+                known.reason = shorten(f"{Doubt.UNREAD}: {error.what}")
         for variant in self.chain.point.variants:
             if (own := facts.get(variant.label)) is not None:
                 self._look_at(variant, own, facts.get(BASELINE))
@@ -246,17 +253,6 @@ class PointSession(ModelSession):
             if stage is Stage.THRESHOLD:
                 found.checked = VariantCheck.from_dict(result.statistics)
         return found
-
-    def _read_facts(self, variant: Variant) -> ModuleFacts | None:
-        """What its module shows; None where it cannot be read: then nothing is proven, and nothing measured."""
-        try:
-            program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
-            return read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
-        except GauntletError as error:
-            known = self._found[variant.label]
-            known.status, known.doubt = "error", Doubt.UNREAD
-            known.reason = shorten(f"{Doubt.UNREAD}: {error.what}")
-            return None
 
     def _look_at(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
         """Holds a module against what its recipe promises."""
@@ -286,9 +282,8 @@ class PointSession(ModelSession):
         """Measures all variants, or looks at what one of them takes."""
         if step.role == MAIN:
             return self._measure(step)
-        return self._trace(step) if step.role.startswith(TRACE) else self._profile_memory(step)
-
-    def _trace(self, step: Step) -> Result:
+        if not step.role.startswith(TRACE):
+            return self._profile_memory(step)
         variant = self._find_variant(step.role.removeprefix(TRACE))
         program, path = self.chain.made(variant, self.builds[variant.side]), Path(step.folder) / variant.label
         made = self.trace(step, program, path, tracing.VERBOSE, self._found[variant.label].checked.call_ms)
@@ -333,7 +328,17 @@ class PointSession(ModelSession):
             modes = [mode for mode in _MODES[self.against] if compiles or mode == _EAGER]
             # Torch runs on the CPU here: next to another device that says nothing.
             torch = self._try_torch(step, modes) if modes and self.chain.device.startswith("local-") else None
-            self._take_rounds(step, torch)
+            programs: dict[str, Measurement] = {}
+            for variant in self._list_measured():
+                calls = _count_calls(self._found[variant.label].checked.call_ms)
+                plan = self.chain.made(variant, self.builds[variant.side]).plan([self.chain.device], calls)
+                command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
+                programs[variant.label] = make_iree_rounds(step, command)
+            taker = BlockTaker(self.session, replace_disturbed=self.replace_disturbed)
+            status = self.session.progress.status
+            self._blocks = take_interleaved(
+                taker, self.chain.id, programs, torch, lambda number: status(f"block {number}")
+            )
         if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
         verdict, reason = self._find_verdict()
@@ -370,18 +375,6 @@ class PointSession(ModelSession):
             tuple(programs), lambda order: script.plan_rounds("torch.plan", [programs[name] for name in order])
         )
 
-    def _take_rounds(self, step: Step, torch: TorchRound | None) -> None:
-        programs: dict[str, Measurement] = {}
-        for variant in self._list_measured():
-            compiled = self.chain.made(variant, self.builds[variant.side])
-            calls = _count_calls(self._found[variant.label].checked.call_ms)
-            plan = compiled.plan([self.chain.device], calls)
-            command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
-            programs[variant.label] = make_iree_rounds(step, command)
-        taker = BlockTaker(self.session, replace_disturbed=self.replace_disturbed)
-        status = self.session.progress.status
-        self._blocks = take_interleaved(taker, self.chain.id, programs, torch, lambda number: status(f"block {number}"))
-
     def _make_record(self) -> PointRecord:
         model, shape, blocks = self.chain.point.model, self.chain.point.shape, self._blocks
         facts = PointFacts(
@@ -397,6 +390,14 @@ class PointSession(ModelSession):
             flops=self._flops,
             torch_compile_mode=model.torch_compile_mode,
         )
+        notes = [f"{name}: not measured: {problem}" for name, problem in self._problems.items()]
+        if blocks.too_disturbed:
+            notes.append(
+                f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, for example: {blocks.main_disturbance}"
+            )
+        if blocks.marked:
+            rounds = "1 round was" if blocks.marked == 1 else f"{blocks.marked} rounds were"
+            notes.append(f"{rounds} disturbed, for example: {blocks.main_disturbance}")
         return PointRecord(
             point=facts,
             variants=tuple(map(self._make_variant, self.chain.point.variants)),
@@ -404,7 +405,7 @@ class PointSession(ModelSession):
             # One that failed ends them: no other took its place.
             replaced=blocks.replaced - bool(blocks.failure),
             seconds=round(time.monotonic() - self._began, 3),
-            notes=tuple(self._list_notes()),
+            notes=tuple(notes),
         )
 
     def _make_variant(self, variant: Variant) -> VariantRecord:
@@ -448,18 +449,6 @@ class PointSession(ModelSession):
             None if side == BASELINE else speedup(blocks, name, _name_torch_program(mode, BASELINE)),
             speedup(blocks, own, name),
         )
-
-    def _list_notes(self) -> list[str]:
-        blocks = self._blocks
-        notes = [f"{name}: not measured: {problem}" for name, problem in self._problems.items()]
-        if blocks.too_disturbed:
-            notes.append(
-                f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, for example: {blocks.main_disturbance}"
-            )
-        if blocks.marked:
-            rounds = "1 round was" if blocks.marked == 1 else f"{blocks.marked} rounds were"
-            notes.append(f"{rounds} disturbed, for example: {blocks.main_disturbance}")
-        return notes
 
     def _find_share(self, variant: Variant) -> PeakShare | None:
         """How much of what the machine can do at best a variant reaches."""

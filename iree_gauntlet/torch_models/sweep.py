@@ -36,7 +36,6 @@ from iree_gauntlet.torch_models.torch_chain import choose_devices, choose_target
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.engine.plan_modules import PlanContext
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.journal_events import RunEvent
     from iree_gauntlet.progress import Progress
@@ -143,7 +142,22 @@ class MicroRun:
         run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
         done = {} if self.earlier is None else self.earlier.done(iree.compiler.identity)
         context = plan_context(self.workbench, run_dir)
-        chains = [self._make_chain(point, context) for point in points]
+        chains: list[PointChain] = []
+        for point in points:
+            device = name_iree_device(point.model.device)
+            target = choose_target(device, self.asked.target)
+            made = PointChain(
+                point=point,
+                config=self.config.file,
+                plugins=self.registry.files,
+                target=target,
+                device=device,
+                flags=target_flags(target),
+                context=context,
+                toolchain=iree,
+                torch=self.torch,
+            )
+            chains.append(made)
         before = [step for steps in done.values() for step in steps]
         with model_session(run_dir, self.progress, self._describe_event(run_dir, chains), before) as session:
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
@@ -211,21 +225,6 @@ class MicroRun:
             self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
-    def _make_chain(self, point: SweepPoint, context: PlanContext) -> PointChain:
-        device = name_iree_device(point.model.device)
-        target = choose_target(device, self.asked.target)
-        return PointChain(
-            point=point,
-            config=self.config.file,
-            plugins=self.registry.files,
-            target=target,
-            device=device,
-            flags=target_flags(target),
-            context=context,
-            toolchain=self.workbench.iree,
-            torch=self.torch,
-        )
-
     def _describe_event(self, run_dir: Path, chains: Sequence[PointChain]) -> RunEvent:
         targets = list({chain.target.name: chain.target for chain in chains}.values())
         devices = dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)
@@ -236,7 +235,7 @@ class MicroRun:
             digest=hash_file(self.config.file),
             plugin=tuple(str(Path(name).expanduser().absolute()) for name in self.asked.plugin),
             torch_python=self.torch.path,
-            versions=dict(self.torch.versions),
+            versions=self.torch.versions,
             points=tuple(chain.id for chain in chains),
             refused=self._refused,
             output_dir=self.config.output_dir,

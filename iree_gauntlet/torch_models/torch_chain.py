@@ -55,7 +55,8 @@ for name in ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy"):
     except metadata.PackageNotFoundError:
         pass
 places = dict.fromkeys(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
-print(json.dumps({"python": list(sys.version_info[:3]), "versions": found, "paths": list(places)}))
+python = ".".join(map(str, sys.version_info[:3]))
+print(json.dumps({"python": python, "versions": found, "paths": list(places)}))
 """
 PLAN_FILE = "plan.json"
 # What torch.onnx.export calls its graph, and so the importer the function.
@@ -83,7 +84,7 @@ _LADDER = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
-class TorchPython:
+class TorchPython(Recorded):
     """A Python that has torch.
 
     Attributes:
@@ -92,7 +93,7 @@ class TorchPython:
 
     path: str
     python: str
-    versions: Mapping[str, str]
+    versions: dict[str, str]
     paths: tuple[str, ...]
 
     @property
@@ -119,10 +120,8 @@ def find_torch_python(named: str) -> TorchPython:
         raise GauntletError(f"models are built with torch, and {path} has none", f"{INSTALL_HINT} with --torch_python.")
     answer = ask([path, "-c", _PROBE], timeout=60.0)
     try:
-        found = json.loads(answer.stdout)
-        python = ".".join(map(str, found["python"]))
-        result = TorchPython(path, python, dict(found["versions"]), tuple(found["paths"]))
-    except (ValueError, KeyError, TypeError):
+        result = TorchPython.from_dict({"path": path, **json.loads(answer.stdout)})
+    except (ValueError, TypeError, AttributeError):
         said = next(iter(answer.stderr.strip().splitlines()), f"exit code {answer.exit_code}")
         raise UsageError(f"--torch_python {named}: no Python answers there: {said[:80]}") from None
     missing = [name for name in ("torch", "onnxscript", "onnx") if name not in result.versions]

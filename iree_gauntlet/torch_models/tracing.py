@@ -151,20 +151,17 @@ def format_table(table: TraceTable, most: int | None = None) -> list[str]:
     notes = table.notes
     if table.outside_ns is not None and table.outside_ns < 0:
         notes = (*notes, "dispatches run side by side: together they take longer than the call")
+    count = sum(row.count for row in table.rows)
+    dispatches = f"{_format_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
+    timed = (
+        f"medians of {table.calls} calls under the profiler, by the {'device' if table.on_device else 'host'}'s clock"
+    )
+    call = "" if table.call_ns is None else f"{_format_ms(table.call_ns)} ms a call, "
     return [
-        _format_headline(table),
+        f"{call}{dispatches} ({timed})",
         *Table(_COLUMNS, tuple(cells)).lines,
         *(f"note: {one_line(note)}" for note in notes),
     ]
-
-
-def _format_headline(table: TraceTable) -> str:
-    count = sum(row.count for row in table.rows)
-    dispatches = f"{_format_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
-    clock = "device" if table.on_device else "host"
-    timed = f"medians of {table.calls} calls under the profiler, by the {clock}'s clock"
-    call = "" if table.call_ns is None else f"{_format_ms(table.call_ns)} ms a call, "
-    return f"{call}{dispatches} ({timed})"
 
 
 def _make_figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:

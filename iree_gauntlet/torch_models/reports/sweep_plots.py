@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iree_gauntlet.measuring.profiles.memory_profile import MemoryPhase, MemoryProfile
+    from iree_gauntlet.measuring.profiles.memory_profile import MemoryProfile
     from iree_gauntlet.records.sweep_record import Ratio
 
 
@@ -117,7 +117,10 @@ def draw_plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
         if not any(row.speedup for row in entry.rows):
             continue
         for name, title, draw in _choose_plots(entry):
-            stem = _free_name(_UNFIT.sub("-", name)[:_LONGEST_NAME].strip(".-"), found)
+            short = stem = _UNFIT.sub("-", name)[:_LONGEST_NAME].strip(".-")
+            number = 2
+            while stem.lower() in map(str.lower, found):
+                stem, number = f"{short}-{number}", number + 1
             svg, png = _draw_picture(draw)
             found[stem] = Plot(stem, entry.title, title, svg, png)
     return tuple(found.values())
@@ -152,13 +155,6 @@ def _choose_plots(entry: SweepEntry) -> Iterator[tuple[str, str, Callable[[], Fi
     yield f"bars-{entry.name}", f"{entry.title}: speed-ups with intervals", partial(draw_speedup_bars, entry)
 
 
-def _free_name(name: str, taken: dict[str, Plot]) -> str:
-    number, found = 2, name
-    while found.lower() in {other.lower() for other in taken}:
-        found, number = f"{name}-{number}", number + 1
-    return found
-
-
 def draw_speedup_bars(entry: SweepEntry) -> Figure:
     """Speed-ups of all recipes of an entry over its shapes, from 1.0 up or down on a logarithmic axis."""
     shapes, recipes = entry.shapes, entry.recipes
@@ -167,7 +163,13 @@ def draw_speedup_bars(entry: SweepEntry) -> Figure:
     marks = [STATUS_MARKS.get(row.variant.status, "") for row in entry.rows if row.speedup is None]
     height = 0.8 + len(recipes) * _PANEL + _estimate_width(shapes)
     figure = _make_figure(f"{entry.title}: speed-up, with 95 % intervals", inner + 0.5, height, marks)
-    ends = _find_ends(entry)
+    # Octaves below and above 1.0 that show all values and their intervals, with some room.
+    known = [row.speedup for row in entry.rows if row.speedup]
+    values = [value for ratio in known for value in (ratio.ratio, ratio.low, ratio.high) if value is not None]
+    octaves = [_convert_to_octaves(value) for value in values]
+    low, high = min([*octaves, -_LEAST_OCTAVES]), max([*octaves, _LEAST_OCTAVES])
+    room = 0.06 * (high - low)
+    ends = low - room, high + room
     panels = figure.subplots(len(recipes), squeeze=False)[:, 0]
     words: set[str] = set()
     for axes, recipe in zip(panels, recipes, strict=True):
@@ -237,16 +239,6 @@ def _convert_to_octaves(ratio: float, ends: tuple[float, float] = (-_MOST_OCTAVE
     return ends[1] if ratio == math.inf else max(ends[0], min(ends[1], math.log2(ratio)))
 
 
-def _find_ends(entry: SweepEntry) -> tuple[float, float]:
-    """Octaves below and above 1.0 that show all values and their intervals, with some room."""
-    found = [row.speedup for row in entry.rows if row.speedup]
-    values = [value for ratio in found for value in (ratio.ratio, ratio.low, ratio.high) if value is not None]
-    octaves = [_convert_to_octaves(value) for value in values]
-    low, high = min([*octaves, -_LEAST_OCTAVES]), max([*octaves, _LEAST_OCTAVES])
-    room = 0.06 * (high - low)
-    return low - room, high + room
-
-
 def _draw_legend(axes: Axes, words: set[str]) -> None:
     """What the colours of bars mean, above the first panel."""
     from matplotlib.patches import Patch  # noqa: PLC0415 - matplotlib is optional
@@ -277,8 +269,19 @@ def _draw_memory_figure(profile: MemoryProfile, title: str) -> Figure:
     if given:
         axes.plot(*zip(*given, strict=True), color=_DEVICE, label="given out by the device's allocator")
     for number, phase in enumerate(profile.phases):
-        # Short phases begin close to each other.
-        _mark_phase(axes, phase, number % 2)
+        axes.axvline(phase.begin_ms, color=_BORDER, linewidth=0.6, zorder=0)
+        # The most that was resident in it may lie between two samples.
+        axes.hlines(phase.peak_bytes / _MB, phase.begin_ms, phase.end_ms, color=_RESIDENT, linewidth=0.6)
+        axes.annotate(
+            phase.name,
+            (phase.begin_ms, 1),
+            xycoords=("data", "axes fraction"),
+            # Short phases begin close to each other.
+            xytext=(0, 3 + number % 2 * _ROW_POINTS),
+            textcoords="offset points",
+            fontsize=7,
+            color=INK,
+        )
     most = max(profile.peak_bytes, *(sample.device_bytes or 0 for sample in profile.series))
     axes.set_ylim(0, 1.08 * most / _MB)
     axes.set_xlim(0, 1.02 * max(*times, profile.phases[-1].end_ms))
@@ -286,21 +289,6 @@ def _draw_memory_figure(profile: MemoryProfile, title: str) -> Figure:
     axes.set_ylabel("MB")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.13), ncols=3, frameon=False, borderpad=0, borderaxespad=0)
     return figure
-
-
-def _mark_phase(axes: Axes, phase: MemoryPhase, row: int) -> None:
-    """Where a phase begins, and the most that was resident in it, which may lie between two samples."""
-    axes.axvline(phase.begin_ms, color=_BORDER, linewidth=0.6, zorder=0)
-    axes.hlines(phase.peak_bytes / _MB, phase.begin_ms, phase.end_ms, color=_RESIDENT, linewidth=0.6)
-    axes.annotate(
-        phase.name,
-        (phase.begin_ms, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, 3 + row * _ROW_POINTS),
-        textcoords="offset points",
-        fontsize=7,
-        color=INK,
-    )
 
 
 @dataclass(frozen=True, slots=True)

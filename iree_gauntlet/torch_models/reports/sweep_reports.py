@@ -204,11 +204,17 @@ def make_oss_records(
             for metric in metrics:
                 if metric.value is not None and is_float32(metric.value):
                     wanted = (targets or {}).get(metric.name, {})
-                    target = float(wanted.get(f"{row.recipe}@{name}", wanted.get(row.recipe, 0.0)))
+                    ratio = metric.ratio
+                    more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
                     yield OssRecord(
                         benchmark=benchmark,
                         model=model,
-                        metric=_describe_metric(metric, metric.value, target),
+                        metric=OssMetric(
+                            name=metric.name,
+                            benchmark_values=[metric.value],
+                            target_value=float(wanted.get(f"{row.recipe}@{name}", wanted.get(row.recipe, 0.0))),
+                            extra_info=_keep_known({"unit": metric.unit, **more}),
+                        ),
                         runners=[runner],
                         dependencies=dependencies,
                     )
@@ -279,13 +285,6 @@ def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBen
         "status": row.variant.status,
     }
     return OssBenchmark(name="micro-benchmark api", mode="inference", dtype=row.recipe, extra_info=_keep_known(facts))
-
-
-def _describe_metric(metric: _Metric, value: float, target: float) -> OssMetric:
-    ratio = metric.ratio
-    more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
-    known = _keep_known({"unit": metric.unit, **more})
-    return OssMetric(name=metric.name, benchmark_values=[value], target_value=target, extra_info=known)
 
 
 def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
@@ -425,18 +424,6 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
             _write(path.parent, {path.with_suffix(".svg").name: svg, path.with_suffix(".png").name: png})
 
 
-def _find_missing(record: JournalRecord, asked: SweepAsked) -> list[MissingPoint]:
-    """The points without a record: what became of each, and why."""
-    found = [MissingPoint(name, "skipped", reason) for name, reason in asked.refused.items()]
-    for chain in asked.points:
-        result = record.results.get(make_step_id(chain, Stage.BENCHMARK))
-        if result is None:
-            found.append(MissingPoint(_name_point(chain), NOT_MEASURED, UNREACHED[state_of(record)]))
-        elif MICRO not in result.statistics:
-            found.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
-    return found
-
-
 def _name_point(chain: str) -> str:
     """Of a point, which its chain has a target behind."""
     return chain.rpartition("@")[0]
@@ -445,6 +432,14 @@ def _name_point(chain: str) -> str:
 def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
     """As `results.json` has it."""
     run, first = record.run, record.runs[0]
+    # The points without a record: what became of each, and why.
+    missing = [MissingPoint(name, "skipped", reason) for name, reason in asked.refused.items()]
+    for chain in asked.points:
+        result = record.results.get(make_step_id(chain, Stage.BENCHMARK))
+        if result is None:
+            missing.append(MissingPoint(_name_point(chain), NOT_MEASURED, UNREACHED[state_of(record)]))
+        elif MICRO not in result.statistics:
+            missing.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
     return {
         "run": run.run,
         "state": state_of(record),
@@ -458,7 +453,7 @@ def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
         "lock_folder": run.lock_folder,
         "gpus": list(run.gpus),
         "versions": asked.versions,
-        "missing": [item.as_dict() for item in _find_missing(record, asked)],
+        "missing": [item.as_dict() for item in missing],
     }
 
 

@@ -496,7 +496,15 @@ def export_program(
     program.model.metadata_props.clear()
     _narrow(program.model.graph, outputs)
     program.save(str(path), external_data=True)
-    _check(path, inputs, outputs, model)
+    # The file takes and returns what the module does.
+    graph = onnx.load(str(path), load_external_data=False).graph
+    for what, tensors, values in (("inputs", inputs, graph.input), ("outputs", outputs, graph.output)):
+        wanted = [list(tensor.shape) for tensor in tensors]
+        have = [[size.dim_value for size in value.type.tensor_type.shape.dim] for value in values]
+        if have != wanted:
+            raise ExportFailedError(
+                f"{model}: {path.stem} cannot be exported: its {what} are {wanted}, and ONNX's are {have}"
+            )
 
 
 def _narrow(graph: Any, outputs: Sequence[Tensor]) -> None:
@@ -508,15 +516,3 @@ def _narrow(graph: Any, outputs: Sequence[Tensor]) -> None:
             cast = onnx_ir.Value(name=f"{value.name}_narrow", shape=value.shape, type=onnx_ir.TensorType(kind))
             graph.append(onnx_ir.node("Cast", [value], {"to": int(kind)}, outputs=[cast]))
             graph.outputs[index] = cast
-
-
-def _check(path: Path, inputs: Sequence[Tensor], outputs: Sequence[Tensor], model: str) -> None:
-    """The file takes and returns what the module does."""
-    graph = onnx.load(str(path), load_external_data=False).graph
-    for what, tensors, values in (("inputs", inputs, graph.input), ("outputs", outputs, graph.output)):
-        wanted = [list(tensor.shape) for tensor in tensors]
-        have = [[size.dim_value for size in value.type.tensor_type.shape.dim] for value in values]
-        if have != wanted:
-            raise ExportFailedError(
-                f"{model}: {path.stem} cannot be exported: its {what} are {wanted}, and ONNX's are {have}"
-            )

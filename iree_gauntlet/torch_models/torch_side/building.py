@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.build_folder import Array, BuildRecord
     from iree_gauntlet.torch_models.build_plan import VariantPlan
     from iree_gauntlet.torch_models.model_registry import Generative
-    from iree_gauntlet.torch_models.plugins import AskedRecipe, PluginRegistry
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 
 _SEED = 0
@@ -192,7 +192,13 @@ def _build_generative(steps: BuildSteps, content: Generative) -> BuildRecord:
     token = _choose_likeliest(steps, logits, "prefill")
     given = (token, torch.tensor([content.position]), *state)
     second = steps.in_format("decode", decode, given, lambda module, given: steps.eager(module, given, "decode"))
-    _check_state(steps, second[1:], state)
+    have, expected = ([f"{find_type_name(new)} {list(new.shape)}" for new in part] for part in (second[1:], state))
+    if have != expected[: len(have)]:
+        raise steps.model.problem(
+            f"decode returned {', '.join(have)} behind the logits, and the state that prefill returned begins with "
+            f"{', '.join(expected[: len(have)])}",
+            "decode returns new values of the first tensors of the state, of their shapes and types",
+        )
     with steps.timed("eager", f"choosing tokens in {steps.form.label}"):
         chosen = _choose_tokens(steps, content, token, state)
     steps.export("prefill", prefill, inputs, first)
@@ -223,28 +229,16 @@ def _choose_likeliest(steps: BuildSteps, logits: Tensor, what: str) -> Tensor:
     return logits.argmax(-1, keepdim=True)
 
 
-def _check_state(steps: BuildSteps, new: Sequence[Tensor], state: Sequence[Tensor]) -> None:
-    have, expected = ([f"{find_type_name(tensor)} {list(tensor.shape)}" for tensor in part] for part in (new, state))
-    if have != expected[: len(have)]:
-        raise steps.model.problem(
-            f"decode returned {', '.join(have)} behind the logits, and the state that prefill returned begins with "
-            f"{', '.join(expected[: len(have)])}",
-            "decode returns new values of the first tensors of the state, of their shapes and types",
-        )
-
-
 def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module, tuple[Tensor, ...]]:
     """What the architecture of a plan makes, in the plan's type: a module in evaluation mode, and what it is given."""
     asked = registry.model_type(plan.model_type)
     made = asked.architecture
     dtype = getattr(torch, TORCH_TYPES[plan.dtype])
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {} if plan.config is None else {"config": Path(plan.config)}
     torch.manual_seed(_SEED)
     if asked.activation is not None:
         with asked.activation.blamed(f"the activation of {plan.model_type}"):
-            given["activation"] = asked.activation.function()
-    if plan.config is not None:
-        given["config"] = Path(plan.config)
+            given |= {"activation": asked.activation.function()}
     with made.blamed(f"building it for m = {plan.m}, k = {plan.k}, n = {plan.n} failed"):
         returned = made.function(plan.m, plan.k, plan.n, dtype, **given)
     if not isinstance(returned, list | tuple) or len(returned) != 2:
@@ -272,31 +266,25 @@ def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -
         return module, []
     before = take_fingerprints(module)
     for text in filter(None, (plan.sparsity, plan.quantization)):
-        module = _apply_recipe(registry.recipe(text), module)
+        asked = registry.recipe(text)
+        recipe = asked.recipe
+        if recipe.refusal:
+            raise UsageError(f"{text}: {recipe.refusal}")
+        missing = [name for name in recipe.requires if importlib.util.find_spec(name) is None]
+        if missing:
+            raise UsageError(
+                f"{text} needs {', '.join(missing)}, and {sys.executable} lacks it", f"pip install {' '.join(missing)}"
+            )
+        # The compiler's recipes leave the model alone.
+        if recipe.function is not None:
+            torch.manual_seed(_SEED)
+            with recipe.blamed(f"{text} failed"), torch.no_grad():
+                module = recipe.function(module, *asked.arguments)
+            if not isinstance(module, torch.nn.Module):
+                raise recipe.problem(f"it returned {type(module).__name__}: expected the torch module that it made")
     changed = find_changed_layers(before, module)
     if not changed:
         count = len(linear_layers(module))
         have = f"none of its {count} linear layers" if count else "nothing: it has no linear layer"
         raise UsageError(f"{plan.label} changes {have} in {plan.model_type}")
     return module.eval(), changed
-
-
-def _apply_recipe(asked: AskedRecipe, module: Module) -> Module:
-    recipe = asked.recipe
-    if recipe.refusal:
-        raise UsageError(f"{asked.text}: {recipe.refusal}")
-    missing = [name for name in recipe.requires if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"{asked.text} needs {', '.join(missing)}, and {sys.executable} lacks it",
-            f"pip install {' '.join(missing)}",
-        )
-    if recipe.function is None:
-        # The compiler's recipes leave the model alone.
-        return module
-    torch.manual_seed(_SEED)
-    with recipe.blamed(f"{asked.text} failed"), torch.no_grad():
-        returned = recipe.function(module, *asked.arguments)
-    if not isinstance(returned, torch.nn.Module):
-        raise recipe.problem(f"it returned {type(returned).__name__}: expected the torch module that it made")
-    return returned

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.torch_models.build_folder import BuildRecord, BuiltProgram, TokenLoop
-    from iree_gauntlet.torch_models.build_plan import PeerProgram
-    from iree_gauntlet.torch_models.torch_side.host_modules import HostModules
+    from iree_gauntlet.torch_models.build_folder import BuiltProgram, TokenLoop
 
 
 # onnx.TensorProto.BFLOAT16
@@ -97,16 +95,6 @@ def _generate(programs: Sequence[_Program], loop: TokenLoop) -> list[list[int]]:
     return [[int(token) for token in sample] for sample in np.stack(chosen, axis=1)]
 
 
-def _build_host(asked: PeerProgram, build: BuildRecord, main: _Program) -> HostModules | None:
-    """The model's modules on the host; None where it has none."""
-    if not build.has_host_modules:
-        return None
-    from iree_gauntlet.torch_models.torch_side.host_modules import build_host_modules  # noqa: PLC0415 - only with torch
-
-    given = read_arrays([item.as_dict() for item in build.host_inputs], asked.build)
-    return build_host_modules(asked.builder, main.inputs, given)
-
-
 def run(path: Path) -> dict[str, Any]:
     """Measure as a plan says; the answer."""
     plan = PeerPlan.read(path)
@@ -115,7 +103,12 @@ def run(path: Path) -> dict[str, Any]:
     begin = time.perf_counter_ns()
     programs = [_Program(asked.build, program) for program in build.programs]
     loaded = time.perf_counter_ns()
-    main, host = programs[0], _build_host(asked, build, programs[0])
+    main, host = programs[0], None
+    if build.has_host_modules:
+        from iree_gauntlet.torch_models.torch_side import host_modules  # noqa: PLC0415 - only with torch
+
+        given = read_arrays([item.as_dict() for item in build.host_inputs], asked.build)
+        host = host_modules.build_host_modules(asked.builder, main.inputs, given)
     chosen: list[list[int]] = []
 
     def call() -> object:

@@ -78,42 +78,43 @@ def add_torch(paths: Sequence[str]) -> None:
 
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
     """Measure as a plan says; the answer."""
-    inputs = read_arrays(plan["inputs"])
-    host_inputs = read_arrays(plan["host_inputs"])
-    add_torch(plan["torch_paths"])
+    inputs, host_inputs = (read_arrays(plan[name]) for name in ("inputs", "host_inputs"))
+    torch_paths, builder, folder = (plan[name] for name in ("torch_paths", "builder", "outputs"))
+    calls, warm_up_calls = (int(plan[name]) for name in ("calls", "warm_up_calls"))
+    add_torch(torch_paths)
     # What a model prints is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             from iree_gauntlet.torch_models.torch_side.host_modules import build_host_modules  # noqa: PLC0415 - it imports torch
         except ImportError as error:
             raise PlanError(f"torch cannot be imported: {error}") from error
-        host = build_host_modules(plan["builder"], inputs, host_inputs)
+        host = build_host_modules(builder, inputs, host_inputs)
         begin = time.perf_counter_ns()
         contexts = read_contexts(plan, inputs)
         loaded = time.perf_counter_ns()
-        outputs, host_outputs = _call_first(host, contexts[0], whole=bool(plan["outputs"]))
+        outputs, host_outputs = _call_first(host, contexts[0], whole=bool(folder))
         first = time.perf_counter_ns()
         fetch = plan.get("fetch")
         types = [outputs[index][0] for index in (range(len(outputs)) if fetch is None else fetch)]
         for context in contexts[1:]:
             _call_first(host, context, whole=False)
         for context in contexts:
-            for _ in range(int(plan["warm_up_calls"])):
+            for _ in range(warm_up_calls):
                 _run_loop(host, [context], types, 1)
-        loop = _run_loop(host, contexts, types, int(plan["calls"]) // contexts[0].in_flight)
+        loop = _run_loop(host, contexts, types, calls // contexts[0].in_flight)
         written = host.arrays(host_outputs)
     # What a call through stages takes that do nothing.
     idle = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
     return {
         **figures(contexts, (begin, loaded, first), loop.total_ns, loop.device_ns),
-        "calls": int(plan["calls"]),
+        "calls": calls,
         "host_ms": {
             "pre": [value / _NS_PER_MS for value in loop.pre_ns],
             "post": [value / _NS_PER_MS for value in loop.post_ns],
         },
         "overhead_us": idle.total_ns / _OVERHEAD_CALLS / _NS_PER_US,
-        "outputs": write_arrays(plan["outputs"], "output", outputs),
-        "host_outputs": write_arrays(plan["outputs"], "host_output", written),
+        "outputs": write_arrays(folder, "output", outputs),
+        "host_outputs": write_arrays(folder, "host_output", written),
     }
 
 
