@@ -1,8 +1,7 @@
 """The options of the benchmarks, each defined once, and the one checked form that every front reads them into.
 
-Names, short names and choices are those of PyBuda's `benchmark.py`; what each means on IREE is in `on_iree`. The
-argparse front (PyBuda's command line, word for word) and the Invoke task are both made of `OPTIONS`, and both give what
-they found, as text, to `read_options`: so equal command lines give equal `BenchOptions`, and mistakes the same message.
+Names, short names and choices are those of PyBuda's `benchmark.py`; what each means on IREE is in `on_iree`. Both
+fronts, argparse (PyBuda's command line, word for word) and the Invoke task, are made of `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ _SHARED = {option.name: option.help for option in options_of(ToolchainRequest)}
 class BenchOption(Option):
     """One option; `default` is what a front hands on where it is not given: "", False for a switch, [] for a list.
 
-    Attributes:
-        value: what it starts from where it is not given, as text; empty for nothing.
+    `value` is what it starts from then, as text; empty for nothing.
     """
 
     on_iree: str = ""
@@ -212,8 +210,7 @@ OPTIONS: tuple[BenchOption, ...] = tuple(
 def read_options(values: Mapping[str, Any]) -> BenchOptions:
     """Checks what a front found, by the options' names; names that are no options are left alone.
 
-    Args:
-        values: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
+    A value is text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
     """
     found = {option.name: _check_value(option, values.get(option.name)) for option in OPTIONS}
     options = BenchOptions(**{name: value for name, value in found.items() if value is not None})
@@ -345,11 +342,7 @@ def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
-    """Reads a command line.
-
-    Raises:
-        SystemExit: with code 0, after printing what `--help` asks for.
-    """
+    """Reads a command line; exits with code 0 after printing what `--help` asks for."""
     found, unknown = build_parser(prog).parse_known_args(spell_out(arguments, dashes=False))
     if unknown:
         near = find_nearest_option(unknown[0])

@@ -1,8 +1,7 @@
 """The result of a benchmark, out of its journal: an entry of perf.json, and lines for people.
 
 perf.json is an array: the new entry is put before its closing bracket, and everything in front of it stays as it is,
-byte by byte. Writers take turns by a lock file of the cache; a file is replaced by rename, so that a kill at any
-moment leaves the old one or the new one.
+byte by byte. Writers take turns by a lock file of the cache, and a file is replaced by rename.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
     from iree_gauntlet.torch_models.bench_session import Latencies
-    from iree_gauntlet.torch_models.build_folder import BuildRecord
+    from iree_gauntlet.torch_models.build_files import BuildRecord
 
 
 _HASH_LENGTH = 8
@@ -192,11 +191,7 @@ def _collect_more(
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where a result went.
-
-    Attributes:
-        note: why it is another file than the one asked for, for the user; empty where it is not.
-    """
+    """Where a result went; `note`: why it is another file than the one asked for, for the user."""
 
     path: Path
     entries: int
@@ -210,19 +205,11 @@ def find_result_path(output: str | Path) -> Path:
 
 
 def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) -> Appended:
-    """Appends one result; folders that are missing are made.
+    """Appends one result, which has a speed or an error, to what `--output` names; missing folders are made.
 
     A file that is damaged, or is no list of results, is left as it is: the result goes to `<name>.new-1.json`
-    next to it, or to the first such file that is whole or not there.
-
-    Args:
-        output: as given to `--output`.
-        result: has a speed or an error. Numbers that JSON does not have are written as "nan", "inf" and "-inf", as in
-            the journal.
-        locks: folder of the cache's locks, made where it is missing: those who share a cache take turns.
-
-    Raises:
-        GauntletError: nothing could be written there. What was there is untouched.
+    next to it, or to the first such file that is whole or not there. Numbers that JSON does not have are written as
+    "nan", "inf" and "-inf". Those who share a cache's locks take turns. After an error what was there is untouched.
     """
     line = json.dumps(_make_json(result), ensure_ascii=False, allow_nan=False)
     asked = find_result_path(output)

@@ -1,7 +1,6 @@
 """One benchmark: its steps, what performs them, and what each leaves for those after it.
 
-What the export makes decides on the steps after it (a generative model is two programs), so that they are planned once
-it is there.
+A generative model is two programs: the steps after the export are planned once it is there.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from iree_gauntlet.torch_models.agreement import (
     find_limits,
     measure_relative_error,
 )
-from iree_gauntlet.torch_models.build_folder import read_tensors
+from iree_gauntlet.torch_models.build_files import read_tensors
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
 from iree_gauntlet.torch_models.model_registry import find_sources
 from iree_gauntlet.torch_models.model_session import ModelSession
@@ -50,8 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.torch_models.bench_options import BenchOptions
-    from iree_gauntlet.torch_models.build_folder import BuildRecord, TokenLoop
-    from iree_gauntlet.torch_models.build_plan import BuildPlan
+    from iree_gauntlet.torch_models.build_files import BuildPlan, BuildRecord, TokenLoop
     from iree_gauntlet.torch_models.model_registry import BenchmarkModel
     from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 
@@ -148,11 +146,7 @@ class Latencies(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFigures(Recorded):
-    """What a benchmark's result has as its statistics; None is what such a model has not.
-
-    Attributes:
-        prefill_ms, decode_ms: of the first token and of each later one.
-    """
+    """What a benchmark's result has; None is what such a model has not. A generation is a call in `latency_ms`."""
 
     total_s: float
     total_samples: int
@@ -172,11 +166,7 @@ class BenchFigures(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFigures(Recorded):
-    """What the result of the check has as its statistics, of the first program.
-
-    Attributes:
-        to_f32: rms of the differences from the model in f32, as a share of that.
-    """
+    """What the result of the check has; `to_f32`: rms of the differences from the model in f32, as a share of that."""
 
     load_ms: float
     first_call_ms: float
@@ -186,11 +176,7 @@ class CheckFigures(Recorded):
 
 @dataclass(slots=True, kw_only=True)
 class BenchSession(ModelSession):
-    """Performs the steps of a benchmark.
-
-    Attributes:
-        contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
-    """
+    """Performs the steps of a benchmark; inputs of matrix products are narrowed to `contraction_type`, if any."""
 
     chain: Chain
     devices: tuple[str, ...]

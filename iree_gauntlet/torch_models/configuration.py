@@ -1,7 +1,4 @@
-"""Configurations of micro-benchmarks: YAML in torchao's dialect, read whole, with everything that is wrong at once.
-
-Source of the dialect: `benchmarks/microbenchmarks/benchmark_runner.py` of torchao, and the README next to it.
-"""
+"""Configurations of micro-benchmarks, YAML in torchao's dialect (`benchmarks/microbenchmarks/benchmark_runner.py`)."""
 
 from __future__ import annotations
 
@@ -68,12 +65,7 @@ _OWN_SIZES = Shape("config", 128, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationContext:
-    """What the fields are checked against.
-
-    Attributes:
-        sizes_known: whether a model's own configuration says its sizes: then k and n may be 0, which stands for
-            those.
-    """
+    """What the fields are checked against; with `sizes_known` k and n may be 0, for the model's own."""
 
     registry: PluginRegistry
     folder: Path
@@ -348,11 +340,7 @@ _TYPES: dict[str, _DType] = {"float32": "f32", "float16": "f16", "bfloat16": "bf
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A recipe, or two, that a model is measured with.
-
-    Attributes:
-        quantization: of the model, or of the compiler; the baseline where only the sparsity changes something.
-    """
+    """A recipe, or two, that a model is measured with; the baseline where only the sparsity changes something."""
 
     quantization: AskedRecipe
     sparsity: AskedRecipe | None = None
@@ -391,12 +379,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParams:
-    """An entry of `model_params`.
-
-    Attributes:
-        device: as it is written; see `name_iree_device`.
-        config: the configuration of a model that is made from one, absolute.
-    """
+    """An entry of `model_params`; `device` as it is written (see `name_iree_device`), `config` absolute."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -413,11 +396,7 @@ class ModelParams:
 
 @dataclass(frozen=True, slots=True)
 class MicroConfig:
-    """A configuration, read.
-
-    Attributes:
-        output_dir: for a copy of the results, relative to the working directory; empty for none.
-    """
+    """A configuration, read; `output_dir` is for a copy of the results, relative to the working directory."""
 
     file: Path
     variants: tuple[Variant, ...]
@@ -426,12 +405,7 @@ class MicroConfig:
 
 
 def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
-    """Reads a configuration.
-
-    Raises:
-        SpecError: with everything that is wrong with it.
-        PluginError: the function of a shape set fails.
-    """
+    """Reads a configuration, whole; a SpecError has everything that is wrong with it."""
     if not path.is_file():
         others = sorted(str(other) for other in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         hint = f"Configurations there: {', '.join(others)}." if others else "Configurations are YAML files."

@@ -1,7 +1,4 @@
-"""A benchmark model with its options: whether they fit, the call of its function, and the check of what it returns.
-
-`check_options` needs no torch. `instantiate` does, and belongs into the process that exports.
-"""
+"""A benchmark model with its options: whether they fit, the call of its function, and the check of what it returns."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from iree_gauntlet.torch_models.build_plan import BuildOptions, BuildPlan
+    from iree_gauntlet.torch_models.build_files import BuildOptions, BuildPlan
 
 
 _Told = TypeVar("_Told", bound="BuildOptions")

@@ -19,7 +19,7 @@ from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.build_folder import BUILD_FILE, BuildRecord, read_build
+from iree_gauntlet.torch_models.build_files import BUILD_FILE, BuildRecord, read_build
 from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, PLAN_FILE, make_worker_command
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.steps import Step
-    from iree_gauntlet.torch_models.build_plan import ModelPlan
+    from iree_gauntlet.torch_models.build_files import ModelPlan
     from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
 
 

@@ -1,15 +1,14 @@
 """How fast IREE is next to torch and onnxruntime, on the same machine, in the same minutes, on the same model.
 
-A round is a process start with a warm-up of its own: of IREE's measuring program, or of a script that calls the peer.
-Both make the same number of calls, and the median call stands for the round. Rounds are taken in blocks of four,
-A B B A or B A A B by the fall of a coin, and blocks with a disturbed round are replaced (`engine/rounds/blocks.py`).
-Peers run on the CPU, whatever IREE runs on. Before its rounds a peer is tried: its outputs must be those of torch eager
-in the build folder, within the tolerance that IREE's own were held to before.
+A round is a process start with a warm-up of its own, of IREE's measuring program or of a script that calls the peer,
+and both make the same number of calls. Peers run on the CPU, whatever IREE runs on. Before its rounds a peer is
+tried: its outputs must be those of torch eager in the build folder, within the tolerance that IREE's own were held
+to.
 
 The number of blocks is fixed before anything is measured and they are looked at once, so that the interval needs no
 correction for looking earlier. It is the exact one of `paired.py`, from the log ratios of blocks: six of them are the
-fewest that have a two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵), and so six it is. The words are those of
-`compare`, by its margins: faster or slower from 1 % on, the same within 3 %.
+fewest that have a two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵). The words are those of `compare`, by its
+margins.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.results import shorten
 from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
-from iree_gauntlet.torch_models.build_folder import Array, BuildRecord, read_build, read_tensors
-from iree_gauntlet.torch_models.build_plan import PeerPlan, PeerProgram
+from iree_gauntlet.torch_models.build_files import Array, BuildRecord, PeerPlan, PeerProgram, read_build, read_tensors
 from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words, write_planned_command
 
 if TYPE_CHECKING:
@@ -158,20 +156,15 @@ def describe_peer(peer: Peer) -> str:
     if peer.ratio is None or peer.call_ms is None:
         return f"{_make_title(peer)}: no ratio: {peer.reason}"
     own = f", IREE {_format_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
-    return f"{_make_title(peer)} {_format_time(peer.call_ms)} a call (median){own}: {_describe_ratio(peer, peer.ratio)}"
-
-
-def _describe_ratio(peer: Peer, ratio: float) -> str:
     if peer.low is None or peer.high is None:
-        return f"no verdict, {ratio:.2f} × IREE's time ({peer.reason})"
-    if peer.word == "slower":
-        return f"IREE takes {1 / ratio:.2f} × as long ({1 / peer.high:.2f} to {1 / peer.low:.2f})"
-    span = f"({peer.low:.2f} to {peer.high:.2f})"
-    if peer.word == "faster":
-        return f"IREE is {ratio:.2f} × as fast {span}"
-    if peer.word == "same":
-        return f"IREE is as fast, {ratio:.2f} × {span}"
-    return f"no verdict, {ratio:.2f} × IREE's time {span}"
+        said = f"no verdict, {peer.ratio:.2f} × IREE's time ({peer.reason})"
+    elif peer.word == "slower":
+        said = f"IREE takes {1 / peer.ratio:.2f} × as long ({1 / peer.high:.2f} to {1 / peer.low:.2f})"
+    else:
+        words = {"faster": "IREE is {:.2f} × as fast", "same": "IREE is as fast, {:.2f} ×"}
+        text = words.get(peer.word, "no verdict, {:.2f} × IREE's time").format(peer.ratio)
+        said = f"{text} ({peer.low:.2f} to {peer.high:.2f})"
+    return f"{_make_title(peer)} {_format_time(peer.call_ms)} a call (median){own}: {said}"
 
 
 def _make_title(peer: Peer) -> str:

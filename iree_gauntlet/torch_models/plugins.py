@@ -1,7 +1,6 @@
 """What plugin files declare, the toolkit's own and a user's, and what the texts of a configuration name of it.
 
-A configuration names recipes with arguments, model types with activations, and sets of shapes (m, k, n): rows of the
-input, its features, features of the output.
+Shapes are (m, k, n): rows of the input, its features, features of the output.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """A point while it runs: its models are made and exported, compiled and checked, and measured together.
 
-The record is what the journal keeps of a point, and every report is made of. In each block two programs give a log
-ratio, of the mean logs of their rounds. The interval of a speed-up is the exact one of `paired.py` at 95 %, looked at
-once, after all blocks; words are those of `compare`: faster or slower from 1 % on, the same within 3 %. Each interval
-is one by itself: of a hundred of them, five may miss.
+In each block two programs give a log ratio, of the mean logs of their rounds. The interval of a speed-up is the exact
+one of `paired.py` at 95 %, looked at once, after all blocks; each is one by itself: of a hundred, five may miss.
 
-A block is one go over all programs in random order, and back in the opposite order: whatever grows linearly
-over it (a clock that heats up) falls on all of them alike. Each round of IREE is a process start of its own. Between
-the two halves stands one start of torch, which runs its own programs one after the other, each once, in an order drawn
-by lot too: a start of torch takes seconds. Before the first block, torch's programs are tried (`peers.py`).
+A block is one go over all programs in random order, and back in the opposite order: whatever grows linearly over it
+(a clock that heats up) falls on all of them alike. Each round of IREE is a process start of its own. Between the two
+halves stands one start of torch, which takes seconds and runs its own programs one after the other, in an order drawn
+by lot.
 
 A round that other work disturbed is taken again, a few times; a block in which one stays disturbed is no evidence, and
 another one takes its place. Rounds are never left out for their times.
@@ -57,8 +55,7 @@ from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import OutputErrors, compare_tensors, split_pieces
-from iree_gauntlet.torch_models.build_folder import read_tensors
-from iree_gauntlet.torch_models.build_plan import PeerProgram
+from iree_gauntlet.torch_models.build_files import PeerProgram, read_tensors
 from iree_gauntlet.torch_models.model_session import ModelSession
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, find_unproven, read_module_facts
 from iree_gauntlet.torch_models.peers import (
@@ -85,7 +82,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.steps import Step
-    from iree_gauntlet.torch_models.build_plan import VariantPlan
+    from iree_gauntlet.torch_models.build_files import VariantPlan
     from iree_gauntlet.torch_models.configuration import Variant
     from iree_gauntlet.torch_models.point_chain import PointChain
 
@@ -109,12 +106,7 @@ class Doubt(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantCheck(Recorded):
-    """What the result of a variant's check has as its statistics; None is what is not known.
-
-    Attributes:
-        agreement: with torch eager for the same recipe.
-        error: of the recipe.
-    """
+    """What the result of a variant's check has: agreement with torch eager for the same recipe, error of the recipe."""
 
     agreement: OutputErrors | None = None
     error: NumberErrors | None = None
@@ -128,9 +120,7 @@ class VariantCheck(Recorded):
 class VariantFigures:
     """What is known of a variant before it is measured, and besides that.
 
-    Attributes:
-        status: `measured`, `same module`, `skipped`, `failed` or `error`.
-        compile_s: seconds of its compiler, when the module was made.
+    `status` is `measured`, `same module`, `skipped`, `failed` or `error`.
     """
 
     status: str = MEASURED
@@ -146,11 +136,7 @@ class VariantFigures:
 
 @dataclass(slots=True, kw_only=True)
 class PointSession(ModelSession):
-    """Performs the steps of a point.
-
-    Attributes:
-        against: `torch` (eager and compiled), `torch-eager` or `none`.
-    """
+    """Performs the steps of a point; `against`: `torch` (eager and compiled), `torch-eager` or `none`."""
 
     chain: PointChain
     results: Mapping[str, Result]
@@ -346,10 +332,7 @@ class PointSession(ModelSession):
         return Result(verdict, reason, statistics={MICRO: record.as_dict()}, notes=record.notes)
 
     def _try_torch(self, step: Step, modes: Sequence[str]) -> TorchRound | None:
-        """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has.
-
-        What can be measured; None where nothing can.
-        """
+        """Runs each program of torch once, checks its outputs, and decides how many calls a round has."""
         programs: dict[str, PeerProgram] = {}
         expected = []
         for mode in modes:

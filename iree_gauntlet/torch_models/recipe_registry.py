@@ -1,7 +1,7 @@
 """What micro-benchmarks are made of: recipes, architectures, activations and shape sets, declared in plugin files.
 
 A plugin file is imported in the toolkit's Python too, which may lack torch: nothing here imports more than the
-standard library. What is declared is checked there and then; a declared function stays as it is.
+standard library.
 """
 
 from __future__ import annotations

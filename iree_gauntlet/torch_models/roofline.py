@@ -1,10 +1,9 @@
 """How much of what the machine can do at best a program reaches: the roofline of a matrix product and a copy.
 
-A program of so many operations that moves so many bytes takes at least the longer one of two times: the operations at
-the machine's fastest, or the bytes at its fastest (Williams, Waterman and Patterson, Communications of the ACM 52,
-2009). Both peaks are measured, not taken from a data sheet: an f32 matrix product by NumPy, and a copy by as many
-threads as there are cores. They are kept, and measured again at the first few occasions: other work on the machine
-makes a peak lower and never higher, so that the best of them stands.
+A program takes at least the longer one of two times: its operations at the machine's fastest, or its bytes at the
+fastest (Williams, Waterman and Patterson, Communications of the ACM 52, 2009). Both peaks are measured: an f32 matrix
+product by NumPy, and a copy by as many threads as there are cores. They are kept, and measured again at the first few
+occasions: other work on the machine makes a peak lower and never higher, so that the best of them stands.
 """
 
 from __future__ import annotations
@@ -63,13 +62,8 @@ class Roofline(Recorded):
     def share(self, flops: float, moved_bytes: float, ms: float) -> tuple[float, Bound]:
         """The least time that work takes here, as a share of the time that it took; and what bounds it.
 
-        Above 1 the work was done with less: in a type that is faster than f32, or from caches. That is no mistake of
-        the measurement, and is not cut off.
-
-        Args:
-            flops: operations; a multiplication and an addition are two.
-            moved_bytes: that have to be read and written at least: inputs, parameters and outputs.
-            ms: what it took; above 0.
+        A multiplication and an addition are two operations; the bytes are what has to be read and written at least.
+        Above 1 the work was done with less: in a type that is faster than f32, or from caches.
         """
         compute, memory = flops / self.flops_per_s, moved_bytes / self.bytes_per_s
         bound: Bound = "compute" if compute >= memory else "memory"

@@ -27,7 +27,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.targets import CHIP_FLAGS, Target, parse_target
 from iree_gauntlet.toolchains.devices import check_device, devices, find_device
-from iree_gauntlet.torch_models.build_folder import Array, BuiltProgram  # noqa: TC001 - fields are read by their types
+from iree_gauntlet.torch_models.build_files import Array, BuiltProgram  # noqa: TC001 - fields are read by their types
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import find_reached_files
 from iree_gauntlet.workers import iree_side
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_events import Device
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models.build_plan import ModelPlan
+    from iree_gauntlet.torch_models.build_files import ModelPlan
     from iree_gauntlet.torch_models.formats import DataFormat
 
 
@@ -85,11 +85,7 @@ _LADDER = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class TorchPython(Recorded):
-    """A Python that has torch.
-
-    Attributes:
-        paths: its folders of packages, for a Python of the same version that lacks torch.
-    """
+    """A Python that has torch; `paths` are its folders of packages, for one of the same version that lacks it."""
 
     path: str
     python: str
@@ -151,10 +147,7 @@ def choose_target(device: str, chip: str) -> Target:
 def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
     """The devices that a benchmark runs on, one for each context, and the same one several times where there are fewer.
 
-    Args:
-        device: as IREE names it; one of several where it names an ordinal.
-        chips: how many; 0 for all that there are.
-        toolchain: whose runtime.
+    `device` is one of several where it names an ordinal; 0 `chips` are all that there are.
     """
     available = check_device(toolchain, device)
     if not available.ok:
@@ -169,11 +162,7 @@ def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class CompilerOptions:
-    """The result of an option.
-
-    Attributes:
-        contraction_type: type that inputs of f32 matrix products are narrowed to; empty where they are not.
-    """
+    """The result of an option; `contraction_type` is what inputs of f32 matrix products are narrowed to, if at all."""
 
     flags: tuple[str, ...] = ()
     contraction_type: str = ""
@@ -233,11 +222,7 @@ def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, know
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """A program that was built, imported and compiled, where measuring programs find it.
-
-    Attributes:
-        parameters: the archive of its weights, of the scope `model`.
-    """
+    """A program that was built, imported and compiled; the archive of its weights has the scope `model`."""
 
     module: Path
     parameters: Path
@@ -335,14 +320,7 @@ class TorchChain(ABC):
         )
 
     def exporting(self, role: str, plan: ModelPlan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
-        """Makes a model with torch and exports it.
-
-        Args:
-            role: of the step.
-            plan: of the builder.
-            ingredients: what the model depends on besides; in place of the plan's fields that are paths.
-            sources: files that it is made from.
-        """
+        """Makes a model with torch and exports it; `ingredients` stand in place of the plan's fields that are paths."""
         step = self.step(Stage.EXPORT, role)
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
         made_by = {"builder": _hash_builder(self.builder, self.loaded), "torch": self.torch.identity}
@@ -408,8 +386,6 @@ class TorchChain(ABC):
 def find_builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]:
     """The files of this folder that make a model: a module of `torch_side/`, and all that it and what it loads import.
 
-    `loaded`: files that it runs by their paths.
-
     Other rooms are not among them: they read and write files for it.
     """
     return find_reached_files([_TORCH_SIDE / f"{builder}.py", *loaded], _OWN_FOLDER, _PACKAGE)
@@ -437,12 +413,7 @@ def hash_of_files(paths: Sequence[Path], root: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTimes(Recorded):
-    """What a measuring program says of times.
-
-    Attributes:
-        prefill_ms, decode_ms: of each generation, in place of calls.
-        host_ms: of the stages on the host; None where there are none.
-    """
+    """What a measuring program says of times: of calls, or of generations (`prefill_ms`, `decode_ms`)."""
 
     total_s: float = 0.0
     calls: int = 0
@@ -461,12 +432,7 @@ class CallTimes(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCalls(CallTimes):
-    """The answer of a measuring program; the programs say what is what.
-
-    Attributes:
-        chosen: tokens of the last generation, by sample.
-        pushed: `async` or `one by one`.
-    """
+    """The answer of a measuring program; the programs say what is what."""
 
     load_ms: float
     overhead_us: float

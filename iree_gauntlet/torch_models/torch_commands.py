@@ -1,7 +1,4 @@
-"""`bench` and `micro`: models that torch makes, compiled by IREE, compared with torch, and measured.
-
-Of `bench` a model is a Python function; of `micro` they are recipes × architectures × shapes of a configuration.
-"""
+"""`bench` and `micro`: models that torch makes, compiled by IREE, compared with torch, and measured."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
 from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
-from iree_gauntlet.torch_models.build_plan import BuildPlan
+from iree_gauntlet.torch_models.build_files import BuildPlan
 from iree_gauntlet.torch_models.configuration import override, read_micro_config
 from iree_gauntlet.torch_models.instantiate import check_options
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
@@ -56,7 +53,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.reports.report_files import Reports
     from iree_gauntlet.requests import MicroRequest
     from iree_gauntlet.torch_models.bench_options import BenchOptions
-    from iree_gauntlet.torch_models.build_folder import BuildRecord
+    from iree_gauntlet.torch_models.build_files import BuildRecord
     from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 

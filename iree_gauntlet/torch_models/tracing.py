@@ -1,9 +1,8 @@
 """A trace of a benchmark's program: `--trace light` and `--trace verbose`.
 
-A trace is a run of its own after the measured one, by the native `iree-benchmark-module` of the same toolchain, with
-the same module, parameters and inputs, under the runtime's profiler. Its times say what a call is made of; they are no
-evidence of how fast it is. Nothing here raises for what a tool does: where there is no trace, the reason takes its
-place, and the benchmark stands.
+It is a run of its own after the measured one, by the native `iree-benchmark-module` of the same toolchain, under the
+runtime's profiler: its times say what a call is made of, and are no evidence of how fast it is. Where there is no
+trace, the reason takes its place, and the benchmark stands.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models.build_folder import Array
+    from iree_gauntlet.torch_models.build_files import Array
 
 
 _COLUMNS = (
@@ -79,11 +78,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceTable:
-    """The dispatches of a program.
-
-    Attributes:
-        call_ns: wall time of a call under the profiler, ns, median; None where unknown.
-    """
+    """The dispatches of a program; `call_ns` is the median wall time of a call under the profiler."""
 
     rows: tuple[TraceRow, ...]
     calls: int
@@ -189,7 +184,6 @@ class Trace:
     """What came of tracing a program.
 
     Attributes:
-        name: of the program: `main`, `prefill`, `decode`.
         files: what was written, by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
         log: path of the log of the last tool, relative to the run's folder; empty where none was started.
     """
@@ -247,17 +241,9 @@ def trace(
 ) -> Trace:
     """Runs a program under the profiler and writes what it is made of.
 
-    The caller makes sure that the machine and the device are quiet. The tools' files go into the step's folder.
-
-    Args:
-        step: with the command of `make_benchmark_command`; gives folder and time limit, for each tool.
-        level: `light` or `verbose`.
-        path: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the program's
-            name. Its folder is made where it is missing.
-        toolchain: whose runtime it is.
-        processes: starts the tools.
-        known: the flags of its `iree-benchmark-module`.
-        call_ms: what a call takes, to choose how many there are (5 to 100); 5 where not known.
+    The caller makes sure that the machine and the device are quiet. The step has the command of
+    `make_benchmark_command`; the tools' files go into its folder, `.trace.txt`, `.trace.json` and `.perfetto.json` to
+    `path`, whose last part is the program's name. By `call_ms` it is chosen how many calls there are, 5 to 100.
     """
     folder, name = path.parent, path.name
     prefix = f"{name}.profile."

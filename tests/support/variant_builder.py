@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.torch_models.build_folder import read_build
-from iree_gauntlet.torch_models.build_plan import VariantPlan
+from iree_gauntlet.torch_models.build_files import VariantPlan, read_build
 from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS

@@ -14,7 +14,7 @@ from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.torch_models import peers
 from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
-from iree_gauntlet.torch_models.build_folder import read_build, read_tensors
+from iree_gauntlet.torch_models.build_files import read_build, read_tensors
 from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.peer_bench import PeerBench, answer_of

@@ -14,8 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.build_folder import read_build
-from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
+from iree_gauntlet.torch_models.build_files import BuildPlan, read_build, read_plan
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, count_longest_contractions, read_contractions
 from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from tests.support.command_line import LIMIT_SECONDS

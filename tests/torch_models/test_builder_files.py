@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.torch_chain import TorchChain
 
 # What any model is made by: the call of its function, rounding, its reference, the export.
-_EVERY = {"build_plan", "build_steps", "building", "decompositions", "formats", "torch_tensors"}
+_EVERY = {"build_files", "build_steps", "building", "decompositions", "formats", "torch_tensors"}
 _MODELS = {"instantiate", "model_registry", "declarations"}
 _RECIPES = {"building_variant", "plugins", "recipe_registry", "layers", "torch_architectures", "builtin_plugins"}
 # Options, plans and reports of what was made.

@@ -19,7 +19,7 @@ from tests.support.variant_builder import Built, built_here, distance, plan_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.torch_models.build_plan import VariantPlan
+    from iree_gauntlet.torch_models.build_files import VariantPlan
 
 with contextlib.suppress(ModuleNotFoundError):
     # Without it these tests are not selected, and have to be collected all the same.

@@ -19,7 +19,7 @@ from tests.support.variant_builder import built_here, distance, plan_of, read
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.torch_models.build_plan import VariantPlan
+    from iree_gauntlet.torch_models.build_files import VariantPlan
 
 WORDS = make_torch_words(sys.executable, "measure_torch")
 

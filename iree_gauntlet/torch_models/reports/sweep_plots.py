@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from iree_gauntlet.measuring.profiles.memory_profile import MemoryProfile
-    from iree_gauntlet.records.sweep_record import Ratio
 
 
 # Of Okabe and Ito, "Color Universal Design" (2008): blue and vermilion stay apart in every kind of colour blindness.
@@ -157,6 +156,8 @@ def _choose_plots(entry: SweepEntry) -> Iterator[tuple[str, str, Callable[[], Fi
 
 def draw_speedup_bars(entry: SweepEntry) -> Figure:
     """Speed-ups of all recipes of an entry over its shapes, from 1.0 up or down on a logarithmic axis."""
+    from matplotlib.patches import Patch  # noqa: PLC0415 - matplotlib is optional
+
     shapes, recipes = entry.shapes, entry.recipes
     place = min(_WIDEST, max(_NARROWEST, _ALL / len(shapes)))
     inner = max(place * len(shapes), 4.0)
@@ -177,7 +178,15 @@ def draw_speedup_bars(entry: SweepEntry) -> Figure:
     every = -(-len(shapes) // _MOST_LABELS)
     panels[-1].set_xticks(range(0, len(shapes), every), shapes[::every], rotation=90)
     panels[-1].tick_params(axis="x", length=2, pad=2, labelsize=_POINTS)
-    _draw_legend(panels[0], words)
+    # What the colours of bars mean, above the first panel.
+    shown = [
+        Patch(facecolor=colour, label=word, **_choose_outline(word))
+        for word, colour in WORD_COLOURS.items()
+        if word in words
+    ]
+    panels[0].legend(
+        handles=shown, loc="lower left", bbox_to_anchor=(0, 1.2), ncols=4, frameon=False, borderpad=0, borderaxespad=0
+    )
     return figure
 
 
@@ -192,7 +201,17 @@ def _draw_panel(axes: Axes, entry: SweepEntry, recipe: str, ends: tuple[float, f
         if word in _UNDECIDED:
             # Such a bar may have no height.
             axes.scatter(where, values, s=11, color=colour, edgecolor=INK, linewidth=0.5, zorder=4)
-    _draw_intervals(axes, ratios, ends)
+    known = [
+        (index, ratio.low, ratio.high) for index, ratio in ratios if ratio.low is not None and ratio.high is not None
+    ]
+    where, lows, highs = (
+        [index for index, _, _ in known],
+        [_convert_to_octaves(low, ends) for _, low, _ in known],
+        [_convert_to_octaves(high, ends) for _, _, high in known],
+    )
+    # Dark on light bars, with a light rim that keeps it apart from dark ones.
+    axes.vlines(where, lows, highs, color=PAPER, linewidth=2.2, zorder=3)
+    axes.vlines(where, lows, highs, color=INK, linewidth=0.9, zorder=3)
     for index, row in found:
         if row is not None and row.speedup is None:
             axes.text(
@@ -219,38 +238,11 @@ def _choose_outline(word: str) -> dict[str, Any]:
     return {"edgecolor": INK if hatched else "none", "hatch": "////" if hatched else None, "linewidth": 0.4}
 
 
-def _draw_intervals(axes: Axes, ratios: list[tuple[int, Ratio]], ends: tuple[float, float]) -> None:
-    known = [
-        (index, _convert_to_octaves(ratio.low, ends), _convert_to_octaves(ratio.high, ends))
-        for index, ratio in ratios
-        if ratio.low is not None and ratio.high is not None
-    ]
-    where = [index for index, _, _ in known]
-    lows, highs = [low for _, low, _ in known], [high for _, _, high in known]
-    # Dark on light bars, with a light rim that keeps it apart from dark ones.
-    axes.vlines(where, lows, highs, color=PAPER, linewidth=2.2, zorder=3)
-    axes.vlines(where, lows, highs, color=INK, linewidth=0.9, zorder=3)
-
-
 def _convert_to_octaves(ratio: float, ends: tuple[float, float] = (-_MOST_OCTAVES, _MOST_OCTAVES)) -> float:
     """Logarithm of a ratio, at most as far as the ends of an axis."""
     if math.isnan(ratio) or ratio <= 0:
         return ends[0]
     return ends[1] if ratio == math.inf else max(ends[0], min(ends[1], math.log2(ratio)))
-
-
-def _draw_legend(axes: Axes, words: set[str]) -> None:
-    """What the colours of bars mean, above the first panel."""
-    from matplotlib.patches import Patch  # noqa: PLC0415 - matplotlib is optional
-
-    shown = [
-        Patch(facecolor=colour, label=word, **_choose_outline(word))
-        for word, colour in WORD_COLOURS.items()
-        if word in words
-    ]
-    axes.legend(
-        handles=shown, loc="lower left", bbox_to_anchor=(0, 1.2), ncols=4, frameon=False, borderpad=0, borderaxespad=0
-    )
 
 
 def draw_memory_plot(profile: MemoryProfile, title: str) -> tuple[bytes, bytes]:

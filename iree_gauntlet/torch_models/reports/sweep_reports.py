@@ -134,13 +134,6 @@ class OssDependency(_OssPart):
     extra_info: _Extra = {}
 
 
-class OssInput(_OssPart):
-    """An input of the model."""
-
-    dtype: str = ""
-    extra_info: _Extra = {}
-
-
 class OssRecord(_OssPart):
     """One metric of one variant at one point."""
 
@@ -149,7 +142,8 @@ class OssRecord(_OssPart):
     metric: OssMetric
     runners: list[OssRunner] = []
     dependencies: dict[str, OssDependency] = {}
-    inputs: dict[str, OssInput] = {}
+    # None is said of.
+    inputs: dict[str, _Extra] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +291,7 @@ def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
         type=names or machine.cpu or "unknown",
         cpu_info=machine.cpu,
         cpu_count=machine.cores,
-        avail_mem_in_gb=machine.memory_bytes // _GIB,
+        avail_mem_in_gb=(machine.memory_bytes or 0) // _GIB,
         gpu_info=names,
         gpu_count=len(gpus),
         avail_gpu_mem_in_gb=sum(gpu.memory_bytes for gpu in gpus) // _GIB,

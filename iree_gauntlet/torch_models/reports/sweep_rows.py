@@ -1,11 +1,8 @@
-"""What reports read: the record of each point as flat rows, one a variant.
-
-A record is what the journal's benchmark step of a point has. Numbers that JSON lacks are "nan", "inf" and "-inf" in it,
-and are numbers again here.
+"""What reports read: the record of each point as flat rows, one a variant; and these as CSV.
 
 Columns that mean what torchao's `generate_results_csv` (benchmarks/microbenchmarks/utils.py) writes have its names and
 its order; its times and speed-ups are torch's, eager and by torch.compile. Ours follow. A cell is empty where nothing
-was measured, and numbers have all their digits: reading them back gives the very ones of the journal.
+was measured, and numbers have all their digits.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.figures import one_line
+from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, PointRecord
 
@@ -87,28 +85,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderToolchain(Recorded):
-    """The IREE of a sweep: versions and commits."""
-
-    compiler: str = ""
-    compiler_commit: str = ""
-    runtime: str = ""
-    runtime_commit: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HeaderMachine(Recorded):
-    """The machine of a sweep, as far as is known."""
-
-    host: str = ""
-    cpu: str = ""
-    cores: int = 0
-    memory_bytes: int = 0
-    os: str = ""
-    python: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class HeaderGpu(Recorded):
     """A GPU of a sweep."""
 
@@ -138,8 +114,8 @@ class SweepHeader(Recorded):
     state: str = "complete"
     started: str = ""
     config: str = ""
-    toolchain: HeaderToolchain = HeaderToolchain()
-    machine: HeaderMachine = HeaderMachine()
+    toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
+    machine: MachineFacts = field(default_factory=MachineFacts)
     command: str = ""
     cwd: str = ""
     version: str = ""

@@ -39,7 +39,7 @@ from torch.utils.flop_counter import flop_registry
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import TriedErrors, write_directions
-from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Array, BuildRecord, BuiltProgram, Directions
+from iree_gauntlet.torch_models.build_files import BUILD_FILE, Array, BuildRecord, BuiltProgram, Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat
 from iree_gauntlet.torch_models.torch_side.decompositions import make_backward_decompositions
 from iree_gauntlet.torch_models.torch_side.torch_tensors import cast, convert, find_type_name, write_arrays
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from iree_gauntlet.torch_models.build_plan import ModelPlan
+    from iree_gauntlet.torch_models.build_files import ModelPlan
     from iree_gauntlet.torch_models.declarations import Declaration
 
 
@@ -468,15 +468,8 @@ def export_program(
 ) -> None:
     """Export a module with fixed shapes to ONNX, its weights in a file next to it.
 
-    Traces of where a node comes from in Python are left out: they are paths of this machine.
-
-    Args:
-        module: called with the inputs.
-        inputs: its inputs.
-        outputs: what it returns for them, flat.
-        path: of the `.onnx`; the weights go to the same with `.data` behind it.
-        model: name of the model, for errors.
-        optimize: whether the exporter rewrites the graph; it takes minutes for graphs of thousands of nodes.
+    Traces of where a node comes from in Python are left out: they are paths of this machine. `optimize`: whether the
+    exporter rewrites the graph, which takes minutes for graphs of thousands of nodes.
 
     Raises:
         ExportFailedError: the exporter fails, or leaves out an input or output.

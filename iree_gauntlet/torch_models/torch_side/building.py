@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.build_folder import TokenLoop, TrainingStep
-from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
+from iree_gauntlet.torch_models.build_files import BuildPlan, TokenLoop, TrainingStep, read_plan
 from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.torch_side.build_steps import REPEATABLE, BuildSteps, ExportFailedError
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from iree_gauntlet.torch_models.build_folder import Array, BuildRecord
-    from iree_gauntlet.torch_models.build_plan import VariantPlan
+    from iree_gauntlet.torch_models.build_files import Array, BuildRecord, VariantPlan
     from iree_gauntlet.torch_models.model_registry import Generative
     from iree_gauntlet.torch_models.plugins import PluginRegistry
 
@@ -105,16 +103,6 @@ def _build_pipeline(steps: BuildSteps, content: Pipeline) -> BuildRecord:
     )
 
 
-def _require_no_chance(steps: BuildSteps, first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
-    """Refuse gradients that no two steps have alike: the errors that rounding may cause would mean nothing."""
-    differences = sum(float((second[name] - gradient).double().square().sum()) for name, gradient in first.items())
-    if differences > REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in first.values()):
-        raise steps.model.problem(
-            "the gradients of a second step with the same inputs are others, as with dropout",
-            "a model that is trained here must not draw random numbers: make it with a dropout of 0",
-        )
-
-
 def _run_before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Tensor, ...], tuple[Array, ...]]:
     """The device's inputs in f32, and the host's where there is a module before the device."""
     inputs = steps.checked(content.inputs, "the inputs")
@@ -131,7 +119,14 @@ def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -
     if not targets:
         raise steps.model.problem("it returns no float tensor, so there is no loss to train it by")
     loss, gradients = _run_step(steps, module, inputs, targets)
-    _require_no_chance(steps, gradients, _run_step(steps, module, inputs, targets)[1])
+    # Of gradients that no two steps have alike, the errors that rounding may cause would mean nothing.
+    second = _run_step(steps, module, inputs, targets)[1]
+    differences = sum(float((second[name] - gradient).double().square().sum()) for name, gradient in gradients.items())
+    if differences > REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in gradients.values()):
+        raise steps.model.problem(
+            "the gradients of a second step with the same inputs are others, as with dropout",
+            "a model that is trained here must not draw random numbers: make it with a dropout of 0",
+        )
     so_far = draw_gradients(list(gradients.values())) if accumulate else ()
     if not steps.exact:
         steps.refer_to([loss, *_add_gradients(so_far, gradients)])

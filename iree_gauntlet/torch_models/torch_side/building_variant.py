@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from iree_gauntlet.torch_models.build_plan import VariantPlan, read_plan
+from iree_gauntlet.torch_models.build_files import VariantPlan, read_plan
 from iree_gauntlet.torch_models.formats import DataFormat, read_contractions
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.torch_models.torch_side.build_steps import BuildSteps

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.torch_models.build_plan import BuildPlan, check_plan
+from iree_gauntlet.torch_models.build_files import BuildPlan, check_plan
 from iree_gauntlet.torch_models.declarations import make_failure_problem
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.torch_side.host_pipeline import StageError
@@ -33,12 +33,9 @@ _FLOATS = {name: kind for kind, name in TYPES.items() if kind.is_floating_point}
 def build_host_modules(
     builder: object, inputs: Sequence[tuple[NDArray[Any], str]], given: Sequence[tuple[NDArray[Any], str]]
 ) -> HostModules:
-    """Build a model again, as it was built for the device, and keep what runs on the host.
+    """Build a model again by its builder's plan (a `BuildPlan` as JSON has it), and keep what runs on the host.
 
-    Args:
-        builder: its builder's plan: a `BuildPlan` as JSON has it.
-        inputs: of the device, with their element types.
-        given: the inputs of what runs before it.
+    `inputs` are the device's, `given` those of what runs before it.
     """
     try:
         asked = check_plan(builder, "builder", BuildPlan)

@@ -1,20 +1,8 @@
 """Measure the ONNX programs of a built model in onnxruntime, on the CPU, with onnxruntime's own defaults.
 
-It is run by `torch_process.py`; its plan is
-
-    {"models": [                 one
-        {"name": "onnxruntime",
-         "build": "/…",          the folder of the built model
-         "builder": {…},         its builder's plan: modules on the host are built again
-         "calls": 50}],          of a generative model, generations
-     "warm_up_calls": 1,         after the first call
-     "outputs": "/…/folder"}     where outputs go, to be checked; empty for nowhere
-
-The answer is that of `measure_torch.py`, but for a model that cannot be measured, which ends the process: `compile_s`
-is what making the sessions took.
-
-A call takes arrays and gives arrays. The state of a generative model stays in onnxruntime's own values. Modules on
-the host run in torch, before and after: this Python has to have it then.
+Plan and answer are those of `measure_torch.py`, for one model; one that cannot be measured ends the process.
+`compile_s` is what making the sessions took. A call takes arrays and gives arrays. The state of a generative model
+stays in onnxruntime's own values. Modules on the host run in torch: this Python has to have it then.
 """
 
 from __future__ import annotations
@@ -25,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.torch_models.build_folder import read_build
-from iree_gauntlet.torch_models.build_plan import PeerPlan
+from iree_gauntlet.torch_models.build_files import PeerPlan, read_build
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, time_calls, write_arrays
 
 if TYPE_CHECKING:
@@ -36,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.torch_models.build_folder import BuiltProgram, TokenLoop
+    from iree_gauntlet.torch_models.build_files import BuiltProgram, TokenLoop
 
 
 # onnx.TensorProto.BFLOAT16

@@ -10,9 +10,8 @@ imported from there. The plan is that of `workers/iree_side/measure_module.py`, 
      "host_inputs": [{"file", "type"}]}     of the module before the device; empty where there is none
 
 What that module returns is the device's input, and `inputs` says of which types; floats are cast to them, and floats
-of the device to f32. Of inputs beyond those (in training the targets) the plan's are pushed; in training nothing runs
-after the device. Each call goes through three stages that run in parallel: while the device computes one,
-the host prepares the next and finishes the one before. Where there is nothing before the device, `inputs` are pushed.
+of the device to f32. Inputs beyond those (in training the targets) are the plan's; in training nothing runs after the
+device. While the device computes one call, the host prepares the next and finishes the one before.
 
 The answer is that of `measure_module.py`, and
 
@@ -20,9 +19,8 @@ The answer is that of `measure_module.py`, and
      "host_outputs": [{"file", "type", "shape"}]}   what came out at the end of the first call
 
 `total_s` is from the first input into `pre` to the last output of `post`, `first_call_ms` the same of the first call.
-`call_ms` is the device's part, by context; a context takes a call when it is free. `overhead_us` is what a call
-through three stages takes that do nothing, the hand-over between threads. What a model prints goes to standard error.
-A stage that fails ends the others; exit codes are those of `workers/iree_side/plan_file.py`.
+`call_ms` is the device's part, by context. `overhead_us` is what a call through three stages takes that do nothing.
+What a model prints goes to standard error. Exit codes are those of `workers/iree_side/plan_file.py`.
 """
 
 from __future__ import annotations
