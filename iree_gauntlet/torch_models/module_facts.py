@@ -220,7 +220,15 @@ class _ModuleData:
 
 def _read_segments(toolchain: Toolchain, module: Path) -> list[_ModuleData]:
     """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order."""
-    described = _describe_module(toolchain, module)
+    tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
+    answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
+    try:
+        described: list[dict[str, Any]] = json.loads(answer.stdout)["rodata_segments"]
+    except (ValueError, KeyError) as error:
+        said = next((line.strip() for line in answer.stderr.splitlines() if line.strip()), "it says nothing")
+        raise GauntletError(
+            f"{module}: {_DUMP_TOOL} cannot describe it: {said}", "compile it again with this toolchain"
+        ) from error
     outside: list[_ModuleData] = []
     try:
         with zipfile.ZipFile(module) as archive:
@@ -245,20 +253,6 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_ModuleData]:
             "it has to be written and described by one release of IREE",
         )
     return [*outside, *(_ModuleData(len(data), data) for data in inside)]
-
-
-def _describe_module(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:
-    """The data segments as the toolchain describes them."""
-    tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
-    answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
-    try:
-        described: list[dict[str, Any]] = json.loads(answer.stdout)["rodata_segments"]
-    except (ValueError, KeyError) as error:
-        said = next((line.strip() for line in answer.stderr.splitlines() if line.strip()), "it says nothing")
-        raise GauntletError(
-            f"{module}: {_DUMP_TOOL} cannot describe it: {said}", "compile it again with this toolchain"
-        ) from error
-    return described
 
 
 def name_tables(data: Sequence[bytes], known: Collection[str]) -> dict[tuple[bytes, bytes], list[str]]:

@@ -199,21 +199,6 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """A program that was tried.
-
-    Attributes:
-        first_call_ms: of a process that had nothing compiled before; None where it failed.
-    """
-
-    problem: str
-    version: str = ""
-    first_call_ms: float | None = None
-    compile_s: float | None = None
-    call_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class PeerModel(Recorded):
     """What `measure_torch.py` and `measure_onnx.py` say of a model; `error`: where it cannot be measured."""
 
@@ -223,6 +208,7 @@ class PeerModel(Recorded):
     first_call_ms: float | None = None
     compile_s: float | None = None
     outputs: tuple[Array, ...] = ()
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,23 +267,19 @@ class PeerScript:
         log: str,
         programs: Sequence[PeerProgram],
         expected: Sequence[Expected],
-    ) -> list[Tried]:
+    ) -> list[PeerModel]:
         """What becomes of each program in one start of a peer; it is no evidence, so that others may run meanwhile."""
         with tempfile.TemporaryDirectory(prefix="outputs", dir=self.step.folder) as outputs:
             rounds = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
             with session.quiet(exclusive=False):
                 taken = take_round(replace(rounds, read=lambda _text, _seconds: ()), session.processes, log)
             if taken.failure:
-                return [Tried(taken.failure)] * len(expected)
+                return [PeerModel(error=taken.failure)] * len(expected)
             answer = PeerAnswer.read(session.processes.stdout(self.step, log))
             tried = []
             for found, wanted in zip(answer.models, expected, strict=True):
-                if found.error:
-                    tried.append(Tried(shorten(found.error), answer.version))
-                    continue
-                problem = shorten(wanted.find_problem(Path(outputs), found.outputs))
-                call_ms = statistics.median(found.call_ms)
-                tried.append(Tried(problem, answer.version, found.first_call_ms, found.compile_s, call_ms))
+                problem = found.error or wanted.find_problem(Path(outputs), found.outputs)
+                tried.append(replace(found, error=shorten(problem), version=answer.version))
         return tried
 
 
@@ -381,9 +363,9 @@ class _Peers:
             (tried,) = script.try_programs(session, "trial", "trial.", [program], [expected])
             self._require_going_on()
             found = Peer(name, version=tried.version, first_call_ms=tried.first_call_ms, compile_s=tried.compile_s)
-            if tried.problem:
-                return replace(found, reason=tried.problem)
-            calls = self._count_calls(home, tried.call_ms)
+            if tried.error:
+                return replace(found, reason=tried.error)
+            calls = self._count_calls(home, statistics.median(tried.call_ms))
             ours = self._plan_iree(home, "iree", calls)
             theirs = script.plan_rounds("peer", [replace(program, calls=calls)])
             pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (ours, theirs))

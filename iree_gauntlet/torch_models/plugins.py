@@ -105,7 +105,9 @@ def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None =
             given = list(declared.function(tuple(2**power for power in range(low, high + 1))))
     shapes, messages = [], []
     for number, row in enumerate(given):
-        name, sizes = _split_row(row, number)
+        name, sizes = str(number), tuple(row) if isinstance(row, list | tuple) else ()
+        if len(sizes) == 4 and isinstance(sizes[0], str) and sizes[0]:
+            name, sizes = sizes[0], sizes[1:]
         if len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes):
             shapes.append(Shape(f"{declared.name}_{name}", *sizes))
         else:
@@ -117,15 +119,6 @@ def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None =
     if messages:
         raise declared.problems(dict.fromkeys(messages))
     return tuple(shapes)
-
-
-def _split_row(row: object, number: int) -> tuple[str, tuple[int, ...]]:
-    """The name and the sizes of what a set gave; without a name, its number."""
-    if not isinstance(row, list | tuple):
-        return "", ()
-    if len(row) == 4 and isinstance(row[0], str) and row[0]:
-        return row[0], tuple(row[1:])
-    return str(number), tuple(row)
 
 
 def _find_refused_recipe(text: str) -> ModelRecipe | None:

@@ -346,12 +346,12 @@ class PointSession(ModelSession):
         script = PeerScript(step, "torch", self.chain.torch.path, "measure_torch", code)
         tried = script.try_programs(self.session, "torch.trial.plan", "torch.trial.", list(programs.values()), expected)
         for name, found in zip(list(programs), tried, strict=True):
-            if found.problem or found.first_call_ms is None:
-                self._problems[name] = found.problem
+            if found.error or found.first_call_ms is None:
+                self._problems[name] = found.error
                 del programs[name]
                 continue
             self._first_call_ms[name] = found.first_call_ms
-            programs[name] = replace(programs[name], calls=_count_calls(found.call_ms))
+            programs[name] = replace(programs[name], calls=_count_calls(statistics.median(found.call_ms)))
         if not programs:
             return None
         return TorchRound(

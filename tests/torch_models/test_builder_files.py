@@ -21,6 +21,7 @@ _RECIPES = {"building_variant", "plugins", "recipe_registry", "layers", "torch_a
 # Options, plans and reports of what was made.
 _OTHERS = {"bench_options", "bench_result", "bench_session", "configuration", "peers", "roofline"}
 _OTHERS |= {"point_chain", "point_session", "torch_chain", "tracing", "measure_torch", "module_facts"}
+_OTHERS |= {"sweep", "sweep_document", "sweep_reports", "torch_commands"}
 
 
 def files_of(chain: type[TorchChain]) -> set[str]:

@@ -268,22 +268,12 @@ def _collect_figures(row: Row) -> tuple[str, ...]:
     share = NOTHING if row.peak_share.share is None else f"{100 * row.peak_share.share:.0f} % {row.peak_share.bound}"
     error = [NOTHING if value is None else format_error(value) for value in (row.errors.max, row.errors.relative)]
     return (
-        *(
-            row.label,
-            row.point.shape,
-            row.recipe,
-            row.variant.status,
-            _time_text(row.variant.iree),
-            format_ratio(row.speedup),
-        ),
+        *(row.label, row.point.shape, row.recipe, row.variant.status),
+        *(_time_text(row.variant.iree), format_ratio(row.speedup)),
         *(_time_text(eager), format_ratio(eager.beside_iree if eager else None)),
         *(_time_text(compiled), format_ratio(compiled.beside_iree if compiled else None)),
-        *(
-            *error,
-            format_decibels(row.errors.sqnr_db),
-            _format_size(row.variant.module_bytes),
-            _format_size(row.variant.parameter_bytes),
-        ),
+        *(*error, format_decibels(row.errors.sqnr_db)),
+        *(_format_size(row.variant.module_bytes), _format_size(row.variant.parameter_bytes)),
         *(_format_size(row.variant.peak_rss_bytes), _format_size(row.variant.device_peak_bytes)),
         NOTHING if row.variant.compile_s is None else duration(row.variant.compile_s),
         NOTHING if first is None else milliseconds(first),
