@@ -11,8 +11,7 @@ import time
 
 import numpy as np
 
-from iree_gauntlet.torch_models.block_float import BLOCK
-from iree_gauntlet.torch_models.formats import DataFormat, round_weights
+from iree_gauntlet.torch_models.formats import BLOCK, DataFormat, round_weights
 
 _COLUMNS = 4096
 

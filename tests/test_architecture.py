@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import size
@@ -16,11 +17,12 @@ import size
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
 PACKAGE = ROOT / "iree_gauntlet"
 
 # A file may import its own room and those with a lower number; rooms of one number know nothing of each other.
+# A part of a room that has a number of its own is a room.
 ROOMS = {
     # The words: they import each other alone.
     **dict.fromkeys(("cases", "diagnostics", "document", "errors", "figures", "journal_events", "journal_format"), 0),
@@ -30,9 +32,10 @@ ROOMS = {
     **dict.fromkeys(("artifacts", "dialects", "measuring", "records", "toolchains"), 2),
     **dict.fromkeys(("engine", "history"), 3),
     "torch_models": 4,
-    "experiments": 5,
-    "reports": 6,
-    **dict.fromkeys(("cluster", "upkeep"), 7),
+    "torch_models/torch_side": 4,
+    **dict.fromkeys(("experiments", "torch_models/sweep"), 5),
+    **dict.fromkeys(("reports", "torch_models/reports"), 6),
+    **dict.fromkeys(("cluster", "torch_models/torch_commands", "upkeep"), 7),
     **dict.fromkeys(("pytest_plugin", "tasks"), 8),
     # What users' files import, and what starts the program; no room does.
     **dict.fromkeys(("__main__", "bench", "micro"), 9),
@@ -72,6 +75,11 @@ _ASKED_SENTENCES = {
     ("records/outcome.py", "_ENVIRONMENT.search(note)"),
     ("results.py", "words in result.reason"),
 }
+# What the rest of the package may know of the models that torch makes: their commands, and the schema of their files.
+WING = "torch_models"
+KNOW_THE_WING = {"tasks", "upkeep", "bench", "micro"}
+# Of the Python with torch; what it runs of ours may import these alone.
+IN_TORCHS_PYTHON = {"numpy", "torch", "torchao", "transformers", "onnx", "onnx_ir", "onnxruntime", "ml_dtypes"}
 HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib", "jinja2")
 
 
@@ -89,7 +97,13 @@ class Module:
 
     @property
     def part(self) -> str:
-        return self.path.with_suffix("").parts[0]
+        return find_room(self.path.with_suffix("").parts)
+
+
+def find_room(parts: Sequence[str]) -> str:
+    """The longest beginning of a path that has a number; the first part where none has."""
+    known = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((room for room in known if room in ROOMS), parts[0])
 
 
 @cache
@@ -145,14 +159,18 @@ def allowed(module: Module, room: str) -> bool:
         return False
     if own in WORDS:
         return room in WORDS
-    # Reports are functions of records.
-    return ROOMS[room] < (3 if own == "reports" else ROOMS[own])
+    if own.endswith("reports"):
+        # They are functions of records; those of the wing are rendered as all others.
+        return ROOMS[room] < 3 or room == "reports"
+    # The two sides of the wing share their words.
+    return ROOMS[room] < ROOMS[own] or {own, room} == {WING, f"{WING}/torch_side"}
 
 
 def test_imports_follow_the_arrows() -> None:
     wrong = [f"{module.path}: relative import" for module in modules() if module.relative]
     for module in modules():
-        rooms = {words[1] for name in module.imports if (words := [*name.split("."), ""])[0] == "iree_gauntlet"}
+        names = [name.split(".") for name in module.imports]
+        rooms = {find_room(words[1:]) for words in names if words[0] == "iree_gauntlet" and words[1:]}
         wrong += [f"{module.path}: may not import {room}" for room in sorted(rooms) if not allowed(module, room)]
     assert wrong == []
 
@@ -164,8 +182,8 @@ def test_every_room_has_its_number() -> None:
 def test_the_map_for_contributors_has_every_room() -> None:
     text = (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d|–) \| (.+?) \|", text, re.MULTILINE)
-    drawn = {room: number for number, rooms in rows for room in re.findall(r"`(\w+)/`", rooms)}
-    folders = {module.part for module in modules() if len(module.path.parts) > 1}
+    drawn = {room: number for number, rooms in rows for room in re.findall(r"`([\w/]+)/`", rooms)}
+    folders = {module.part for module in modules() if (PACKAGE / module.part).is_dir()}
     assert drawn == {room: str(ROOMS[room]) if ROOMS.get(room, 9) < 9 else "–" for room in folders}
 
 
@@ -183,6 +201,33 @@ def test_the_worker_needs_nothing_but_its_own_python() -> None:
         outside = {name.split(".")[0] for name in used} - set(sys.stdlib_module_names)
         # onnx brings google.protobuf and ml_dtypes.
         assert outside <= {"numpy", "onnx", "google", "ml_dtypes", "onnxruntime", "iree"}, module.path
+
+
+def test_the_wing_is_known_in_two_places() -> None:
+    beginning = f"iree_gauntlet.{WING}."
+    knows = {module.part for module in modules() for name in module.imports if f"{name}.".startswith(beginning)}
+    assert {room for room in knows if not room.startswith(WING)} == KNOW_THE_WING
+
+
+def test_what_runs_in_torchs_python_needs_nothing_of_the_toolkits() -> None:
+    # With all of ours that it brings: errors, records, arrays.
+    own = {module.path: module for module in modules()}
+    waiting = [path for path in own if path.is_relative_to(f"{WING}/torch_side")]
+    assert len(waiting) > 2
+    reached: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        # Workers have a rule of their own.
+        if path not in own or path in reached or path.parts[0] == WORKERS:
+            continue
+        reached.add(path)
+        for name in own[path].imports:
+            first, *rest = name.split(".")
+            if first == "iree_gauntlet":
+                waiting += [Path(*rest[:length]).with_suffix(".py") for length in range(1, len(rest) + 1)]
+            else:
+                assert first in {*sys.stdlib_module_names, *IN_TORCHS_PYTHON}, f"{path}: {name}"
+    assert not {path.parts[0] for path in reached} & {"engine", "history", "experiments", "reports", "tasks"}
 
 
 def test_modules_say_what_they_are_for() -> None:

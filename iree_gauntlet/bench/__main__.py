@@ -17,7 +17,7 @@ def main() -> None:
 
     def run() -> ExitCode:
         options = parse(sys.argv[1:])
-        from iree_gauntlet.tasks.model_benchmarks import bench  # noqa: PLC0415 - `--help` must not wait for it
+        from iree_gauntlet.torch_models.torch_commands import bench  # noqa: PLC0415 - `--help` must not wait for it
 
         return bench(options)
 

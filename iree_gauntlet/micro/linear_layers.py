@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from iree_gauntlet.torch_models.layers import linear_layers, prune_linear_layers, replace_linear_layers
+from iree_gauntlet.torch_models.torch_side.layers import linear_layers, prune_linear_layers, replace_linear_layers
 
 __all__ = ["linear_layers", "prune_linear_layers", "replace_linear_layers"]

@@ -362,7 +362,7 @@ def bench_task(asked: BenchOptions) -> ExitCode:
               bench -m bert -c tiny -df Fp16 -mf HiFi4 -opt 3 --loop-count 50 -o perf.json
               bench -m vit -c tiny --against torch --trace light
     """
-    from iree_gauntlet.tasks.model_benchmarks import bench  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_commands import bench  # noqa: PLC0415
 
     return bench(asked)
 
@@ -380,6 +380,6 @@ def micro_task(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
               micro --config specs/recipes/dashboard.yml --output benchmark_results.json
               micro --resume
     """
-    from iree_gauntlet.tasks.model_benchmarks import micro  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_commands import micro  # noqa: PLC0415
 
     return micro(asked, toolchain)

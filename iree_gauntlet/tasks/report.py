@@ -20,9 +20,9 @@ from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
 from iree_gauntlet.reports.runs_index import write_index
-from iree_gauntlet.reports.sweeps.sweep_reports import write_micro_reports
 from iree_gauntlet.settings import find_runs_folder, format_typed_command, shown
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.torch_models.reports.sweep_reports import write_micro_reports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

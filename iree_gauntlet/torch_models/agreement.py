@@ -17,7 +17,7 @@ from iree_gauntlet.measuring.numerics.arrays import is_float
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
-from iree_gauntlet.torch_models.build_folder import Directions
+from iree_gauntlet.torch_models.build_files import Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, Tolerance
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.results import OutputComparison
-    from iree_gauntlet.torch_models.build_folder import Array
+    from iree_gauntlet.torch_models.build_files import Array
 
 
 _PIECE = 1 << 22
@@ -45,11 +45,9 @@ _APPROXIMATION = 8 * UNIT_ROUNDOFF["f32"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractionErrors(Recorded):
-    """By how much contractions look too large.
+    """By how much contractions look too large: `error` is a share of the worst one's result.
 
-    Attributes:
-        worst: the one that looks worst, in words; of its result, `error` is a share.
-        shown: how many would show an error of so much.
+    `shown`: how many of them would show an error of so much.
     """
 
     worst: str
@@ -80,11 +78,7 @@ class OutputErrors(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How outputs agree with what was expected.
-
-    Attributes:
-        tells_nothing: the expected outputs are zero throughout, so that agreeing with them proves little.
-    """
+    """How outputs agree with what was expected; zeros throughout tell nothing (`tells_nothing`)."""
 
     comparisons: tuple[OutputComparison, ...]
     errors: OutputErrors
@@ -94,11 +88,9 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """By how much contractions look too large, and the errors of all outputs together.
+    """By how much contractions look too large, and the errors of all outputs together, without the flips' part.
 
-    Attributes:
-        flips: values whose fall to the other side of a kink has been taken away, from both.
-        rest: root mean square of the errors that are left, as a share of that of the expected values.
+    `rest` is the root mean square of the errors that are left, as a share of that of the expected values.
     """
 
     contractions: ContractionErrors
@@ -121,9 +113,7 @@ class Gains:
 def find_limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
     """How far outputs may be from what was built, by the errors that were tried when they were.
 
-    Args:
-        arrays: of the build.
-        narrowed: how much larger the roundoff of contractions' inputs is than that of the data format.
+    `narrowed`: how much larger the roundoff of contractions' inputs is than that of the data format.
     """
 
     def limit(array: Array, which: int) -> float:
@@ -151,9 +141,6 @@ def find_gains(
     """The error of each contraction that fits the errors of the outputs best, and what all of these amount to.
 
     All outputs have the shapes of the expected ones; `gradients` as of `agreement`.
-
-    Raises:
-        OSError, KeyError, ValueError: the file of directions cannot be read.
     """
     with np.load(folder / directions.file, allow_pickle=False) as file:
         outputs, places, scales, filters, flips = (file[name] for name in _FILTERS)
@@ -357,15 +344,9 @@ def write_directions(found: TriedErrors, path: Path) -> Directions | None:
 
 
 def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
-    """What is left of errors when the flips that explain most of them are taken away, each whole and once.
+    """What is left of values' errors when the flips that explain most of them are taken away, and which these are.
 
-    Args:
-        errors: of values.
-        flips: [flips, values], what each of them does to the values.
-        scales: of the values' other errors.
-
-    Returns:
-        The errors that are left, and which flips were taken away.
+    `flips` is [flips, values], what each of them does to the values; `scales` those of the values' other errors.
     """
     left, effects, found = errors / scales, flips / scales, list[int]()
     power = np.sum(effects**2, axis=1)

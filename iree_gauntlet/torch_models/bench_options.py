@@ -1,8 +1,7 @@
 """The options of the benchmarks, each defined once, and the one checked form that every front reads them into.
 
-Names, short names and choices are those of PyBuda's `benchmark.py`; what each means on IREE is in `on_iree`. The
-argparse front (PyBuda's command line, word for word) and the Invoke task are both made of `OPTIONS`, and both give what
-they found, as text, to `read_options`: so equal command lines give equal `BenchOptions`, and mistakes the same message.
+Names, short names and choices are those of PyBuda's `benchmark.py`; what each means on IREE is in `on_iree`. Both
+fronts, argparse (PyBuda's command line, word for word) and the Invoke task, are made of `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ _SHARED = {option.name: option.help for option in options_of(ToolchainRequest)}
 class BenchOption(Option):
     """One option; `default` is what a front hands on where it is not given: "", False for a switch, [] for a list.
 
-    Attributes:
-        least: of a number; None for what is no number.
-        value: what it starts from where it is not given, as text; empty for nothing.
+    `value` is what it starts from then, as text; empty for nothing.
     """
 
     on_iree: str = ""
@@ -213,11 +210,7 @@ OPTIONS: tuple[BenchOption, ...] = tuple(
 def read_options(values: Mapping[str, Any]) -> BenchOptions:
     """Checks what a front found, by the options' names; names that are no options are left alone.
 
-    Args:
-        values: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
-
-    Raises:
-        UsageError: a value that is not allowed, or two that do not fit together.
+    A value is text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
     """
     found = {option.name: _check_value(option, values.get(option.name)) for option in OPTIONS}
     options = BenchOptions(**{name: value for name, value in found.items() if value is not None})
@@ -282,9 +275,12 @@ def _check_value(option: BenchOption, found: Any) -> Any:
     if option.name == "env":
         return _read_environment(text)
     text = _check_text(option, text)
-    if option.name == "dataformat":
-        return DataFormat(text)
-    return text if option.least is None else _read_number(option, text)
+    if option.least is None:
+        return DataFormat(text) if option.name == "dataformat" else text
+    # ASCII digits alone: int() also takes underscores, spaces and the digits of other scripts.
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS) or int(text) < option.least:
+        raise UsageError(f"--{option.name} {text}: a whole number of {option.least} or more expected", option.help)
+    return int(text)
 
 
 def _check_text(option: BenchOption, text: str) -> str:
@@ -295,13 +291,6 @@ def _check_text(option: BenchOption, text: str) -> str:
         question = f"; did you mean {near}?" if near else ""
         raise UsageError(f"--{option.name} {text}: unknown{question}", f"Known: {', '.join(option.choices)}.")
     return text
-
-
-def _read_number(option: BenchOption, text: str) -> int:
-    # ASCII digits alone: int() also takes underscores, spaces and the digits of other scripts.
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS) or int(text) < (option.least or 0):
-        raise UsageError(f"--{option.name} {text}: a whole number of {option.least} or more expected", option.help)
-    return int(text)
 
 
 def _read_environment(text: str) -> tuple[tuple[str, str], ...]:
@@ -353,12 +342,7 @@ def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
-    """Reads a command line.
-
-    Raises:
-        UsageError: an unknown option, or a value that is not allowed.
-        SystemExit: with code 0, after printing what `--help` asks for.
-    """
+    """Reads a command line; exits with code 0 after printing what `--help` asks for."""
     found, unknown = build_parser(prog).parse_known_args(spell_out(arguments, dashes=False))
     if unknown:
         near = find_nearest_option(unknown[0])

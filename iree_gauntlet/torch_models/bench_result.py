@@ -1,8 +1,7 @@
 """The result of a benchmark, out of its journal: an entry of perf.json, and lines for people.
 
 perf.json is an array: the new entry is put before its closing bracket, and everything in front of it stays as it is,
-byte by byte. Writers take turns by a lock file of the cache; a file is replaced by rename, so that a kill at any
-moment leaves the old one or the new one.
+byte by byte. Writers take turns by a lock file of the cache, and a file is replaced by rename.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
     from iree_gauntlet.torch_models.bench_session import Latencies
-    from iree_gauntlet.torch_models.build_folder import BuildRecord
+    from iree_gauntlet.torch_models.build_files import BuildRecord
 
 
 _HASH_LENGTH = 8
@@ -56,14 +55,7 @@ _MOST_NAMES = 1000
 def make_perf_entry(
     record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """What is appended to perf.json.
-
-    Args:
-        record: the journal of the run.
-        chain: what was benchmarked.
-        build: as it was exported; None where it was not.
-        notes: what the user is to know of the options.
-    """
+    """What is appended to perf.json."""
     run, toolchain = record.run, chain.toolchain
     source = (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH]
     about = {
@@ -199,11 +191,7 @@ def _collect_more(
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where a result went.
-
-    Attributes:
-        note: why it is another file than the one asked for, for the user; empty where it is not.
-    """
+    """Where a result went; `note`: why it is another file than the one asked for, for the user."""
 
     path: Path
     entries: int
@@ -217,19 +205,11 @@ def find_result_path(output: str | Path) -> Path:
 
 
 def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) -> Appended:
-    """Appends one result; folders that are missing are made.
+    """Appends one result, which has a speed or an error, to what `--output` names; missing folders are made.
 
     A file that is damaged, or is no list of results, is left as it is: the result goes to `<name>.new-1.json`
-    next to it, or to the first such file that is whole or not there.
-
-    Args:
-        output: as given to `--output`.
-        result: has a speed or an error. Numbers that JSON does not have are written as "nan", "inf" and "-inf", as in
-            the journal.
-        locks: folder of the cache's locks, made where it is missing: those who share a cache take turns.
-
-    Raises:
-        GauntletError: nothing could be written there. What was there is untouched.
+    next to it, or to the first such file that is whole or not there. Numbers that JSON does not have are written as
+    "nan", "inf" and "-inf". Those who share a cache's locks take turns. After an error what was there is untouched.
     """
     line = json.dumps(_make_json(result), ensure_ascii=False, allow_nan=False)
     asked = find_result_path(output)
@@ -251,15 +231,7 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
 
 
 def check_output(output: str | Path, locks: Path) -> None:
-    """Makes sure that a result could be written, before a long run; makes missing folders and changes no file.
-
-    Args:
-        output: as given to `--output`.
-        locks: as for `append_result`.
-
-    Raises:
-        GauntletError: it could not.
-    """
+    """Makes sure that a result could be written, before a long run; makes missing folders and changes no file."""
     with _lock_target(find_result_path(output), locks) as target:
         if target.is_dir():
             raise IsADirectoryError(None, "Is a directory")
@@ -289,29 +261,20 @@ def _add(path: Path, line: str) -> tuple[int, str]:
         old = path.read_bytes()
     except FileNotFoundError:
         old = b""
-    # An empty file holds nothing that could be lost.
-    text, entries, damage = _read_whole(old) if old.strip() else ("[]", 0, "")
-    if damage:
-        return 0, damage
-    before = text.rstrip().removesuffix("]").rstrip()
-    write_atomic(path, f"{before}{',' if entries else ''}\n{line}\n]\n")
-    return entries + 1, ""
-
-
-def _read_whole(content: bytes) -> tuple[str, int, str]:
-    """The text of a file of results and how many it holds; or what is wrong with it."""
     try:
-        text = content.decode()
+        # An empty file holds nothing that could be lost.
+        text = old.decode() if old.strip() else "[]"
         found = json.loads(text, parse_constant=_refuse_number)
     except (ValueError, RecursionError) as error:
-        return "", 0, f"is damaged ({str(error).splitlines()[0]})"
+        return 0, f"is damaged ({str(error).splitlines()[0]})"
     if not isinstance(found, list):
-        return "", 0, "is no array of results"
-    has_result = (isinstance(entry, dict) and bool({"samples_per_sec", "error"} & entry.keys()) for entry in found)
-    strange = next((number for number, has in enumerate(has_result) if not has), None)
-    if strange is not None:
-        return "", 0, f"is no array of results (entry {strange} has neither samples_per_sec nor error)"
-    return text, len(found), ""
+        return 0, "is no array of results"
+    for number, entry in enumerate(found):
+        if not isinstance(entry, dict) or not {"samples_per_sec", "error"} & entry.keys():
+            return 0, f"is no array of results (entry {number} has neither samples_per_sec nor error)"
+    before = text.rstrip().removesuffix("]").rstrip()
+    write_atomic(path, f"{before}{',' if found else ''}\n{line}\n]\n")
+    return len(found) + 1, ""
 
 
 def _refuse_number(name: str) -> Any:

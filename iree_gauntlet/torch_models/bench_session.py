@@ -1,7 +1,6 @@
 """One benchmark: its steps, what performs them, and what each leaves for those after it.
 
-What the export makes decides on the steps after it (a generative model is two programs), so that they are planned once
-it is there.
+A generative model is two programs: the steps after the export are planned once it is there.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from iree_gauntlet.torch_models.agreement import (
     find_limits,
     measure_relative_error,
 )
-from iree_gauntlet.torch_models.build_folder import read_tensors
+from iree_gauntlet.torch_models.build_files import read_tensors
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF
 from iree_gauntlet.torch_models.model_registry import find_sources
 from iree_gauntlet.torch_models.model_session import ModelSession
@@ -50,8 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.torch_models.bench_options import BenchOptions
-    from iree_gauntlet.torch_models.build_folder import BuildRecord, TokenLoop
-    from iree_gauntlet.torch_models.build_plan import BuildPlan
+    from iree_gauntlet.torch_models.build_files import BuildPlan, BuildRecord, TokenLoop
     from iree_gauntlet.torch_models.model_registry import BenchmarkModel
     from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 
@@ -74,7 +72,7 @@ class Chain(TorchChain):
     options: BenchOptions
 
     dialect: ClassVar[str] = DIALECT
-    builder: ClassVar[str] = "iree_gauntlet.torch_models.building"
+    builder: ClassVar[str] = "building"
 
     @property
     def names(self) -> tuple[str, str]:
@@ -148,12 +146,7 @@ class Latencies(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFigures(Recorded):
-    """What a benchmark's result has as its statistics; None is what such a model has not.
-
-    Attributes:
-        latency_ms: of calls, or of generations.
-        prefill_ms, decode_ms: of the first token and of each later one.
-    """
+    """What a benchmark's result has; None is what such a model has not. A generation is a call in `latency_ms`."""
 
     total_s: float
     total_samples: int
@@ -173,11 +166,7 @@ class BenchFigures(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFigures(Recorded):
-    """What the result of the check has as its statistics, of the first program.
-
-    Attributes:
-        to_f32: rms of the differences from the model in f32, as a share of that.
-    """
+    """What the result of the check has; `to_f32`: rms of the differences from the model in f32, as a share of that."""
 
     load_ms: float
     first_call_ms: float
@@ -187,12 +176,7 @@ class CheckFigures(Recorded):
 
 @dataclass(slots=True, kw_only=True)
 class BenchSession(ModelSession):
-    """Performs the steps of a benchmark.
-
-    Attributes:
-        devices: that it runs on.
-        contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
-    """
+    """Performs the steps of a benchmark; inputs of matrix products are narrowed to `contraction_type`, if any."""
 
     chain: Chain
     devices: tuple[str, ...]
@@ -215,25 +199,22 @@ class BenchSession(ModelSession):
         return self.chain.plan
 
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
-        """What there is to do with what was exported; nothing where it was not."""
+        """Nothing where nothing was exported."""
         return (self._plan_after_export,) if self.builds else ()
 
     def _plan_after_export(self) -> Sequence[Step]:
-        steps = self.chain.after_export(self._build, self.hashes[MAIN])
-        reason = self._explain_impossible()
+        """The steps; one that is blocked where an option asks of a kind of model what it does not have."""
+        build, options = self._build, self.chain.options
+        steps = self.chain.after_export(build, self.hashes[MAIN])
+        what = "a model that generates" if build.generation else "a model with modules on the host"
+        reason = ""
+        if build.generation or (build.training is None and build.has_host_modules):
+            if len(self.devices) > 1:
+                reason = f"--chips {options.chips}: {what} runs on one device"
+            elif options.microbatch_count > 1:
+                reason = f"--microbatch_count {options.microbatch_count}: {what} takes one at a time"
         # Said once, and before anything is compiled.
         return (blocked(steps[-1], reason),) if reason else steps
-
-    def _explain_impossible(self) -> str:
-        """What an option asks of a kind of model that it does not have; empty where all is well."""
-        build, options = self._build, self.chain.options
-        kinds = {"generative": "a model that generates", "pipeline": "a model with modules on the host"}
-        what = "" if build.kind == "pipeline" and not build.has_host_modules else kinds.get(build.kind, "")
-        if what and len(self.devices) > 1:
-            return f"--chips {options.chips}: {what} runs on one device"
-        if what and options.microbatch_count > 1:
-            return f"--microbatch_count {options.microbatch_count}: {what} takes one at a time"
-        return ""
 
     def check(self, step: Step) -> Result:
         """Runs each program once, with the builder's inputs, and compares all outputs with those of the build."""
@@ -266,10 +247,8 @@ class BenchSession(ModelSession):
                     )
                     self._first_call_ms = calls.first_call_ms
                     result = replace(result, statistics=figures.as_dict())
-            except GauntletError as error:
-                return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what), outputs=(), statistics={})
-            except ValueError as error:
-                reason = shorten(f"{program.name}: {error}")
+            except (GauntletError, ValueError) as error:
+                reason = shorten(error.what if isinstance(error, GauntletError) else f"{program.name}: {error}")
                 return replace(result, verdict=Verdict.ERROR, reason=reason, outputs=(), statistics={})
             result = replace(result, outputs=(*result.outputs, *found.comparisons))
             if found.tells_nothing:
@@ -283,8 +262,24 @@ class BenchSession(ModelSession):
 
     def benchmark(self, step: Step) -> Result:
         """Measures the model, next to others, or what it is made of."""
-        performers = {MAIN: self._loop, AGAINST: self._against, TRACE: self._trace}
-        return performers[step.role](step)
+        options = self.chain.options
+        if step.role == TRACE:
+            traces = []
+            for number, program in enumerate(self._build.programs):
+                path = Path(step.folder) / program.name
+                inside = replace(step, folder=str(path))
+                traces.append(self.trace(inside, self._find_program(number), path, options.trace, self._call_ms))
+            return tracing.make_result(traces, {TRACE: [made.as_dict() for made in traces]})
+        if step.role == AGAINST:
+            command = make_worker_command(self.chain, step, *self._choose_worker(len(self.devices)))
+            replaced = options.disturbed == "replace"
+            place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
+            peers = measure(
+                self.session, options.against, make_iree_rounds(step, command), self.chain.exported(), place
+            )
+            notes = tuple(map(describe_peer, peers))
+            return Result(Verdict.PASSED, statistics={AGAINST: [asdict(peer) for peer in peers]}, notes=notes)
+        return self._loop(step)
 
     def _loop(self, step: Step) -> Result:
         """Measures; the result's statistics have `total_s`, `total_samples`, `samples_per_sec`, latencies and more."""
@@ -326,26 +321,6 @@ class BenchSession(ModelSession):
         )
         return answer.complete(result)
 
-    def _against(self, step: Step) -> Result:
-        command = make_worker_command(self.chain, step, *self._choose_worker(len(self.devices)))
-        options = self.chain.options
-        replaced = options.disturbed == "replace"
-        place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
-        peers = measure(self.session, options.against, make_iree_rounds(step, command), self.chain.exported(), place)
-        return Result(
-            Verdict.PASSED,
-            statistics={AGAINST: [asdict(peer) for peer in peers]},
-            notes=tuple(describe_peer(peer) for peer in peers),
-        )
-
-    def _trace(self, step: Step) -> Result:
-        traces = []
-        for number, program in enumerate(self._build.programs):
-            path = Path(step.folder) / program.name
-            inside, level = replace(step, folder=str(path)), self.chain.options.trace
-            traces.append(self.trace(inside, self._find_program(number), path, level, self._call_ms))
-        return tracing.make_result(traces, {TRACE: [made.as_dict() for made in traces]})
-
     def _find_program(self, number: int) -> CompiledProgram:
         program = self._build.programs[number]
         role = program.name if number else MAIN
@@ -371,10 +346,10 @@ class BenchSession(ModelSession):
         plan = {**main.plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
         if build.training is not None:
             # The loss comes back, the gradients stay, as an optimiser on the device would take them.
-            plan["fetch"] = [0]
+            plan |= {"fetch": [0]}
             count = len(build.training.gradients)
             if self.chain.options.microbatch_count > 1:
-                plan["carry"] = {"outputs": 1, "inputs": len(main.program.inputs) - count, "count": count}
+                plan |= {"carry": {"outputs": 1, "inputs": len(main.program.inputs) - count, "count": count}}
         if not build.has_host_modules:
             return MODULE_WORKER, plan
         model = {
@@ -391,12 +366,10 @@ class BenchSession(ModelSession):
             # In a narrower type than f32 a near tie may fall otherwise.
             exact = options.dataformat.element_type == "f32" and options.math_fidelity == "HiFi4"
             return next(iter(_find_other_tokens(build.generation, found)), "") if exact else ""
-        if not build.host.get("post"):
+        if not build.host_outputs:
             return ""
-        actual, expected = (
-            read_tensors(Path(), found.host_outputs),
-            read_tensors(self.chain.exported(), build.host_outputs),
-        )
+        actual = read_tensors(Path(), found.host_outputs)
+        expected = read_tensors(self.chain.exported(), build.host_outputs)
         return compare_tensors(actual, expected, find_limits(build.host_outputs, self._narrowed)).problem
 
 

@@ -1,7 +1,4 @@
-"""Configurations of micro-benchmarks: YAML in torchao's dialect, read whole, with everything that is wrong at once.
-
-Source of the dialect: `benchmarks/microbenchmarks/benchmark_runner.py` of torchao, and the README next to it.
-"""
+"""Configurations of micro-benchmarks, YAML in torchao's dialect (`benchmarks/microbenchmarks/benchmark_runner.py`)."""
 
 from __future__ import annotations
 
@@ -68,12 +65,7 @@ _OWN_SIZES = Shape("config", 128, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationContext:
-    """What the fields are checked against.
-
-    Attributes:
-        sizes_known: whether a model's own configuration says its sizes: then k and n may be 0, which stands for
-            those.
-    """
+    """What the fields are checked against; with `sizes_known` k and n may be 0, for the model's own."""
 
     registry: PluginRegistry
     folder: Path
@@ -348,12 +340,7 @@ _TYPES: dict[str, _DType] = {"float32": "f32", "float16": "f16", "bfloat16": "bf
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A recipe, or two, that a model is measured with.
-
-    Attributes:
-        quantization: of the model, or of the compiler; the baseline where only the sparsity changes something.
-        sparsity: None for none.
-    """
+    """A recipe, or two, that a model is measured with; the baseline where only the sparsity changes something."""
 
     quantization: AskedRecipe
     sparsity: AskedRecipe | None = None
@@ -392,12 +379,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParams:
-    """An entry of `model_params`.
-
-    Attributes:
-        device: as it is written; see `name_iree_device`.
-        config: the configuration of a model that is made from one, absolute.
-    """
+    """An entry of `model_params`; `device` as it is written (see `name_iree_device`), `config` absolute."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -414,12 +396,7 @@ class ModelParams:
 
 @dataclass(frozen=True, slots=True)
 class MicroConfig:
-    """A configuration, read.
-
-    Attributes:
-        output_dir: for a copy of the results, relative to the working directory; empty for none.
-        models: the entries of `model_params`.
-    """
+    """A configuration, read; `output_dir` is for a copy of the results, relative to the working directory."""
 
     file: Path
     variants: tuple[Variant, ...]
@@ -428,27 +405,27 @@ class MicroConfig:
 
 
 def read_micro_config(path: Path, registry: PluginRegistry) -> MicroConfig:
-    """Reads a configuration.
-
-    Raises:
-        UsageError: there is no such file.
-        SpecError: with everything that is wrong with it.
-        PluginError: the function of a shape set fails.
-    """
+    """Reads a configuration, whole; a SpecError has everything that is wrong with it."""
     if not path.is_file():
         others = sorted(str(other) for other in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         hint = f"Configurations there: {', '.join(others)}." if others else "Configurations are YAML files."
         raise UsageError(f"configuration {path} does not exist", hint)
     read = read_yaml(path, "micro-benchmark configurations", "docs/how-to/micro.md")
     file = read.as_(File, ConfigurationContext(registry, path.parent))
-    entries = file.model_params
-    if isinstance(entries, list):
-        models = [
-            _make_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)
-        ]
+    asked: list[tuple[ModelEntry, list[str | int]]]
+    if isinstance(file.model_params, list):
+        asked = [(entry, ["model_params", index]) for index, entry in enumerate(file.model_params)]
     else:
-        models = [_make_model(entries, registry, read.line_of(["model_params"]))]
-    return MicroConfig(path, _make_variants(file, registry), file.output_dir or "", _name_models(models))
+        asked = [(file.model_params, ["model_params"])]
+    models: list[ModelParams] = []
+    taken = {entry.name for entry, _ in asked}
+    for entry, place in asked:
+        # Without a name it is called by its model type, a second one `linear-2`.
+        names = (entry.model_type if number == 1 else f"{entry.model_type}-{number}" for number in count(1))
+        name = entry.name or next(name for name in names if name not in taken)
+        taken.add(name)
+        models.append(_make_model(entry, name, registry, read.line_of(place)))
+    return MicroConfig(path, _make_variants(file, registry), file.output_dir or "", tuple(models))
 
 
 def _make_variants(file: File, registry: PluginRegistry) -> tuple[Variant, ...]:
@@ -471,11 +448,21 @@ def _find_recipes(names: Sequence[str | None] | None, registry: PluginRegistry) 
     return [registry.recipe(name) for name in dict.fromkeys(names or ()) if name is not None]
 
 
-def _make_model(entry: ModelEntry, registry: PluginRegistry, line: int) -> ModelParams:
+def _make_model(entry: ModelEntry, name: str, registry: PluginRegistry, line: int) -> ModelParams:
     asked = None if entry.compile in ("true", "false") else entry.compile
+    # Shapes that are listed are numbered through.
+    listed: list[tuple[int, int, int]] = []
+    shapes = [_OWN_SIZES] if entry.matrix_shapes is None else []
+    for item in entry.matrix_shapes or ():
+        if item.name == CUSTOM:
+            before = len(listed)
+            listed += item.shapes or []
+            shapes += number_shapes(listed)[before:]
+        else:
+            shapes += list_shapes(registry.shapes(item.name), item.min_power, item.max_power)
     return ModelParams(
-        name=entry.name or "",
-        shapes=_make_shapes(entry, registry),
+        name=name,
+        shapes=tuple(shapes),
         dtype=_TYPES[(entry.high_precision_dtype or "bfloat16").removeprefix("torch.")],
         torch_compile=entry.use_torch_compile is not False and entry.compile != "false",
         torch_compile_mode=asked or entry.torch_compile_mode or "default",
@@ -488,46 +475,8 @@ def _make_model(entry: ModelEntry, registry: PluginRegistry, line: int) -> Model
     )
 
 
-def _make_shapes(entry: ModelEntry, registry: PluginRegistry) -> tuple[Shape, ...]:
-    """The shapes of an entry, in its order; those that are listed are numbered through."""
-    if entry.matrix_shapes is None:
-        return (_OWN_SIZES,)
-    listed: list[tuple[int, int, int]] = []
-    shapes: list[Shape] = []
-    for item in entry.matrix_shapes:
-        if item.name == CUSTOM:
-            before = len(listed)
-            listed += item.shapes or []
-            shapes += number_shapes(listed)[before:]
-        else:
-            shapes += list_shapes(registry.shapes(item.name), item.min_power, item.max_power)
-    return tuple(shapes)
-
-
-def _name_models(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
-    """The entries; those without a name are called by their model type, a second one `linear-2`."""
-    taken = {model.name for model in models}
-    found = []
-    for model in models:
-        text = model.model_type.text
-        names = (text if number == 1 else f"{text}-{number}" for number in count(1))
-        name = model.name or next(name for name in names if name not in taken)
-        taken.add(name)
-        found.append(replace(model, name=name))
-    return tuple(found)
-
-
 def override(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
-    """The configuration with a device and an element type for all of its entries.
-
-    Args:
-        config: as it is written.
-        device: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own.
-        dtype: such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
-
-    Raises:
-        UsageError: there is no such type.
-    """
+    """With a device (torch's name or IREE's) and an element type for all entries; empty for the entries' own."""
     known = _TYPES | {kind: kind for kind in _TYPES.values()}
     kind = known.get(dtype.removeprefix("torch."))
     if dtype and kind is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 import traceback
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -46,11 +47,7 @@ class DeclarationError(SpecError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What every declaration has.
-
-    Attributes:
-        file: where it is declared, absolute.
-    """
+    """What every declaration has."""
 
     name: str
     about: str = ""
@@ -86,11 +83,7 @@ class Declaration:
 
     @contextmanager
     def blamed(self, hint: str = "") -> Iterator[None]:
-        """Blame it for what its function, or what that made, raises.
-
-        Raises:
-            DeclarationError: in place of it.
-        """
+        """Blame it for what its function, or what that made, raises."""
         try:
             yield
         except GauntletError:
@@ -105,12 +98,14 @@ _DECLARED: ContextVar[list[Declaration] | None] = ContextVar("_DECLARED", defaul
 
 @contextmanager
 def collect_declarations() -> Iterator[list[Declaration]]:
-    """Collect what is declared while the context lasts, in the order in which it is."""
+    """Collect what is declared while the context lasts, in the order in which it is; no bytecode is written."""
     declared: list[Declaration] = []
-    token = _DECLARED.set(declared)
+    token, before = _DECLARED.set(declared), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     try:
         yield declared
     finally:
+        sys.dont_write_bytecode = before
         _DECLARED.reset(token)
 
 
@@ -208,15 +203,9 @@ def make_unknown_name(what: str, text: str, names: Iterable[str], shown_as: Sequ
 def make_failure_problem(
     error: BaseException, folder: Path, file: Path, line: int, name: str, hint: str = ""
 ) -> Problem:
-    """Say where in a user's folder an exception came up, and what it says; nothing of how we got there.
+    """Say where in a user's folder (or only file) an exception came up, and what it says; nothing of how we got there.
 
-    Args:
-        error: as it was caught.
-        folder: of the user, absolute; or the only file.
-        file: blamed where no frame is in the folder.
-        line: of `file`, 0 where unknown.
-        name: of what was declared; empty where it is the file that failed.
-        hint: where the exception suggests none of its own.
+    File and line are blamed where no frame is in the folder; `hint` is given where the exception suggests none.
     """
     if isinstance(error, SyntaxError) and error.filename:
         file, line = Path(error.filename), error.lineno or 0

@@ -1,7 +1,29 @@
 """The data formats of the benchmarks' `--dataformat`, what each of them is on IREE, and how near outputs have to be.
 
-Nothing heavy is imported until weights are rounded, so that options can be read anywhere; and nothing but the
-standard library, NumPy and onnx ever, since the Python that builds models has torch and not much of the toolkit.
+Nothing heavy is imported until weights are rounded, so that options can be read anywhere.
+
+Block floating point is that of Tenstorrent's Bfp8 and Bfp4, an exponent shared by 16 values, by these public sources:
+
+- the bit patterns: `FloatBitPatterns.md` of tenstorrent/tt-isa-documentation (WormholeB0): a sign, a magnitude of 7
+  (Bfp8) or 3 (Bfp4) bits, and one exponent for 16 values: ±Mag / 2^6 · 2^E or ±Mag / 2^2 · 2^E;
+- the conversion: PyBuda's documentation, "Data Formats and Math Fidelity": the shared exponent is the largest of the
+  block; the leading 1 becomes explicit (so that it is one of the 7 or 3 bits), the others shift right;
+- rounding and its overflow: the host's packer of tt-metal (`tt_metal/impl/data_format/blockfloat_common.cpp`): to
+  nearest, ties to even; what rounds up beyond the last magnitude becomes the last magnitude, and the exponent stays.
+
+Where sources disagree, and what is done here:
+
+- Ties: the packer rounds to even (tt-metal pull request 16997), the devices away from zero (issue 15889). Even.
+- Bfp4: the devices round to 7 bits and cut off to 3 (issue 57410), the packer rounds to 3 bits at once. At once.
+- The packer drops the bits that the shift pushes out before it rounds; here a value is rounded once, exactly.
+- Exponents: the devices take every exponent field as a number, so that a Bfp8 without `_b` reaches 130,048. Here
+  the range is that of float16 and bfloat16 themselves (2^-14 … 2^15 and 2^-126 … 2^127), so that these types hold
+  every value. A larger value becomes the largest one (65,024 for Bfp8); below the range the exponent stays at its
+  smallest, and what is less than half a unit there becomes zero. (The packer gives such values a leading 1 that
+  they do not have.)
+- Values that are no numbers: the devices know none. Here NaN and ±Inf stay what they are and have no part in the
+  exponent, so that a fault of a model is not hidden and the neighbours of an attention mask's -Inf stay whole.
+- Zero: the packer makes -0 and what rounds to it +0, since the pattern means something else; so it is here.
 """
 
 from __future__ import annotations
@@ -41,7 +63,7 @@ _CONTRACTIONS = frozenset({"MatMul", "Gemm", "MatMulInteger", "Conv", "ConvTrans
 class DataFormat(Enum):
     """A data format; the value is its spelling on the command line.
 
-    Block formats (Bfp…) are emulated: weights lie on the grid of the format (`block_float.py`) and are held in the
+    Block formats (Bfp…) are emulated: weights lie on the grid of the format and are held in the
     nearest type of IREE, in which every value of the grid is exact: magnitudes of 7 bits fit the 8 significant bits
     of bf16 and the 11 of f16, and the exponents are bfloat16's and float16's own. So arithmetic, memory and speed
     are those of the type that holds them.
@@ -103,10 +125,6 @@ def find_tolerance(element_type: str, contractions: int, contraction_type: str =
         element_type: f32, f16 or bf16; block formats have the tolerance of the type that holds them.
         contractions: how many lie behind each other on the longest way through the model; at least 1.
         contraction_type: f16 or bf16 where math fidelity narrows the inputs of contractions.
-
-    Raises:
-        ValueError: fewer than one contraction.
-        KeyError: another type of contractions.
     """
     if contractions < 1:
         raise ValueError(f"{contractions} contractions: at least one expected")
@@ -118,6 +136,27 @@ def find_tolerance(element_type: str, contractions: int, contraction_type: str =
     return Tolerance(rms, _PEAK * rms)
 
 
+# How many values share an exponent of a block format.
+BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A block floating point format; the leading 1 is one of the magnitude's bits."""
+
+    magnitude_bits: int
+    least_exponent: int
+    greatest_exponent: int
+
+
+BLOCK_FORMATS = {
+    "Bfp8": BlockFormat(7, -14, 15),
+    "Bfp8_b": BlockFormat(7, -126, 127),
+    "Bfp4": BlockFormat(3, -14, 15),
+    "Bfp4_b": BlockFormat(3, -126, 127),
+}
+
+
 def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
     """Weights as the data format has them: float32 values, each of which the format's element type holds exactly.
 
@@ -126,26 +165,52 @@ def round_weights(array: NDArray[Any], form: DataFormat) -> NDArray[np.float32]:
     """
     import numpy as np  # noqa: PLC0415 - options are read without it
 
-    from iree_gauntlet.torch_models.block_float import BLOCK_FORMATS, round_to_blocks  # noqa: PLC0415
-
     if form.emulated:
         return round_to_blocks(array, BLOCK_FORMATS[form.value])
     with np.errstate(over="ignore"):
         values = np.array(array, dtype=np.float32, order="C")
         if form is DataFormat.FP16:
             return values.astype(np.float16).astype(np.float32)
-    return _to_bfloat16(values) if form is DataFormat.FP16_B else values
-
-
-def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rounded in place to the upper 16 bits, ties to even: without ml_dtypes, which a torch environment may lack."""
-    import numpy as np  # noqa: PLC0415
-
+    if form is not DataFormat.FP16_B:
+        return values
+    # The upper 16 bits, without ml_dtypes, which a torch environment may lack. Half a unit less one, and one more where
+    # the last bit that stays is odd: a tie goes up only from there.
     bits = values.view(np.uint32)
-    finite = np.isfinite(values)
-    # Half a unit less one, and one more where the last bit that stays is odd: a tie goes up only from there.
     raised = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    return np.where(finite, raised, bits).view(np.float32)
+    return np.where(np.isfinite(values), raised, bits).view(np.float32)
+
+
+def round_to_blocks(values: NDArray[Any], form: BlockFormat) -> NDArray[np.float32]:
+    """Round to a block floating point format; the result has the shape of the values and no memory of theirs.
+
+    Blocks are 16 values along the last axis, the last one shorter where they do not divide it; an array without
+    axes is a block of one.
+
+    Returns:
+        float32, each value a multiple of its block's unit. A value that the largest magnitude of its block cuts
+        off is less than a unit away, all others at most half a unit.
+    """
+    import numpy as np  # noqa: PLC0415 - options are read without it
+
+    with np.errstate(over="ignore"):
+        whole = np.asarray(values, dtype=np.float32)
+    length = whole.shape[-1] if whole.ndim else 1
+    rows = whole.reshape((-1, length)) if length else np.zeros((0, 0), np.float32)
+    padded = np.zeros((len(rows), -(-length // BLOCK) * BLOCK), np.float32)
+    padded[:, :length] = rows
+    blocks = padded.reshape((-1, BLOCK))
+    finite = np.isfinite(blocks)
+    numbers = np.where(finite, blocks, np.float32(0))
+    # frexp gives 0.5 ≤ fraction < 1, one more than the exponent of 1.f; 0 for 0, which any exponent fits.
+    _, exponents = np.frexp(np.abs(numbers).max(axis=1, initial=0.0))
+    exponents = np.clip(exponents - 1, form.least_exponent, form.greatest_exponent)
+    scale = np.ldexp(np.float32(1), exponents - (form.magnitude_bits - 1))[:, np.newaxis]
+    last = np.float32(2**form.magnitude_bits - 1)
+    # A division by a power of two is exact, but for quotients far below a half; `rint` takes ties to even.
+    magnitudes = np.clip(np.rint(numbers / scale), -last, last)
+    # Adding zero makes -0 to +0.
+    rounded = np.where(finite, magnitudes * scale + np.float32(0), blocks)
+    return rounded.reshape(padded.shape)[:, :length].reshape(whole.shape)
 
 
 def read_contractions(path: Path) -> int:

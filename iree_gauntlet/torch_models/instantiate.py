@@ -1,7 +1,4 @@
-"""A benchmark model with its options: whether they fit, the call of its function, and the check of what it returns.
-
-`check_options` needs no torch. `instantiate` does, and belongs into the process that exports.
-"""
+"""A benchmark model with its options: whether they fit, the call of its function, and the check of what it returns."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from iree_gauntlet.torch_models.build_plan import BuildOptions, BuildPlan
+    from iree_gauntlet.torch_models.build_files import BuildOptions, BuildPlan
 
 
 _Told = TypeVar("_Told", bound="BuildOptions")
@@ -52,11 +49,7 @@ class Instance:
 
 
 def check_options(model: BenchmarkModel, options: _Told) -> _Told:
-    """Refuse options that a model does not have, and name the configuration of a model that has one alone.
-
-    Raises:
-        UsageError: says which option, and what the model has.
-    """
+    """Refuse options that a model does not have, and name the configuration of a model that has one alone."""
     known = ", ".join(model.configs)
     if options.config is None and len(model.configs) == 1:
         options = replace(options, config=model.configs[0])
@@ -95,10 +88,6 @@ def make_planned_model(plan: BuildPlan) -> Instance:
     """Calls the function of a plan's model: the same weights and inputs in every process that makes it.
 
     Torch's generator is seeded for functions that do not.
-
-    Raises:
-        UsageError: for options that do not fit the model, or a model that there is not.
-        ModelError: for what is wrong with it.
     """
     import torch  # noqa: PLC0415 - only where models are built
 
@@ -111,10 +100,8 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
     """Call the model's function and check what it returns; in inference its modules are in evaluation mode.
 
     Raises:
-        UsageError: where the options do not fit the model.
         ModelError: where the function fails, or returns something else than the documented forms, other
             samples than `microbatch`, or another number of parameters than the decorator declares.
-        GauntletError: where torch is missing.
     """
     options = check_options(model, options)
     try:
@@ -134,24 +121,36 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
         for module in modules:
             module.eval()
     count = sum({id(weight): weight.numel() for module in modules for weight in module.parameters()}.values())
-    _check_count(model, options, count)
-    return Instance(model, options, content, count, _count_samples(model, options, content.inputs[0]))
+    declared = model.parameter_count(options.config)
+    if declared is not None and options.layers is None and declared != count:
+        of = f" of {options.config}" if options.config else ""
+        raise model.problem(
+            f"the decorator declares {declared:,} parameters{of}, and the modules have {count:,}",
+            f"correct the decorator: parameters … {count}",
+        )
+    shape = list(content.inputs[0].shape)
+    samples = int(shape[0]) if shape else 1
+    if options.microbatch not in {None, samples}:
+        raise model.problem(
+            f"asked for a microbatch of {options.microbatch}, it returned a first input of shape {shape}",
+            "the first dimension of the first input is the number of samples",
+        )
+    return Instance(model, options, content, count, samples)
 
 
 def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_type: type) -> Pipeline | Generative:
-    """Check what a model function returned, and say which module runs where.
-
-    Args:
-        model: whose function it was.
-        returned: by the function.
-        module_type: torch's `nn.Module`.
-        tensor_type: torch's `Tensor`.
-
-    Raises:
-        ModelError: where it is neither of the documented forms.
-    """
+    """Check what a model function returned, and say which module runs where."""
     if isinstance(returned, Generative):
-        return _check_generative(model, returned, module_type, tensor_type)
+        for name in ("prefill", "decode"):
+            module = getattr(returned, name)
+            if not isinstance(module, module_type):
+                raise model.problem(f"{name} of its Generative is {_describe_kind(module)}, no torch.nn.Module")
+        for name in ("position", "tokens"):
+            value = getattr(returned, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise model.problem(f"{name} of its Generative is {value!r}; a number of 1 or more is expected")
+        _check_inputs(model, returned.inputs, tensor_type)
+        return returned
     if not isinstance(returned, list | tuple) or len(returned) != 2:
         pybudas = isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[0], dict)
         raise model.problem(
@@ -195,40 +194,6 @@ def _check_inputs(model: BenchmarkModel, inputs: object, tensor_type: type) -> t
         if not isinstance(tensor, tensor_type):
             raise model.problem(f"input {index} is {_describe_kind(tensor)}, no torch.Tensor", _SHAPE)
     return tuple(inputs)
-
-
-def _check_generative(model: BenchmarkModel, returned: Generative, module_type: type, tensor_type: type) -> Generative:
-    for name in ("prefill", "decode"):
-        module = getattr(returned, name)
-        if not isinstance(module, module_type):
-            raise model.problem(f"{name} of its Generative is {_describe_kind(module)}, no torch.nn.Module")
-    for name in ("position", "tokens"):
-        value = getattr(returned, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise model.problem(f"{name} of its Generative is {value!r}; a number of 1 or more is expected")
-    _check_inputs(model, returned.inputs, tensor_type)
-    return returned
-
-
-def _check_count(model: BenchmarkModel, options: BuildOptions, count: int) -> None:
-    declared = model.parameter_count(options.config)
-    if declared is None or options.layers is not None or declared == count:
-        return
-    of = f" of {options.config}" if options.config else ""
-    raise model.problem(
-        f"the decorator declares {declared:,} parameters{of}, and the modules have {count:,}",
-        f"correct the decorator: parameters … {count}",
-    )
-
-
-def _count_samples(model: BenchmarkModel, options: BuildOptions, tensor: Tensor) -> int:
-    samples = int(tensor.shape[0]) if tensor.ndim else 1
-    if options.microbatch not in {None, samples}:
-        raise model.problem(
-            f"asked for a microbatch of {options.microbatch}, it returned a first input of shape {list(tensor.shape)}",
-            "the first dimension of the first input is the number of samples",
-        )
-    return samples
 
 
 def _describe_kind(value: object) -> str:

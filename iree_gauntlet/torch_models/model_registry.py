@@ -1,8 +1,7 @@
 """Benchmark models: the decorator that declares one, how it is checked, and how the folders of models are loaded.
 
-The form is that of the document of PyBuda's `benchmark.py`; its own model files are brought over by hand
-(docs/how-to/bench-models.md). A file of a models folder is imported for `--list` too, in a Python that may lack torch:
-nothing here imports more than the standard library.
+The form is that of PyBuda's `benchmark.py` (docs/how-to/bench-models.md). A file of a models folder is imported for
+`--list` too, in a Python that may lack torch: nothing here imports more than the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import SourceFileLoader
@@ -123,7 +121,6 @@ class BenchmarkModel(Declaration):
     """A declared model; its name is that of the function.
 
     Attributes:
-        configs: in the order of the decorator; empty where there are none.
         accepts: those of `PASSED` that the function takes.
     """
 
@@ -270,13 +267,12 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
         passed_over: takes in every problem of every file; None for an error.
 
     Raises:
-        UsageError: for a folder that does not exist or has no files.
         ModelError: with every problem of every file.
     """
     declared: list[Declaration] = []
     problems: list[Problem] = []
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
-        with _collect_declarations() as found:
+        with collect_declarations() as found:
             wrong = _load_folder(folder)
         declared += found
         problems += wrong
@@ -292,11 +288,7 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
 
 
 def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
-    """The model of a name.
-
-    Raises:
-        UsageError: where there is none; says which there are.
-    """
+    """The model of a name."""
     if name not in models:
         raise make_unknown_name(f"there is no benchmark model {name!r}", name, models)
     return models[name]
@@ -309,7 +301,7 @@ def load_alone(file: Path, prefix: str) -> tuple[list[Declaration], list[Problem
         file: of any name.
         prefix: of the private name that its module has: dataclasses and torch.compile look their modules up.
     """
-    with _collect_declarations() as declared:
+    with collect_declarations() as declared:
         return declared, _find_problems(lambda: _run(file, _make_private_name(prefix, file)), file, file)
 
 
@@ -317,9 +309,6 @@ def find_sources(model: BenchmarkModel) -> tuple[Path, ...]:
     """The files of its folder that a model is made from: its own, and those that it imports, sorted.
 
     Imports are read from the source, those inside functions too; one that is made with `importlib` is not seen.
-
-    Raises:
-        ModelError: where one of them is no Python.
     """
     # The models folder: a model may be declared in a package inside it.
     depth = model.module.count(".")
@@ -378,18 +367,6 @@ def _find_imported(node: ast.ImportFrom, file: Path, root: Path, package: str) -
     for alias in node.names:
         yield place / f"{alias.name}.py"
         yield place / alias.name / "__init__.py"
-
-
-@contextmanager
-def _collect_declarations() -> Iterator[list[Declaration]]:
-    """Collect what is declared, and write no bytecode."""
-    before = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    try:
-        with collect_declarations() as declared:
-            yield declared
-    finally:
-        sys.dont_write_bytecode = before
 
 
 def _make_private_name(prefix: str, path: Path) -> str:

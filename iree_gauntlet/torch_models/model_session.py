@@ -19,7 +19,7 @@ from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.build_folder import BUILD_FILE, BuildRecord, read_build
+from iree_gauntlet.torch_models.build_files import BUILD_FILE, BuildRecord, read_build
 from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, PLAN_FILE, make_worker_command
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.steps import Step
-    from iree_gauntlet.torch_models.build_plan import ModelPlan
+    from iree_gauntlet.torch_models.build_files import ModelPlan
     from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
 
 
@@ -91,7 +91,14 @@ class ModelSession(ABC):
         """Performs all phases; the verdicts of all steps, with those of steps before."""
         for phase in self.phases():
             steps = phase()
-            self._unshare(steps)
+            # Weights that are about to be imported get a copy of their own in place of a hard link into the cache: the
+            # onnx package refuses to read those that have a second name, which it takes for an attack.
+            for step in (step for step in steps if step.stage is Stage.IMPORT and not step.cache.hit):
+                for path in Path(step.inputs[0].path).parent.glob("*.onnx.data"):
+                    if path.stat().st_nlink > 1:
+                        copy = path.with_name(f"{path.name}.copy")
+                        shutil.copyfile(path, copy)
+                        copy.replace(path)
             engine.announce(steps)
             # Compiles may run in parallel, since their programs lack the weights; else one model is held at a time.
             light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
@@ -146,18 +153,6 @@ class ModelSession(ABC):
         traced = replace(step, command=replace(command, env=self.chain.env))
         known, processes = self.workbench.flags_of(BENCHMARK_MODULE), self.session.processes
         return tracing.trace(traced, level, path, self.chain.toolchain, processes, known, call_ms=call_ms)
-
-    def _unshare(self, steps: Sequence[Step]) -> None:
-        """Gives weights that are about to be imported a copy of their own in place of a hard link into the cache.
-
-        The onnx package refuses to read weights that have a second name: it takes that for an attack.
-        """
-        for step in (step for step in steps if step.stage is Stage.IMPORT and not step.cache.hit):
-            for path in Path(step.inputs[0].path).parent.glob("*.onnx.data"):
-                if path.stat().st_nlink > 1:
-                    copy = path.with_name(f"{path.name}.copy")
-                    shutil.copyfile(path, copy)
-                    copy.replace(path)
 
     def _export(self, step: Step) -> Result:
         """Fills the step's folder, and keeps what it finds there."""

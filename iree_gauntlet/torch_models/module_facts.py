@@ -93,10 +93,6 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
         toolchain: that compiled it; its `iree-dump-module` is asked, which takes some hundredths of a second.
         program: MLIR that it was compiled from. Its parameters are of one scope.
         module: what `iree-compile` wrote.
-
-    Raises:
-        GauntletError: one of the two cannot be read. ParameterError where that is the program, ToolchainError where
-            the tool cannot be started.
     """
     declared = {parameter.name: parameter for parameter in collect_parameters(program, toolchain.compiler.ir_tool)}
     segments = _read_segments(toolchain, module)
@@ -154,7 +150,15 @@ def find_unproven(
         changed_bytes: what the weights that the recipe changes take in the unchanged model; None for all that it has.
             Others, such as embeddings, stay as they are.
     """
-    problems = [problem for kind in proof.parameter_types if (problem := _narrow_problem(facts, kind))]
+    problems: list[str] = []
+    for kind in proof.parameter_types:
+        if _drop_sign(kind) not in map(_drop_sign, facts.bytes_by_type):
+            types = ", ".join(f"{name} ({byte_size(size)})" for name, size in facts.bytes_by_type.items()) or "none"
+            unread = f"; the program's {_name_some(facts.unread)} are not read" if facts.unread else ""
+            problems.append(f"it reads no parameter of type {kind}: those that it reads are {types}{unread}")
+        elif widened := find_widened_at_load(facts, kind):
+            wide, works = find_dispatch_types(widened[0])[-1], _name_some(_name_works(widened))
+            problems.append(f"its parameters of type {kind} become {wide} when it is loaded: {works}")
     share = proof.parameter_share
     if share is not None:
         changed = baseline.stored_bytes if changed_bytes is None else min(changed_bytes, baseline.stored_bytes)
@@ -189,19 +193,6 @@ def describe_facts(facts: ModuleFacts) -> list[str]:
     return lines
 
 
-def _narrow_problem(facts: ModuleFacts, kind: str) -> str:
-    """Why a module does not work with parameters of an element type; empty where it does."""
-    if _drop_sign(kind) not in map(_drop_sign, facts.bytes_by_type):
-        types = ", ".join(f"{name} ({byte_size(size)})" for name, size in facts.bytes_by_type.items()) or "none"
-        unread = f"; the program's {_name_some(facts.unread)} are not read" if facts.unread else ""
-        return f"it reads no parameter of type {kind}: those that it reads are {types}{unread}"
-    widened = find_widened_at_load(facts, kind)
-    if widened:
-        wide = find_dispatch_types(widened[0])[-1]
-        return f"its parameters of type {kind} become {wide} when it is loaded: {_name_some(_name_works(widened))}"
-    return ""
-
-
 def _drop_sign(kind: str) -> str:
     """An element type as names of dispatches have it: `i8` for `ui8` and `si8`."""
     return kind[1:] if kind.startswith(("si", "ui")) else kind
@@ -229,10 +220,24 @@ class _ModuleData:
 
 def _read_segments(toolchain: Toolchain, module: Path) -> list[_ModuleData]:
     """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order."""
-    described = _describe_module(toolchain, module)
+    tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
+    answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
+    try:
+        described: list[dict[str, Any]] = json.loads(answer.stdout)["rodata_segments"]
+    except (ValueError, KeyError) as error:
+        said = next((line.strip() for line in answer.stderr.splitlines() if line.strip()), "it says nothing")
+        raise GauntletError(
+            f"{module}: {_DUMP_TOOL} cannot describe it: {said}", "compile it again with this toolchain"
+        ) from error
+    outside: list[_ModuleData] = []
     try:
         with zipfile.ZipFile(module) as archive:
-            outside = [_read(archive, info) for info in archive.infolist() if info.filename != _MODULE]
+            for info in archive.infolist():
+                if info.filename != _MODULE:
+                    is_constant = info.filename.startswith(_CONSTANTS)
+                    skipped = is_constant and info.file_size > _LARGEST_TABLE
+                    data = b"" if skipped else archive.read(info)
+                    outside.append(_ModuleData(info.file_size, data, is_constant))
     except OSError as error:
         raise GauntletError(f"{module}: cannot be read: {error.strerror}", "compile it again") from error
     except zipfile.BadZipFile as error:
@@ -248,26 +253,6 @@ def _read_segments(toolchain: Toolchain, module: Path) -> list[_ModuleData]:
             "it has to be written and described by one release of IREE",
         )
     return [*outside, *(_ModuleData(len(data), data) for data in inside)]
-
-
-def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _ModuleData:
-    is_constant = info.filename.startswith(_CONSTANTS)
-    skipped = is_constant and info.file_size > _LARGEST_TABLE
-    return _ModuleData(info.file_size, b"" if skipped else archive.read(info), is_constant)
-
-
-def _describe_module(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:
-    """The data segments as the toolchain describes them."""
-    tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
-    answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=120.0)
-    try:
-        described: list[dict[str, Any]] = json.loads(answer.stdout)["rodata_segments"]
-    except (ValueError, KeyError) as error:
-        said = next((line.strip() for line in answer.stderr.splitlines() if line.strip()), "it says nothing")
-        raise GauntletError(
-            f"{module}: {_DUMP_TOOL} cannot describe it: {said}", "compile it again with this toolchain"
-        ) from error
-    return described
 
 
 def name_tables(data: Sequence[bytes], known: Collection[str]) -> dict[tuple[bytes, bytes], list[str]]:

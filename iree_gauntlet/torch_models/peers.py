@@ -1,15 +1,14 @@
 """How fast IREE is next to torch and onnxruntime, on the same machine, in the same minutes, on the same model.
 
-A round is a process start with a warm-up of its own: of IREE's measuring program, or of a script that calls the peer.
-Both make the same number of calls, and the median call stands for the round. Rounds are taken in blocks of four,
-A B B A or B A A B by the fall of a coin, and blocks with a disturbed round are replaced (`engine/rounds/blocks.py`).
-Peers run on the CPU, whatever IREE runs on. Before its rounds a peer is tried: its outputs must be those of torch eager
-in the build folder, within the tolerance that IREE's own were held to before.
+A round is a process start with a warm-up of its own, of IREE's measuring program or of a script that calls the peer,
+and both make the same number of calls. Peers run on the CPU, whatever IREE runs on. Before its rounds a peer is
+tried: its outputs must be those of torch eager in the build folder, within the tolerance that IREE's own were held
+to.
 
 The number of blocks is fixed before anything is measured and they are looked at once, so that the interval needs no
 correction for looking earlier. It is the exact one of `paired.py`, from the log ratios of blocks: six of them are the
-fewest that have a two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵), and so six it is. The words are those of
-`compare`, by its margins: faster or slower from 1 % on, the same within 3 %.
+fewest that have a two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵). The words are those of `compare`, by its
+margins.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.results import shorten
 from iree_gauntlet.torch_models.agreement import compare_tensors, find_limits
-from iree_gauntlet.torch_models.build_folder import Array, BuildRecord, read_build, read_tensors
-from iree_gauntlet.torch_models.build_plan import PeerPlan, PeerProgram
+from iree_gauntlet.torch_models.build_files import Array, BuildRecord, PeerPlan, PeerProgram, read_build, read_tensors
 from iree_gauntlet.torch_models.torch_chain import CallTimes, make_torch_words, write_planned_command
 
 if TYPE_CHECKING:
@@ -101,7 +99,6 @@ class Peer:
 
     Attributes:
         name: `torch eager`, `torch.compile` or `onnxruntime`.
-        version: of it; empty where it did not get as far as to say.
         call_ms: median over its rounds of their median call; None without rounds that count.
         ratio: its time / IREE's; above 1 IREE is faster. None where there is nothing to compare.
         low, high: interval of the ratio at 95 %; None where there are too few blocks for one.
@@ -159,20 +156,15 @@ def describe_peer(peer: Peer) -> str:
     if peer.ratio is None or peer.call_ms is None:
         return f"{_make_title(peer)}: no ratio: {peer.reason}"
     own = f", IREE {_format_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
-    return f"{_make_title(peer)} {_format_time(peer.call_ms)} a call (median){own}: {_describe_ratio(peer, peer.ratio)}"
-
-
-def _describe_ratio(peer: Peer, ratio: float) -> str:
     if peer.low is None or peer.high is None:
-        return f"no verdict, {ratio:.2f} × IREE's time ({peer.reason})"
-    if peer.word == "slower":
-        return f"IREE takes {1 / ratio:.2f} × as long ({1 / peer.high:.2f} to {1 / peer.low:.2f})"
-    span = f"({peer.low:.2f} to {peer.high:.2f})"
-    if peer.word == "faster":
-        return f"IREE is {ratio:.2f} × as fast {span}"
-    if peer.word == "same":
-        return f"IREE is as fast, {ratio:.2f} × {span}"
-    return f"no verdict, {ratio:.2f} × IREE's time {span}"
+        said = f"no verdict, {peer.ratio:.2f} × IREE's time ({peer.reason})"
+    elif peer.word == "slower":
+        said = f"IREE takes {1 / peer.ratio:.2f} × as long ({1 / peer.high:.2f} to {1 / peer.low:.2f})"
+    else:
+        words = {"faster": "IREE is {:.2f} × as fast", "same": "IREE is as fast, {:.2f} ×"}
+        text = words.get(peer.word, "no verdict, {:.2f} × IREE's time").format(peer.ratio)
+        said = f"{text} ({peer.low:.2f} to {peer.high:.2f})"
+    return f"{_make_title(peer)} {_format_time(peer.call_ms)} a call (median){own}: {said}"
 
 
 def _make_title(peer: Peer) -> str:
@@ -192,44 +184,18 @@ def _find_median(rounds: Sequence[Round]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a program should compute.
-
-    Attributes:
-        allowed: as for `agreement`.
-    """
+    """What a program should compute."""
 
     folder: Path
     arrays: Sequence[Array]
     allowed: Tolerance | Sequence[Tolerance]
     gradients: bool = False
 
-    def problem(self, outputs: Path, arrays: Sequence[Array]) -> str:
-        """Where outputs are other ones; empty where they are not.
-
-        Raises:
-            GauntletError: they cannot be read.
-        """
+    def find_problem(self, outputs: Path, arrays: Sequence[Array]) -> str:
+        """Where outputs are other ones; empty where they are not."""
         actual, expected = read_tensors(outputs, arrays), read_tensors(self.folder, self.arrays)
         problem = compare_tensors(actual, expected, self.allowed, gradients=self.gradients).problem
         return f"its outputs are not those of torch eager: {problem}" if problem else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A program that was tried.
-
-    Attributes:
-        problem: why it is not measured; empty where it can be.
-        version: of the peer; empty where the process failed.
-        first_call_ms: of a process that had nothing compiled before; None where it failed.
-        compile_s: what loading and compiling took; None where nothing is compiled.
-    """
-
-    problem: str
-    version: str = ""
-    first_call_ms: float | None = None
-    compile_s: float | None = None
-    call_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +208,7 @@ class PeerModel(Recorded):
     first_call_ms: float | None = None
     compile_s: float | None = None
     outputs: tuple[Array, ...] = ()
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +237,6 @@ class PeerScript:
     """`measure_torch.py` or `measure_onnx.py`, but for its plan.
 
     Attributes:
-        step: gives the folder of plans and logs, and the time limit.
-        module: of this package, that the Python runs.
         code: folder of code that torch.compile makes, which stays for later rounds.
     """
 
@@ -290,7 +255,7 @@ class PeerScript:
         What is measured was compiled before: torch.compile's processes would be work next to it.
         """
         plan = PeerPlan(tuple(programs), _WARM_UP_CALLS, compile_threads, outputs).as_dict()
-        words = make_torch_words(self.python, f"iree_gauntlet.torch_models.{self.module}")
+        words = make_torch_words(self.python, self.module)
         env = (*self.env, ("TORCHINDUCTOR_CACHE_DIR", str(self.code)))
         command = write_planned_command(self.step, words, plan, name, env)
         return Measurement(self.step, command, self.tool, _read_medians)
@@ -302,31 +267,19 @@ class PeerScript:
         log: str,
         programs: Sequence[PeerProgram],
         expected: Sequence[Expected],
-    ) -> list[Tried]:
-        """What becomes of each program in one start of a peer; it is no evidence, so that others may run meanwhile.
-
-        Args:
-            session: what it runs in.
-            name: of the plan.
-            log: what names of logs begin with.
-            programs: what is tried.
-            expected: what each should compute.
-        """
+    ) -> list[PeerModel]:
+        """What becomes of each program in one start of a peer; it is no evidence, so that others may run meanwhile."""
         with tempfile.TemporaryDirectory(prefix="outputs", dir=self.step.folder) as outputs:
             rounds = self.plan_rounds(name, programs, outputs=outputs, compile_threads=None)
             with session.quiet(exclusive=False):
                 taken = take_round(replace(rounds, read=lambda _text, _seconds: ()), session.processes, log)
             if taken.failure:
-                return [Tried(taken.failure)] * len(expected)
+                return [PeerModel(error=taken.failure)] * len(expected)
             answer = PeerAnswer.read(session.processes.stdout(self.step, log))
             tried = []
             for found, wanted in zip(answer.models, expected, strict=True):
-                if found.error:
-                    tried.append(Tried(shorten(found.error), answer.version))
-                    continue
-                problem = shorten(wanted.problem(Path(outputs), found.outputs))
-                call_ms = statistics.median(found.call_ms)
-                tried.append(Tried(problem, answer.version, found.first_call_ms, found.compile_s, call_ms))
+                problem = found.error or wanted.find_problem(Path(outputs), found.outputs)
+                tried.append(replace(found, error=shorten(problem), version=answer.version))
         return tried
 
 
@@ -355,13 +308,6 @@ def measure(
     """Measures peers next to IREE; blocks go into the log as they are taken.
 
     A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
-
-    Args:
-        session: what it runs in.
-        names: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`.
-        iree: as `make_iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
-        build: folder of the built model.
-        place: where peers run.
     """
     taker = BlockTaker(session, replace_disturbed=place.replace_disturbed)
     plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))
@@ -408,18 +354,18 @@ class _Peers:
         home, name, session = Path(script.step.folder), script.tool, self.session
         home.mkdir(parents=True, exist_ok=True)
         session.progress.status(f"{name}: first round")
+        # The host's last module has the last word.
         arrays = [array for each in self.build.programs for array in each.outputs]
-        if self.build.host.get("post"):
-            arrays = list(self.build.host_outputs)
+        arrays = list(self.build.host_outputs) or arrays
         # What every peer should compute; its contractions are never narrowed.
         expected = Expected(self.folder, arrays, find_limits(arrays), gradients=self.build.kind == "training")
         try:
             (tried,) = script.try_programs(session, "trial", "trial.", [program], [expected])
             self._require_going_on()
             found = Peer(name, version=tried.version, first_call_ms=tried.first_call_ms, compile_s=tried.compile_s)
-            if tried.problem:
-                return replace(found, reason=tried.problem)
-            calls = self._count_calls(home, tried.call_ms)
+            if tried.error:
+                return replace(found, reason=tried.error)
+            calls = self._count_calls(home, statistics.median(tried.call_ms))
             ours = self._plan_iree(home, "iree", calls)
             theirs = script.plan_rounds("peer", [replace(program, calls=calls)])
             pair = Pair(f"{self.iree.step.chain} against {name}", ((),), lambda _: (ours, theirs))
@@ -471,11 +417,7 @@ def _read_iree_median(text: str, _seconds: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TorchRound:
-    """The start of torch in the middle of a block.
-
-    Attributes:
-        start: how it is started, to run its programs in an order.
-    """
+    """The start of torch in the middle of a block."""
 
     programs: Sequence[str]
     start: Callable[[Sequence[str]], Measurement]

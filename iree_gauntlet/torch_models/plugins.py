@@ -1,7 +1,6 @@
 """What plugin files declare, the toolkit's own and a user's, and what the texts of a configuration name of it.
 
-A configuration names recipes with arguments, model types with activations, and sets of shapes (m, k, n): rows of the
-input, its features, features of the output.
+Shapes are (m, k, n): rows of the input, its features, features of the output.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ REFUSED = {
     "*spinquant*": "rotations of weights are not made here",
 }
 ENTRY_POINTS = "iree_gauntlet.micro"
-BUILTIN_FILES = tuple(
-    Path(__file__).absolute().parent / name
-    for name in ("builtin_shapes.py", "builtin_recipes.py", "builtin_architectures.py")
-)
+BUILTIN_FILES = (Path(__file__).absolute().with_name("builtin_plugins.py"),)
 _PREFIX = "_gauntlet_plugin_"
 _NOTHING = "a plugin declares with @recipe, compiler_recipe, @architecture, @activation or @shape_set"
 
@@ -99,9 +95,6 @@ def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None =
         declared: the set.
         least: the lowest power of two; None for the set's own. A set without powers is asked without.
         most: the highest power, included; likewise.
-
-    Raises:
-        PluginError: its function fails, or gives what is no shape.
     """
     with declared.blamed():
         if declared.powers is None:
@@ -112,7 +105,9 @@ def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None =
             given = list(declared.function(tuple(2**power for power in range(low, high + 1))))
     shapes, messages = [], []
     for number, row in enumerate(given):
-        name, sizes = _split_row(row, number)
+        name, sizes = str(number), tuple(row) if isinstance(row, list | tuple) else ()
+        if len(sizes) == 4 and isinstance(sizes[0], str) and sizes[0]:
+            name, sizes = sizes[0], sizes[1:]
         if len(sizes) == 3 and all(type(size) is int and size > 0 for size in sizes):
             shapes.append(Shape(f"{declared.name}_{name}", *sizes))
         else:
@@ -124,15 +119,6 @@ def list_shapes(declared: ShapeSet, least: int | None = None, most: int | None =
     if messages:
         raise declared.problems(dict.fromkeys(messages))
     return tuple(shapes)
-
-
-def _split_row(row: object, number: int) -> tuple[str, tuple[int, ...]]:
-    """The name and the sizes of what a set gave; without a name, its number."""
-    if not isinstance(row, list | tuple):
-        return "", ()
-    if len(row) == 4 and isinstance(row[0], str) and row[0]:
-        return row[0], tuple(row[1:])
-    return str(number), tuple(row)
 
 
 def _find_refused_recipe(text: str) -> ModelRecipe | None:
@@ -148,11 +134,7 @@ def _find_refused_recipe(text: str) -> ModelRecipe | None:
 
 @dataclass(frozen=True, slots=True)
 class AskedRecipe:
-    """A recipe with its arguments.
-
-    Attributes:
-        text: as it was asked for, `int4wo-32`.
-    """
+    """A recipe with its arguments."""
 
     text: str
     recipe: ModelRecipe
@@ -161,12 +143,7 @@ class AskedRecipe:
 
 @dataclass(frozen=True, slots=True)
 class AskedArchitecture:
-    """An architecture with its activation.
-
-    Attributes:
-        text: as it was asked for, `ln_linear_gelu`.
-        activation: None where it takes none, or its own.
-    """
+    """An architecture with its activation."""
 
     text: str
     architecture: Architecture
@@ -192,10 +169,6 @@ class PluginRegistry:
         """The recipe that a text asks for: the longest name that it is, or that it begins with before a dash.
 
         One of torchao's that is not made here is found too, with its `refusal`; a declared one goes before it.
-
-        Raises:
-            UsageError: there is none, or its arguments are not what it takes.
-            PluginError: its check of them fails.
         """
         found = max((name for name in self.recipes if f"{text}-".startswith(f"{name}-")), key=len, default=None)
         if found is not None:
@@ -215,11 +188,7 @@ class PluginRegistry:
         raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
 
     def model_type(self, text: str) -> AskedArchitecture:
-        """The architecture that a text asks for, with the activation that it ends with.
-
-        Raises:
-            UsageError: there is none, or it takes an activation and has none that there is.
-        """
+        """The architecture that a text asks for, with the activation that it ends with."""
         whole = self.architectures.get(text)
         if whole is not None and whole.takes_activation != "must":
             return AskedArchitecture(text, whole)
@@ -239,23 +208,14 @@ class PluginRegistry:
         return tuple(sorted(set(names)))
 
     def shapes(self, name: str) -> ShapeSet:
-        """The shape set of a name.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """The shape set of a name."""
         if name not in self.shape_sets:
             raise make_unknown_name(f"there is no shape set {name!r}", name, sorted([*self.shape_sets, CUSTOM]))
         return self.shape_sets[name]
 
 
 def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> PluginRegistry:
-    """Everything that the toolkit and some plugin files declare; each file is read again with every call.
-
-    Raises:
-        UsageError: there is no such file.
-        PluginError: with every problem of every file.
-    """
+    """Everything that the toolkit and some plugin files declare; each file is read again with every call."""
     own = tuple(dict.fromkeys(file.resolve() for file in files))
     declared: list[Declaration] = []
     problems: list[Problem] = []
@@ -283,9 +243,6 @@ def find_entry_point_files() -> tuple[Path, ...]:
     """The plugin files of installed packages: those of the modules that their entry points name.
 
     The modules are not imported by these names; of one in a package, the package is.
-
-    Raises:
-        PluginError: an entry point names no module that is a file.
     """
     files: list[Path] = []
     problems: list[Problem] = []

@@ -12,7 +12,7 @@ from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import COMPILE
-from iree_gauntlet.torch_models.build_plan import VariantPlan
+from iree_gauntlet.torch_models.build_files import VariantPlan
 from iree_gauntlet.torch_models.formats import Tolerance, find_tolerance
 from iree_gauntlet.torch_models.plugins import BUILTIN_FILES
 from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain, list_runnable_files
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.torch_models.build_folder import BuildRecord
+    from iree_gauntlet.torch_models.build_files import BuildRecord
     from iree_gauntlet.torch_models.configuration import SweepPoint, Variant
 
 
@@ -35,18 +35,14 @@ _PEAK = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChain(TorchChain):
-    """The steps of one point; its flags are those of every recipe.
-
-    Attributes:
-        plugins: files with further recipes and architectures, absolute.
-    """
+    """The steps of one point; its flags are those of every recipe."""
 
     point: SweepPoint
     config: Path
     plugins: tuple[Path, ...]
 
     dialect: ClassVar[str] = DIALECT
-    builder: ClassVar[str] = "iree_gauntlet.torch_models.building_variant"
+    builder: ClassVar[str] = "building_variant"
     loaded: ClassVar[tuple[Path, ...]] = BUILTIN_FILES
 
     @property

@@ -1,14 +1,12 @@
 """A point while it runs: its models are made and exported, compiled and checked, and measured together.
 
-The record is what the journal keeps of a point, and every report is made of. In each block two programs give a log
-ratio, of the mean logs of their rounds. The interval of a speed-up is the exact one of `paired.py` at 95 %, looked at
-once, after all blocks; words are those of `compare`: faster or slower from 1 % on, the same within 3 %. Each interval
-is one by itself: of a hundred of them, five may miss.
+In each block two programs give a log ratio, of the mean logs of their rounds. The interval of a speed-up is the exact
+one of `paired.py` at 95 %, looked at once, after all blocks; each is one by itself: of a hundred, five may miss.
 
-A block is one go over all programs in random order, and back in the opposite order: whatever grows linearly
-over it (a clock that heats up) falls on all of them alike. Each round of IREE is a process start of its own. Between
-the two halves stands one start of torch, which runs its own programs one after the other, each once, in an order drawn
-by lot too: a start of torch takes seconds. Before the first block, torch's programs are tried (`peers.py`).
+A block is one go over all programs in random order, and back in the opposite order: whatever grows linearly over it
+(a clock that heats up) falls on all of them alike. Each round of IREE is a process start of its own. Between the two
+halves stands one start of torch, which takes seconds and runs its own programs one after the other, in an order drawn
+by lot.
 
 A round that other work disturbed is taken again, a few times; a block in which one stays disturbed is no evidence, and
 another one takes its place. Rounds are never left out for their times.
@@ -57,8 +55,7 @@ from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import OutputErrors, compare_tensors, split_pieces
-from iree_gauntlet.torch_models.build_folder import read_tensors
-from iree_gauntlet.torch_models.build_plan import PeerProgram
+from iree_gauntlet.torch_models.build_files import PeerProgram, read_tensors
 from iree_gauntlet.torch_models.model_session import ModelSession
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, find_unproven, read_module_facts
 from iree_gauntlet.torch_models.peers import (
@@ -85,7 +82,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement
     from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.steps import Step
-    from iree_gauntlet.torch_models.build_plan import VariantPlan
+    from iree_gauntlet.torch_models.build_files import VariantPlan
     from iree_gauntlet.torch_models.configuration import Variant
     from iree_gauntlet.torch_models.point_chain import PointChain
 
@@ -93,8 +90,6 @@ if TYPE_CHECKING:
 # After the first one, whose outputs are looked at: they say how many calls a round has.
 _CALLS = 3
 _ALL_ZERO = "torch's outputs are all zero, and so agreeing with them proves nothing"
-
-
 # How long the calls of a round take, of a program that is fast enough for three of them in that time.
 _ROUND_MS = 100.0
 _EAGER = "eager"
@@ -111,12 +106,7 @@ class Doubt(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantCheck(Recorded):
-    """What the result of a variant's check has as its statistics; None is what is not known.
-
-    Attributes:
-        agreement: with torch eager for the same recipe.
-        error: of the recipe.
-    """
+    """What the result of a variant's check has: agreement with torch eager for the same recipe, error of the recipe."""
 
     agreement: OutputErrors | None = None
     error: NumberErrors | None = None
@@ -130,12 +120,7 @@ class VariantCheck(Recorded):
 class VariantFigures:
     """What is known of a variant before it is measured, and besides that.
 
-    Attributes:
-        status: `measured`, `same module`, `skipped`, `failed` or `error`.
-        reason: why it is not measured; empty where it is.
-        checked: what its check says; nothing where it did not pass, or get so far.
-        module_bytes, parameter_bytes: of its files; None where there are none.
-        compile_s: seconds of its compiler, when the module was made.
+    `status` is `measured`, `same module`, `skipped`, `failed` or `error`.
     """
 
     status: str = MEASURED
@@ -151,13 +136,7 @@ class VariantFigures:
 
 @dataclass(slots=True, kw_only=True)
 class PointSession(ModelSession):
-    """Performs the steps of a point.
-
-    Attributes:
-        results: of all steps so far, by id.
-        against: `torch` (eager and compiled), `torch-eager` or `none`.
-        roofline: what the machine does at its best; None where that is not known.
-    """
+    """Performs the steps of a point; `against`: `torch` (eager and compiled), `torch-eager` or `none`."""
 
     chain: PointChain
     results: Mapping[str, Result]
@@ -223,7 +202,16 @@ class PointSession(ModelSession):
     def _judge(self) -> Sequence[Step]:
         """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
         self._found = {variant.label: self._find_standing(variant) for variant in self.chain.point.variants}
-        facts = {variant.label: self._read_facts(variant) for variant in self._list_measured()}
+        facts: dict[str, ModuleFacts] = {}
+        for variant in self._list_measured():
+            program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
+            try:
+                facts[variant.label] = read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
+            except GauntletError as error:
+                # Then nothing is proven, and nothing measured.
+                known = self._found[variant.label]
+                known.status, known.doubt = "error", Doubt.UNREAD
+                known.reason = shorten(f"{Doubt.UNREAD}: {error.what}")
         for variant in self.chain.point.variants:
             if (own := facts.get(variant.label)) is not None:
                 self._look_at(variant, own, facts.get(BASELINE))
@@ -251,17 +239,6 @@ class PointSession(ModelSession):
             if stage is Stage.THRESHOLD:
                 found.checked = VariantCheck.from_dict(result.statistics)
         return found
-
-    def _read_facts(self, variant: Variant) -> ModuleFacts | None:
-        """What its module shows; None where it cannot be read: then nothing is proven, and nothing measured."""
-        try:
-            program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
-            return read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
-        except GauntletError as error:
-            known = self._found[variant.label]
-            known.status, known.doubt = "error", Doubt.UNREAD
-            known.reason = shorten(f"{Doubt.UNREAD}: {error.what}")
-            return None
 
     def _look_at(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
         """Holds a module against what its recipe promises."""
@@ -291,9 +268,8 @@ class PointSession(ModelSession):
         """Measures all variants, or looks at what one of them takes."""
         if step.role == MAIN:
             return self._measure(step)
-        return self._trace(step) if step.role.startswith(TRACE) else self._profile_memory(step)
-
-    def _trace(self, step: Step) -> Result:
+        if not step.role.startswith(TRACE):
+            return self._profile_memory(step)
         variant = self._find_variant(step.role.removeprefix(TRACE))
         program, path = self.chain.made(variant, self.builds[variant.side]), Path(step.folder) / variant.label
         made = self.trace(step, program, path, tracing.VERBOSE, self._found[variant.label].checked.call_ms)
@@ -338,7 +314,17 @@ class PointSession(ModelSession):
             modes = [mode for mode in _MODES[self.against] if compiles or mode == _EAGER]
             # Torch runs on the CPU here: next to another device that says nothing.
             torch = self._try_torch(step, modes) if modes and self.chain.device.startswith("local-") else None
-            self._take_rounds(step, torch)
+            programs: dict[str, Measurement] = {}
+            for variant in self._list_measured():
+                calls = _count_calls(self._found[variant.label].checked.call_ms)
+                plan = self.chain.made(variant, self.builds[variant.side]).plan([self.chain.device], calls)
+                command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
+                programs[variant.label] = make_iree_rounds(step, command)
+            taker = BlockTaker(self.session, replace_disturbed=self.replace_disturbed)
+            status = self.session.progress.status
+            self._blocks = take_interleaved(
+                taker, self.chain.id, programs, torch, lambda number: status(f"block {number}")
+            )
         if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
         verdict, reason = self._find_verdict()
@@ -346,10 +332,7 @@ class PointSession(ModelSession):
         return Result(verdict, reason, statistics={MICRO: record.as_dict()}, notes=record.notes)
 
     def _try_torch(self, step: Step, modes: Sequence[str]) -> TorchRound | None:
-        """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has.
-
-        What can be measured; None where nothing can.
-        """
+        """Runs each program of torch once, checks its outputs, and decides how many calls a round has."""
         programs: dict[str, PeerProgram] = {}
         expected = []
         for mode in modes:
@@ -363,29 +346,17 @@ class PointSession(ModelSession):
         script = PeerScript(step, "torch", self.chain.torch.path, "measure_torch", code)
         tried = script.try_programs(self.session, "torch.trial.plan", "torch.trial.", list(programs.values()), expected)
         for name, found in zip(list(programs), tried, strict=True):
-            if found.problem or found.first_call_ms is None:
-                self._problems[name] = found.problem
+            if found.error or found.first_call_ms is None:
+                self._problems[name] = found.error
                 del programs[name]
                 continue
             self._first_call_ms[name] = found.first_call_ms
-            programs[name] = replace(programs[name], calls=_count_calls(found.call_ms))
+            programs[name] = replace(programs[name], calls=_count_calls(statistics.median(found.call_ms)))
         if not programs:
             return None
         return TorchRound(
             tuple(programs), lambda order: script.plan_rounds("torch.plan", [programs[name] for name in order])
         )
-
-    def _take_rounds(self, step: Step, torch: TorchRound | None) -> None:
-        programs: dict[str, Measurement] = {}
-        for variant in self._list_measured():
-            compiled = self.chain.made(variant, self.builds[variant.side])
-            calls = _count_calls(self._found[variant.label].checked.call_ms)
-            plan = compiled.plan([self.chain.device], calls)
-            command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
-            programs[variant.label] = make_iree_rounds(step, command)
-        taker = BlockTaker(self.session, replace_disturbed=self.replace_disturbed)
-        status = self.session.progress.status
-        self._blocks = take_interleaved(taker, self.chain.id, programs, torch, lambda number: status(f"block {number}"))
 
     def _make_record(self) -> PointRecord:
         model, shape, blocks = self.chain.point.model, self.chain.point.shape, self._blocks
@@ -402,6 +373,14 @@ class PointSession(ModelSession):
             flops=self._flops,
             torch_compile_mode=model.torch_compile_mode,
         )
+        notes = [f"{name}: not measured: {problem}" for name, problem in self._problems.items()]
+        if blocks.too_disturbed:
+            notes.append(
+                f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, for example: {blocks.main_disturbance}"
+            )
+        if blocks.marked:
+            rounds = "1 round was" if blocks.marked == 1 else f"{blocks.marked} rounds were"
+            notes.append(f"{rounds} disturbed, for example: {blocks.main_disturbance}")
         return PointRecord(
             point=facts,
             variants=tuple(map(self._make_variant, self.chain.point.variants)),
@@ -409,7 +388,7 @@ class PointSession(ModelSession):
             # One that failed ends them: no other took its place.
             replaced=blocks.replaced - bool(blocks.failure),
             seconds=round(time.monotonic() - self._began, 3),
-            notes=tuple(self._list_notes()),
+            notes=tuple(notes),
         )
 
     def _make_variant(self, variant: Variant) -> VariantRecord:
@@ -453,18 +432,6 @@ class PointSession(ModelSession):
             None if side == BASELINE else speedup(blocks, name, _name_torch_program(mode, BASELINE)),
             speedup(blocks, own, name),
         )
-
-    def _list_notes(self) -> list[str]:
-        blocks = self._blocks
-        notes = [f"{name}: not measured: {problem}" for name, problem in self._problems.items()]
-        if blocks.too_disturbed:
-            notes.append(
-                f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, for example: {blocks.main_disturbance}"
-            )
-        if blocks.marked:
-            rounds = "1 round was" if blocks.marked == 1 else f"{blocks.marked} rounds were"
-            notes.append(f"{rounds} disturbed, for example: {blocks.main_disturbance}")
-        return notes
 
     def _find_share(self, variant: Variant) -> PeakShare | None:
         """How much of what the machine can do at best a variant reaches."""

@@ -1,7 +1,7 @@
 """What micro-benchmarks are made of: recipes, architectures, activations and shape sets, declared in plugin files.
 
 A plugin file is imported in the toolkit's Python too, which may lack torch: nothing here imports more than the
-standard library. What is declared is checked there and then; a declared function stays as it is.
+standard library.
 """
 
 from __future__ import annotations
@@ -356,12 +356,7 @@ def _check_positive(what: str, number: object, messages: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RecipeArgument:
-    """What a recipe takes after a dash.
-
-    Attributes:
-        choices: of a `Literal`; empty where any value will do.
-        default: None where it has to be given.
-    """
+    """What a recipe takes after a dash."""
 
     name: str
     choices: tuple[int | str, ...] = ()
@@ -469,7 +464,7 @@ def _read_argument(
         found = RecipeArgument(name, whole=True, default=default)
     elif hint is str:
         found = RecipeArgument(name, default=default)
-    elif get_origin(hint) is Literal and all(_is_choice(value) for value in get_args(hint)):
+    elif get_origin(hint) is Literal and all(map(_may_be_written, get_args(hint))):
         found = RecipeArgument(name, get_args(hint), default=default)
     if found is None:
         hint = parameter.annotation
@@ -479,7 +474,9 @@ def _read_argument(
             f"{name} is annotated with {written}: expected int, str, or a Literal of words without dashes, "
             'such as Literal["tensor", "row"]'
         )
-    elif parameter.default is not parameter.empty and not _is_fitting(found, default):
+    elif parameter.default is not parameter.empty and not (
+        _may_be_written(default) and found.read(str(default)) == default
+    ):
         messages.append(f"{name}: its default {default!r} is not {found.expected}")
     return found
 
@@ -495,12 +492,6 @@ def _read_annotation(function: Callable[..., Any], parameter: inspect.Parameter)
         return None
 
 
-def _is_choice(value: object) -> bool:
+def _may_be_written(value: object) -> bool:
+    """Whether a value could stand between dashes."""
     return isinstance(value, int | str) and not isinstance(value, bool) and bool(str(value)) and "-" not in str(value)
-
-
-def _is_fitting(argument: RecipeArgument, default: object) -> bool:
-    """Whether a default is a value that could have been written."""
-    if isinstance(default, bool) or not isinstance(default, int | str) or "-" in str(default):
-        return False
-    return argument.read(str(default)) == default

@@ -1,10 +1,9 @@
 """How much of what the machine can do at best a program reaches: the roofline of a matrix product and a copy.
 
-A program of so many operations that moves so many bytes takes at least the longer one of two times: the operations at
-the machine's fastest, or the bytes at its fastest (Williams, Waterman and Patterson, Communications of the ACM 52,
-2009). Both peaks are measured, not taken from a data sheet: an f32 matrix product by NumPy, and a copy by as many
-threads as there are cores. They are kept, and measured again at the first few occasions: other work on the machine
-makes a peak lower and never higher, so that the best of them stands.
+A program takes at least the longer one of two times: its operations at the machine's fastest, or its bytes at the
+fastest (Williams, Waterman and Patterson, Communications of the ACM 52, 2009). Both peaks are measured: an f32 matrix
+product by NumPy, and a copy by as many threads as there are cores. They are kept, and measured again at the first few
+occasions: other work on the machine makes a peak lower and never higher, so that the best of them stands.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ import hashlib
 import json
 import math
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from iree_gauntlet.journal_events import MachineFacts
 
 
@@ -46,7 +44,7 @@ _MS_PER_S = 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class Roofline:
+class Roofline(Recorded):
     """What a machine can do at best.
 
     Attributes:
@@ -57,20 +55,29 @@ class Roofline:
     flops_per_s: float
     bytes_per_s: float
 
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(value) and value > 0 for value in (self.flops_per_s, self.bytes_per_s)):
+            raise ValueError(f"{self} has a figure that is no positive number")
+
     def share(self, flops: float, moved_bytes: float, ms: float) -> tuple[float, Bound]:
         """The least time that work takes here, as a share of the time that it took; and what bounds it.
 
-        Above 1 the work was done with less: in a type that is faster than f32, or from caches. That is no mistake of
-        the measurement, and is not cut off.
-
-        Args:
-            flops: operations; a multiplication and an addition are two.
-            moved_bytes: that have to be read and written at least: inputs, parameters and outputs.
-            ms: what it took; above 0.
+        A multiplication and an addition are two operations; the bytes are what has to be read and written at least.
+        Above 1 the work was done with less: in a type that is faster than f32, or from caches.
         """
         compute, memory = flops / self.flops_per_s, moved_bytes / self.bytes_per_s
         bound: Bound = "compute" if compute >= memory else "memory"
         return max(compute, memory) * _MS_PER_S / ms, bound
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptPeaks(Recorded):
+    """What is kept in a file: the best of so many measurements."""
+
+    format: int
+    machine: dict[str, Any]
+    measurements: int
+    roofline: Roofline
 
 
 def explain_no_roofline(device: str) -> str:
@@ -85,10 +92,6 @@ def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
     """The roofline of this machine's CPU; measured at the first three times, which takes some seconds.
 
     The caller makes sure that the machine is quiet. Of several that ask at once, one measures at a time.
-
-    Raises:
-        GauntletError: the folder cannot be used, or the measurement failed. ToolchainError where `python` cannot be
-            started or has no NumPy.
     """
     answer = ask([python, "-c", _NUMPY_VERSION], timeout=60.0)
     if answer.exit_code != 0:
@@ -99,34 +102,29 @@ def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with file_lock(folder / f".{path.stem}.lock"):
-            kept, times = _read_kept(path, measured_on)
-            if times < _MEASUREMENTS:
-                found = _measure(python, machine)
-                kept = Roofline(max(found.flops_per_s, kept.flops_per_s), max(found.bytes_per_s, kept.bytes_per_s))
-                document = {
-                    "format": _FORMAT,
-                    "machine": measured_on,
-                    "measurements": times + 1,
-                    "roofline": asdict(kept),
-                }
-                write_atomic(path, json.dumps(document, indent=1) + "\n")
+            kept = _read_kept(path, measured_on)
+            if kept is None or kept.measurements < _MEASUREMENTS:
+                best, times = _measure(python, machine), 1
+                if kept is not None:
+                    one, other, times = best, kept.roofline, kept.measurements + 1
+                    best = Roofline(max(one.flops_per_s, other.flops_per_s), max(one.bytes_per_s, other.bytes_per_s))
+                kept = _KeptPeaks(_FORMAT, measured_on, times, best)
+                write_atomic(path, json.dumps(kept.as_dict(), indent=1) + "\n")
     except OSError as error:
         raise GauntletError(
             f"{folder}: the machine's peaks cannot be kept there: {error.strerror or error}",
             "the cache's folder must be writable",
         ) from error
-    return kept
+    return kept.roofline
 
 
-def _read_kept(path: Path, measured_on: Mapping[str, Any]) -> tuple[Roofline, int]:
-    """What is kept in a file, and of how many measurements; of none where it is damaged or of another format."""
+def _read_kept(path: Path, measured_on: dict[str, Any]) -> _KeptPeaks | None:
+    """None where nothing is kept in a file, or it is damaged, or of another format or machine."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if (document["format"], document["machine"]) == (_FORMAT, measured_on):
-            return _check_figures(document["roofline"]), int(document["measurements"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        pass
-    return Roofline(0.0, 0.0), 0
+        kept = _KeptPeaks.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return None
+    return kept if (kept.format, kept.machine) == (_FORMAT, measured_on) else None
 
 
 def _measure(python: str, machine: MachineFacts) -> Roofline:
@@ -143,18 +141,10 @@ def _measure(python: str, machine: MachineFacts) -> Roofline:
         path.write_text(json.dumps(plan), encoding="utf-8")
         answer = ask([python, "-B", str(script), str(path)], timeout=600.0)
     try:
-        return _check_figures(json.loads(answer.stdout))
-    except (ValueError, KeyError, TypeError) as error:
+        return Roofline.from_dict(json.loads(answer.stdout))
+    except (ValueError, TypeError, AttributeError) as error:
         said = (answer.stderr.strip().splitlines() or ["it gave no answer"])[-1]
         raise GauntletError(
             f"the machine's peaks cannot be measured (exit code {answer.exit_code}): {said}",
             "free memory, and see whether NumPy works in that Python",
         ) from error
-
-
-def _check_figures(figures: Mapping[str, Any]) -> Roofline:
-    """Figures as a roofline."""
-    found = Roofline(float(figures["flops_per_s"]), float(figures["bytes_per_s"]))
-    if not all(math.isfinite(value) and value > 0 for value in asdict(found).values()):
-        raise ValueError(f"{found} has a figure that is no positive number")
-    return found

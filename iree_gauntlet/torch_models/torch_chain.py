@@ -27,7 +27,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.targets import CHIP_FLAGS, Target, parse_target
 from iree_gauntlet.toolchains.devices import check_device, devices, find_device
-from iree_gauntlet.torch_models.build_folder import Array  # noqa: TC001 - a record's field is read by its type
+from iree_gauntlet.torch_models.build_files import Array, BuiltProgram  # noqa: TC001 - fields are read by their types
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
 from iree_gauntlet.torch_models.model_registry import find_reached_files
 from iree_gauntlet.workers import iree_side
@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_events import Device
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models import build_folder
-    from iree_gauntlet.torch_models.build_plan import ModelPlan
+    from iree_gauntlet.torch_models.build_files import ModelPlan
     from iree_gauntlet.torch_models.formats import DataFormat
 
 
-_PROCESS = Path(__file__).with_name("torch_process.py")
+_OWN_FOLDER = Path(__file__).parent
+_PACKAGE = "iree_gauntlet.torch_models"
+_TORCH_SIDE = _OWN_FOLDER / "torch_side"
 # Nothing is imported: torch takes seconds.
 _PROBE = """
 import importlib.metadata as metadata, json, sys, sysconfig
@@ -54,14 +55,14 @@ for name in ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy"):
     except metadata.PackageNotFoundError:
         pass
 places = dict.fromkeys(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
-print(json.dumps({"python": list(sys.version_info[:3]), "versions": found, "paths": list(places)}))
+python = ".".join(map(str, sys.version_info[:3]))
+print(json.dumps({"python": python, "versions": found, "paths": list(places)}))
 """
 PLAN_FILE = "plan.json"
 # What torch.onnx.export calls its graph, and so the importer the function.
 FUNCTION = "main_graph"
 _MODULE = "module.vmfb"
 _PARAMETERS = "model.irpa"
-_OWN_FOLDER = Path(__file__).parent
 # Fields of plans: it is the content that a model depends on.
 _PATHS = ("output", "models_dirs", "plugins")
 MODULE_WORKER = "measure_module.py"
@@ -83,16 +84,12 @@ _LADDER = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
-class TorchPython:
-    """A Python that has torch.
-
-    Attributes:
-        paths: its folders of packages, for a Python of the same version that lacks torch.
-    """
+class TorchPython(Recorded):
+    """A Python that has torch; `paths` are its folders of packages, for one of the same version that lacks it."""
 
     path: str
     python: str
-    versions: Mapping[str, str]
+    versions: dict[str, str]
     paths: tuple[str, ...]
 
     @property
@@ -104,20 +101,12 @@ class TorchPython:
 
 
 def make_torch_words(python: str, module: str) -> tuple[str, ...]:
-    """The words that run a module of this package in a Python (see `torch_process.py`), but for its plan."""
-    return (python, "-B", str(_PROCESS), module)
+    """The words that run a module of `torch_side/` in a Python (see `torch_process.py`), but for its plan."""
+    return (python, "-B", str(_TORCH_SIDE / "torch_process.py"), f"{_PACKAGE}.torch_side.{module}")
 
 
 def find_torch_python(named: str) -> TorchPython:
-    """The Python of `--torch-python`, or the toolkit's own where it has torch.
-
-    Args:
-        named: the option; empty where it is not given.
-
-    Raises:
-        UsageError: what is named is no Python.
-        GauntletError: it has no torch, or lacks what exports with it.
-    """
+    """The Python of `--torch-python`, or the toolkit's own where it has torch."""
     path = shutil.which(named) if named else sys.executable
     if path is None:
         raise UsageError(
@@ -127,10 +116,8 @@ def find_torch_python(named: str) -> TorchPython:
         raise GauntletError(f"models are built with torch, and {path} has none", f"{INSTALL_HINT} with --torch_python.")
     answer = ask([path, "-c", _PROBE], timeout=60.0)
     try:
-        found = json.loads(answer.stdout)
-        python = ".".join(map(str, found["python"]))
-        result = TorchPython(path, python, dict(found["versions"]), tuple(found["paths"]))
-    except (ValueError, KeyError, TypeError):
+        result = TorchPython.from_dict({"path": path, **json.loads(answer.stdout)})
+    except (ValueError, TypeError, AttributeError):
         said = next(iter(answer.stderr.strip().splitlines()), f"exit code {answer.exit_code}")
         raise UsageError(f"--torch_python {named}: no Python answers there: {said[:80]}") from None
     missing = [name for name in ("torch", "onnxscript", "onnx") if name not in result.versions]
@@ -140,15 +127,7 @@ def find_torch_python(named: str) -> TorchPython:
 
 
 def choose_target(device: str, chip: str) -> Target:
-    """What is compiled for.
-
-    Args:
-        device: IREE's URI of a device, or a driver.
-        chip: `--target`; empty where it is not given.
-
-    Raises:
-        UsageError: the device is of no known driver, or the chip is none of its.
-    """
+    """What is compiled for."""
     driver = device.partition("://")[0]
     family = parse_target(driver)
     if family is None:
@@ -168,13 +147,7 @@ def choose_target(device: str, chip: str) -> Target:
 def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, ...]:
     """The devices that a benchmark runs on, one for each context, and the same one several times where there are fewer.
 
-    Args:
-        device: as IREE names it; one of several where it names an ordinal.
-        chips: how many; 0 for all that there are.
-        toolchain: whose runtime.
-
-    Raises:
-        ToolchainError: there is no such device.
+    `device` is one of several where it names an ordinal; 0 `chips` are all that there are.
     """
     available = check_device(toolchain, device)
     if not available.ok:
@@ -189,12 +162,7 @@ def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class CompilerOptions:
-    """The result of an option.
-
-    Attributes:
-        flags: for `iree-compile`.
-        contraction_type: type that inputs of f32 matrix products are narrowed to; empty where they are not.
-    """
+    """The result of an option; `contraction_type` is what inputs of f32 matrix products are narrowed to, if at all."""
 
     flags: tuple[str, ...] = ()
     contraction_type: str = ""
@@ -202,11 +170,7 @@ class CompilerOptions:
 
 
 def find_opt_level_flags(level: int | None, known: FlagSet) -> CompilerOptions:
-    """The optimisation level: 0 to 3 are O0 to O3, and 4 is O3 as well; None is the compiler's own default.
-
-    Raises:
-        ToolchainError: a level for a compiler that has none.
-    """
+    """The optimisation level: 0 to 3 are O0 to O3, and 4 is O3 as well; None is the compiler's own default."""
     if level is None:
         return CompilerOptions()
     if _LEVEL not in known.names:
@@ -225,9 +189,6 @@ def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, know
 
     HiFi4 narrows nothing, HiFi3 to f16, HiFi2 and LoFi to bf16. A compiler that knows bf16 only leaves HiFi3 at
     f32: a fidelity is never less than it says. f16 and bf16 products are as they are, whatever the fidelity.
-
-    Raises:
-        ToolchainError: a fidelity below HiFi4 for a compiler that cannot narrow anything.
     """
     wanted = _LADDER[fidelity]
     if wanted == "f32":
@@ -261,16 +222,12 @@ def find_fidelity_flags(fidelity: str, form: DataFormat, level: int | None, know
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """A program that was built, imported and compiled, where measuring programs find it.
-
-    Attributes:
-        parameters: the archive of its weights, of the scope `model`.
-    """
+    """A program that was built, imported and compiled; the archive of its weights has the scope `model`."""
 
     module: Path
     parameters: Path
     exported: Path
-    program: build_folder.BuiltProgram
+    program: BuiltProgram
 
     def arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
         """Arrays of the build as plans have them."""
@@ -328,11 +285,7 @@ class TorchChain(ABC):
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        """The device that it runs on, where that is not the CPU itself.
-
-        Raises:
-            ToolchainError: it is not there.
-        """
+        """The device that it runs on, where that is not the CPU itself."""
         return () if self.device.startswith("local-") else (find_device(self.toolchain, self.device),)
 
     def folder(self, stage: Stage, role: str = MAIN) -> Path:
@@ -343,7 +296,7 @@ class TorchChain(ABC):
         """The folder of what torch made."""
         return self.folder(Stage.EXPORT, role)
 
-    def compiled(self, program: build_folder.BuiltProgram, role: str, side: str) -> CompiledProgram:
+    def compiled(self, program: BuiltProgram, role: str, side: str) -> CompiledProgram:
         """A program that was built."""
         parameters = self.folder(Stage.IMPORT, side) / _PARAMETERS
         return CompiledProgram(self.folder(Stage.COMPILE, role) / _MODULE, parameters, self.exported(side), program)
@@ -367,14 +320,7 @@ class TorchChain(ABC):
         )
 
     def exporting(self, role: str, plan: ModelPlan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
-        """Makes a model with torch and exports it.
-
-        Args:
-            role: of the step.
-            plan: of the builder.
-            ingredients: what the model depends on besides; in place of the plan's fields that are paths.
-            sources: files that it is made from.
-        """
+        """Makes a model with torch and exports it; `ingredients` stand in place of the plan's fields that are paths."""
         step = self.step(Stage.EXPORT, role)
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
         made_by = {"builder": _hash_builder(self.builder, self.loaded), "torch": self.torch.identity}
@@ -438,14 +384,11 @@ class TorchChain(ABC):
 
 
 def find_builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """The files of this folder that make a model: the builder's module, and all that it and what it loads import.
-
-    `loaded`: files that it runs by their paths.
+    """The files of this folder that make a model: a module of `torch_side/`, and all that it and what it loads import.
 
     Other rooms are not among them: they read and write files for it.
     """
-    package, _, name = builder.rpartition(".")
-    return find_reached_files([_OWN_FOLDER / f"{name}.py", *loaded], _OWN_FOLDER, package)
+    return find_reached_files([_TORCH_SIDE / f"{builder}.py", *loaded], _OWN_FOLDER, _PACKAGE)
 
 
 @cache
@@ -470,12 +413,7 @@ def hash_of_files(paths: Sequence[Path], root: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTimes(Recorded):
-    """What a measuring program says of times.
-
-    Attributes:
-        prefill_ms, decode_ms: of each generation, in place of calls.
-        host_ms: of the stages on the host; None where there are none.
-    """
+    """What a measuring program says of times: of calls, or of generations (`prefill_ms`, `decode_ms`)."""
 
     total_s: float = 0.0
     calls: int = 0
@@ -494,12 +432,7 @@ class CallTimes(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCalls(CallTimes):
-    """The answer of a measuring program; the programs say what is what.
-
-    Attributes:
-        chosen: tokens of the last generation, by sample.
-        pushed: `async` or `one by one`.
-    """
+    """The answer of a measuring program; the programs say what is what."""
 
     load_ms: float
     overhead_us: float
@@ -515,7 +448,7 @@ class MeasuredCalls(CallTimes):
 
 def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
     """The command of a measuring program in the toolchain's own Python; `name`: what its plan's begins with."""
-    home = Path(__file__).parent if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
+    home = _TORCH_SIDE if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
     words = (chain.toolchain.compiler.python, "-B", str(home / script))
     return write_planned_command(step, words, plan, f"{name}plan", chain.env)
 

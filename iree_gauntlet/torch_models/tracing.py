@@ -1,9 +1,8 @@
 """A trace of a benchmark's program: `--trace light` and `--trace verbose`.
 
-A trace is a run of its own after the measured one, by the native `iree-benchmark-module` of the same toolchain, with
-the same module, parameters and inputs, under the runtime's profiler. Its times say what a call is made of; they are no
-evidence of how fast it is. Nothing here raises for what a tool does: where there is no trace, the reason takes its
-place, and the benchmark stands.
+It is a run of its own after the measured one, by the native `iree-benchmark-module` of the same toolchain, under the
+runtime's profiler: its times say what a call is made of, and are no evidence of how fast it is. Where there is no
+trace, the reason takes its place, and the benchmark stands.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models.build_folder import Array
+    from iree_gauntlet.torch_models.build_files import Array
 
 
 _COLUMNS = (
@@ -79,11 +78,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceTable:
-    """The dispatches of a program.
-
-    Attributes:
-        call_ns: wall time of a call under the profiler, ns, median; None where unknown.
-    """
+    """The dispatches of a program; `call_ns` is the median wall time of a call under the profiler."""
 
     rows: tuple[TraceRow, ...]
     calls: int
@@ -133,12 +128,7 @@ def trace_table(profile: DispatchProfile) -> TraceTable:
 
 
 def format_table(table: TraceTable, most: int | None = None) -> list[str]:
-    """The table as text in columns, below a line that sums it up.
-
-    Args:
-        table: what is shown.
-        most: so many rows, and one for all others; None for every row.
-    """
+    """The table as text in columns, below a line that sums it up."""
     shown, others = table.rows[:most], table.rows[len(table.rows[:most]) :]
     if len(others) == 1:
         shown, others = table.rows, ()
@@ -156,20 +146,17 @@ def format_table(table: TraceTable, most: int | None = None) -> list[str]:
     notes = table.notes
     if table.outside_ns is not None and table.outside_ns < 0:
         notes = (*notes, "dispatches run side by side: together they take longer than the call")
+    count = sum(row.count for row in table.rows)
+    dispatches = f"{_format_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
+    timed = (
+        f"medians of {table.calls} calls under the profiler, by the {'device' if table.on_device else 'host'}'s clock"
+    )
+    call = "" if table.call_ns is None else f"{_format_ms(table.call_ns)} ms a call, "
     return [
-        _format_headline(table),
+        f"{call}{dispatches} ({timed})",
         *Table(_COLUMNS, tuple(cells)).lines,
         *(f"note: {one_line(note)}" for note in notes),
     ]
-
-
-def _format_headline(table: TraceTable) -> str:
-    count = sum(row.count for row in table.rows)
-    dispatches = f"{_format_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
-    clock = "device" if table.on_device else "host"
-    timed = f"medians of {table.calls} calls under the profiler, by the {clock}'s clock"
-    call = "" if table.call_ns is None else f"{_format_ms(table.call_ns)} ms a call, "
-    return f"{call}{dispatches} ({timed})"
 
 
 def _make_figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
@@ -197,10 +184,6 @@ class Trace:
     """What came of tracing a program.
 
     Attributes:
-        name: of the program: `main`, `prefill`, `decode`.
-        level: `light` or `verbose`.
-        table: None where there is no trace.
-        reason: why there is none, or no file for Perfetto; empty where all is there that was asked for.
         files: what was written, by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
         log: path of the log of the last tool, relative to the run's folder; empty where none was started.
     """
@@ -233,9 +216,6 @@ def make_benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, d
 
     Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: given a .npy file for them, the
     tool takes its header for values.
-
-    Raises:
-        GauntletError: an input cannot be read, or not be written.
     """
     inputs = compiled.program.inputs
     words = (
@@ -261,17 +241,9 @@ def trace(
 ) -> Trace:
     """Runs a program under the profiler and writes what it is made of.
 
-    The caller makes sure that the machine and the device are quiet. The tools' files go into the step's folder.
-
-    Args:
-        step: with the command of `make_benchmark_command`; gives folder and time limit, for each tool.
-        level: `light` or `verbose`.
-        path: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the program's
-            name. Its folder is made where it is missing.
-        toolchain: whose runtime it is.
-        processes: starts the tools.
-        known: the flags of its `iree-benchmark-module`.
-        call_ms: what a call takes, to choose how many there are (5 to 100); 5 where not known.
+    The caller makes sure that the machine and the device are quiet. The step has the command of
+    `make_benchmark_command`; the tools' files go into its folder, `.trace.txt`, `.trace.json` and `.perfetto.json` to
+    `path`, whose last part is the program's name. By `call_ms` it is chosen how many calls there are, 5 to 100.
     """
     folder, name = path.parent, path.name
     prefix = f"{name}.profile."

@@ -19,8 +19,8 @@ from unittest import mock
 
 import pytest
 
-from iree_gauntlet.reports.sweeps import sweep_reports as micro_reports
 from iree_gauntlet.toolchains import devices
+from iree_gauntlet.torch_models.reports import sweep_reports as micro_reports
 from tests.support.command_line import run_here
 from tests.support.fake_measuring import CALL_MS, FIRST_CALL_MS, FLOPS_PER_S, PEAK_RSS_BYTES
 from tests.support.micro_project import Micro, Sweep, first_sweep

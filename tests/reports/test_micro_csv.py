@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given
 
-from iree_gauntlet.reports.sweeps.sweep_rows import CSV_COLUMNS, format_results_csv, read_rows
+from iree_gauntlet.torch_models.reports.sweep_rows import CSV_COLUMNS, format_results_csv, read_rows
 from tests.support.micro_records import point, ratio, record, records, squares, variant
 
 # The header of torchao's `BenchmarkResult.to_dict`, without what is of its own files and profilers.

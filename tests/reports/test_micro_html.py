@@ -8,14 +8,14 @@ from lxml import html
 
 from iree_gauntlet.document import INK, PAPER
 from iree_gauntlet.reports.render_html import render_html
-from iree_gauntlet.reports.sweeps.sweep_document import make_sweep_document
-from iree_gauntlet.reports.sweeps.sweep_rows import Plot, SweepHeader, group_entries, read_rows
+from iree_gauntlet.torch_models.reports.sweep_document import make_sweep_document
+from iree_gauntlet.torch_models.reports.sweep_rows import Plot, SweepHeader, group_entries, read_rows
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.reports.sweeps.sweep_rows import Row
+    from iree_gauntlet.torch_models.reports.sweep_rows import Row
 
 SVG = f"""<?xml version="1.0" encoding="utf-8" standalone="no"?>
 <!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "http://www.w3.org/Graphics/SVG/1.1/DTD/svg11.dtd">

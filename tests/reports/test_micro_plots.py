@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from iree_gauntlet.reports.sweeps.sweep_plots import (
+from iree_gauntlet.torch_models.reports.sweep_plots import (
     STATUS_MARKS,
     STYLE,
     WORD_COLOURS,
@@ -26,7 +26,7 @@ from iree_gauntlet.reports.sweeps.sweep_plots import (
     scale_limit,
     scale_ticks,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import Plot, SweepEntry, group_entries, read_rows, times
+from iree_gauntlet.torch_models.reports.sweep_rows import Plot, SweepEntry, group_entries, read_rows, times
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 
 if TYPE_CHECKING:

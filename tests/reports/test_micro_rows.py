@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, Ratio
-from iree_gauntlet.reports.sweeps.sweep_rows import find_mean_ratio, group_entries, read_rows
+from iree_gauntlet.torch_models.reports.sweep_rows import find_mean_ratio, group_entries, read_rows
 from tests.support.micro_records import grid, point, ratio, record, records, squares, variant
 
 

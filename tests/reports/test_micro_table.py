@@ -13,7 +13,7 @@ from iree_gauntlet.document import ColouredCell, Table
 from iree_gauntlet.records.sweep_record import Ratio
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.reports.sweeps.sweep_document import (
+from iree_gauntlet.torch_models.reports.sweep_document import (
     LEGEND,
     collect_heading_facts,
     find_doubts,
@@ -24,7 +24,7 @@ from iree_gauntlet.reports.sweeps.sweep_document import (
     make_sweep_document,
     summarise,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import Row, SweepHeader, group_entries, read_rows, times
+from iree_gauntlet.torch_models.reports.sweep_rows import Row, SweepHeader, group_entries, read_rows, times
 from tests.support.micro_records import SWEEP_HEADER, grid, point, ratio, record, records, squares, variant
 
 

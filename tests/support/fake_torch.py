@@ -41,7 +41,7 @@ def stand_in(folder: Path) -> Path:
     call = "from tests.support.fake_torch import main; sys.exit(main(sys.argv[1:]))"
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {call}"
     # Every command asks for versions first: the shell answers that at once.
-    versions = json.dumps({"python": list(sys.version_info[:3]), "versions": _VERSIONS, "paths": []})
+    versions = json.dumps({"python": ".".join(map(str, sys.version_info[:3])), "versions": _VERSIONS, "paths": []})
     output = shlex.quote(versions).replace(_TORCH, f"{_TORCH}'\"$STAND_IN\"'")
     path.write_text(
         f'#!/bin/sh\n[ "$1" = -c ] && printf "%s\\n" {output} && exit\n'

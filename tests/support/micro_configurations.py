@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 
 from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.torch_models.configuration import MicroConfig, ModelParams, read_micro_config
-from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, load_registry
+from iree_gauntlet.torch_models.plugins import load_registry
 
 if TYPE_CHECKING:
     from iree_gauntlet.torch_models.plugins import PluginRegistry
@@ -57,10 +58,11 @@ MODELS = f"model_params:\n{ENTRY}"
 
 
 def make_registry(folder: Path) -> PluginRegistry:
-    """What the plugin declares, in place of most that is built in."""
+    """What the plugin declares, beside the shapes that are built in."""
     plugin = folder / "plugin.py"
     plugin.write_text(PLUGIN, encoding="utf-8")
-    return load_registry([plugin], builtin=BUILTIN_FILES[:1])
+    own = load_registry([plugin], builtin=())
+    return replace(own, shape_sets={**load_registry().shape_sets, **own.shape_sets})
 
 
 def read(folder: Path, registry: PluginRegistry, text: str) -> MicroConfig:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypothesis import strategies as st
 
-from iree_gauntlet.reports.sweeps.sweep_rows import SweepHeader
+from iree_gauntlet.torch_models.reports.sweep_rows import SweepHeader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

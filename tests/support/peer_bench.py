@@ -92,7 +92,7 @@ def run_script(
     path = build.parent / "script.json"
     shared = {"warm_up_calls": 1, "compile_threads": None, "outputs": plan.pop("outputs", "")}
     path.write_text(json.dumps({"models": [{"name": "peer", "build": str(build), "calls": 2, **plan}], **shared}))
-    argv = [*make_torch_words(sys.executable, f"iree_gauntlet.torch_models.{module}"), str(path)]
+    argv = [*make_torch_words(sys.executable, module), str(path)]
     limit = LIMIT_SECONDS
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit, env=env or {}, cwd="/")
 

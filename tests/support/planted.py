@@ -10,7 +10,7 @@ import numpy as np
 
 from iree_gauntlet.measuring.numerics.arrays import Tensor
 from iree_gauntlet.torch_models.agreement import TriedErrors, write_directions
-from iree_gauntlet.torch_models.build_folder import Array, Directions
+from iree_gauntlet.torch_models.build_files import Array, Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat, round_weights
 
 if TYPE_CHECKING:

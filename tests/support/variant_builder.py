@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.torch_models.build_folder import read_build
-from iree_gauntlet.torch_models.build_plan import VariantPlan
+from iree_gauntlet.torch_models.build_files import VariantPlan, read_build
 from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
@@ -106,7 +105,7 @@ def run_builder(plan: VariantPlan) -> subprocess.CompletedProcess[str]:
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [*make_torch_words(sys.executable, "iree_gauntlet.torch_models.building_variant"), str(folder / "plan.json")],
+        [*make_torch_words(sys.executable, "building_variant"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,
@@ -127,7 +126,7 @@ def built(folder: Path, model_type: str = "linear", m: int = 4, k: int = 64, n: 
 
 def built_here(folder: Path, plan: VariantPlan) -> Built:
     """Build it in this process, which has torch loaded once."""
-    from iree_gauntlet.torch_models.building_variant import build  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.torch_side.building_variant import build  # noqa: PLC0415 - it imports torch
 
     build(replace(plan, output=str(folder)))
     return Built(folder)

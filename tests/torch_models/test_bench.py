@@ -20,7 +20,7 @@ from iree_gauntlet.results import Result, Samples
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models.bench_result import make_result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_figures
-from iree_gauntlet.torch_models.build_folder import TokenLoop
+from iree_gauntlet.torch_models.build_files import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
 from tests.support.bench_project import Bench, Benchmarks, first_benchmarks
 from tests.support.fake_measuring import CALL_MS

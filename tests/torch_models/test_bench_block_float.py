@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from iree_gauntlet.torch_models.block_float import BLOCK, BLOCK_FORMATS, BlockFormat, round_to_blocks
+from iree_gauntlet.torch_models.formats import BLOCK, BLOCK_FORMATS, BlockFormat, round_to_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,8 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.build_folder import read_build
-from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
+from iree_gauntlet.torch_models.build_files import BuildPlan, read_build, read_plan
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, count_longest_contractions, read_contractions
 from iree_gauntlet.torch_models.torch_chain import make_torch_words
 from tests.support.command_line import LIMIT_SECONDS
@@ -39,7 +38,7 @@ def run_builder(folder: Path, plan: BuildPlan) -> subprocess.CompletedProcess[st
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [*make_torch_words(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")],
+        [*make_torch_words(sys.executable, "building"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from iree_gauntlet.torch_models.block_float import BLOCK_FORMATS, round_to_blocks
-from iree_gauntlet.torch_models.formats import DataFormat, find_tolerance, round_weights
+from iree_gauntlet.torch_models.formats import BLOCK_FORMATS, DataFormat, find_tolerance, round_to_blocks, round_weights
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 

@@ -26,7 +26,7 @@ from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.torch_models.build_folder import Array, BuiltProgram
+from iree_gauntlet.torch_models.build_files import Array, BuiltProgram
 from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 from iree_gauntlet.torch_models.tracing import (
     VERBOSE,

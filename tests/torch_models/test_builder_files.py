@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.torch_chain import TorchChain
 
 # What any model is made by: the call of its function, rounding, its reference, the export.
-_EVERY = {"build_plan", "build_steps", "building", "decompositions", "formats", "block_float", "torch_tensors"}
+_EVERY = {"build_files", "build_steps", "building", "decompositions", "formats", "torch_tensors"}
 _MODELS = {"instantiate", "model_registry", "declarations"}
-_RECIPES = {"building_variant", "plugins", "recipe_registry", "layers", "torch_architectures"} | {
-    f"builtin_{name}" for name in ("architectures", "recipes", "shapes")
-}
+_RECIPES = {"building_variant", "plugins", "recipe_registry", "layers", "torch_architectures", "builtin_plugins"}
 # Options, plans and reports of what was made.
 _OTHERS = {"bench_options", "bench_result", "bench_session", "configuration", "peers", "roofline"}
 _OTHERS |= {"point_chain", "point_session", "torch_chain", "tracing", "measure_torch", "module_facts"}
+_OTHERS |= {"sweep", "sweep_document", "sweep_reports", "torch_commands"}
 
 
 def files_of(chain: type[TorchChain]) -> set[str]:

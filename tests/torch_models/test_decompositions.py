@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 def test_gradients_of_biases_are_exported_in_the_type_of_the_model(tmp_path: Path, needs_torch: Any, name: str) -> None:
     torch = needs_torch
-    from iree_gauntlet.torch_models.build_steps import export_program  # noqa: PLC0415 - it imports torch
-    from iree_gauntlet.torch_models.decompositions import run_eager_step, trace_step  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.torch_side.build_steps import export_program  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.torch_side.decompositions import run_eager_step, trace_step  # noqa: PLC0415 - it imports torch
 
     dtype = getattr(torch, name)
     module, given = torch.nn.Conv2d(2, 3, 3).to(dtype), torch.randn(1, 2, 4, 4).to(dtype)
@@ -56,7 +56,7 @@ def test_convolution_backward_is_torch_s(
     groups: int,
 ) -> None:
     torch = needs_torch
-    from iree_gauntlet.torch_models.decompositions import compute_convolution_backward  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.torch_side.decompositions import compute_convolution_backward  # noqa: PLC0415 - it imports torch
 
     torch.manual_seed(5)
     values, kernel = torch.randn(shape, dtype=torch.float64), torch.randn(weight, dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_max_pool_backward_is_torch_s(
     ceil: bool,
 ) -> None:
     torch = needs_torch
-    from iree_gauntlet.torch_models.decompositions import compute_max_pool_backward  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.torch_side.decompositions import compute_max_pool_backward  # noqa: PLC0415 - it imports torch
 
     torch.manual_seed(5)
     # Whole numbers, so that there are several largest values in many windows.
@@ -108,7 +108,7 @@ def test_max_pool_backward_is_torch_s(
 @pytest.mark.models
 def test_padding_that_takes_away_is_torch_s(needs_torch: Any) -> None:
     torch = needs_torch
-    from iree_gauntlet.torch_models.decompositions import crop  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.torch_side.decompositions import crop  # noqa: PLC0415 - it imports torch
 
     values = torch.randn(2, 5, 6)
     for rooms in ([-1, -2], [1, -1, -2, 0], [-3, 2, 0, 1]):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.torch_models.build_plan import VariantPlan, check_plan, read_plan
+from iree_gauntlet.torch_models.build_files import VariantPlan, check_plan, read_plan
 from iree_gauntlet.torch_models.formats import TORCH_TYPES
 from tests.support.variant_builder import Built, built, built_here, distance, errors, plan_of, run_builder
 

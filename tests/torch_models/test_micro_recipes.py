@@ -19,7 +19,7 @@ from tests.support.variant_builder import Built, built_here, distance, plan_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.torch_models.build_plan import VariantPlan
+    from iree_gauntlet.torch_models.build_files import VariantPlan
 
 with contextlib.suppress(ModuleNotFoundError):
     # Without it these tests are not selected, and have to be collected all the same.
@@ -143,7 +143,7 @@ def layer(values: np.ndarray[Any, Any]) -> Any:
 def test_a_weight_in_four_bits_is_within_half_a_step(
     rows: int, groups: int, group: int, seed: int, scale: float
 ) -> None:
-    from iree_gauntlet.torch_models.layers import Int4Linear  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_side.layers import Int4Linear  # noqa: PLC0415
 
     plain = layer(np.random.default_rng(seed).standard_normal((rows, groups * group)) * scale)
     four = Int4Linear(plain, group)
@@ -163,7 +163,7 @@ def test_a_weight_in_four_bits_is_within_half_a_step(
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1000), st.floats(1e-3, 1e3))
 def test_zeros_and_outliers_survive_the_dynamic_recipes(seed: int, scale: float) -> None:
-    from iree_gauntlet.torch_models.layers import Float8DynamicLinear, Int8DynamicLinear  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_side.layers import Float8DynamicLinear, Int8DynamicLinear  # noqa: PLC0415
 
     random = np.random.default_rng(seed)
     plain = layer(random.standard_normal((8, 16)))
@@ -182,7 +182,7 @@ def test_zeros_and_outliers_survive_the_dynamic_recipes(seed: int, scale: float)
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
 def test_what_stays_of_pruned_weights_is_the_largest(rows: int, fours: int, seed: int) -> None:
-    from iree_gauntlet.torch_models.layers import keep_blocks, keep_two_of_four  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_side.layers import keep_blocks, keep_two_of_four  # noqa: PLC0415
 
     weight = torch.from_numpy(np.random.default_rng(seed).standard_normal((4 * rows, 4 * fours)).astype(np.float32))
     pruned = keep_two_of_four(weight).reshape(-1, 4)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.torch_models.declarations import collect_declarations
-from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, Shape, list_shapes, load_registry, number_shapes
+from iree_gauntlet.torch_models.plugins import Shape, list_shapes, load_registry, number_shapes
 from iree_gauntlet.torch_models.recipe_registry import PluginError, ShapeSet, shape_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-BUILTIN: Mapping[str, ShapeSet] = load_registry(builtin=BUILTIN_FILES[:1]).shape_sets
+BUILTIN: Mapping[str, ShapeSet] = load_registry().shape_sets
 NAMES = ("llama", "pow2", "pow2_extended", "small_sweep", "sweep")
 NEWER = ("deepseek_v3_236b", "deepseek_v3_671b", "gemma3_27b", "llama4", "qwen3_32b")
 POWERS = st.tuples(st.integers(0, 12), st.integers(0, 4)).map(lambda pair: (pair[0], pair[0] + pair[1]))

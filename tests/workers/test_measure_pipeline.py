@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet import torch_models
-from iree_gauntlet.torch_models.host_pipeline import StageError, run_pipeline
-from iree_gauntlet.torch_models.measure_pipeline import add_torch
+from iree_gauntlet.torch_models import torch_side
+from iree_gauntlet.torch_models.torch_side.host_pipeline import StageError, run_pipeline
+from iree_gauntlet.torch_models.torch_side.measure_pipeline import add_torch
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.worker_here import compile_for_cpu, run_script
@@ -24,7 +24,7 @@ from tests.support.worker_here import compile_for_cpu, run_script
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SCRIPT = Path(torch_models.__file__).with_name("measure_pipeline.py")
+_SCRIPT = Path(torch_side.__file__).with_name("measure_pipeline.py")
 
 _PROGRAM = """
 func.func @double(%x: !torch.vtensor<[2,4],bf16>, %n: !torch.vtensor<[2],si64>)

@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.build_folder import TokenLoop, TrainingStep
-from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
-from iree_gauntlet.torch_models.build_steps import REPEATABLE, BuildSteps, ExportFailedError
-from iree_gauntlet.torch_models.decompositions import LOSS, draw_gradients, draw_targets, run_eager_step, trace_step
+from iree_gauntlet.torch_models.build_files import BuildPlan, TokenLoop, TrainingStep, read_plan
 from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
-from iree_gauntlet.torch_models.layers import find_changed_layers, linear_layers, take_fingerprints
-from iree_gauntlet.torch_models.torch_tensors import cast, find_type_name, have_shared_weights, write_arrays
+from iree_gauntlet.torch_models.torch_side.build_steps import REPEATABLE, BuildSteps, ExportFailedError
+from iree_gauntlet.torch_models.torch_side.decompositions import (
+    LOSS,
+    draw_gradients,
+    draw_targets,
+    run_eager_step,
+    trace_step,
+)
+from iree_gauntlet.torch_models.torch_side.layers import find_changed_layers, linear_layers, take_fingerprints
+from iree_gauntlet.torch_models.torch_side.torch_tensors import cast, find_type_name, have_shared_weights, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,10 +36,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from iree_gauntlet.torch_models.build_folder import Array, BuildRecord
-    from iree_gauntlet.torch_models.build_plan import VariantPlan
+    from iree_gauntlet.torch_models.build_files import Array, BuildRecord, VariantPlan
     from iree_gauntlet.torch_models.model_registry import Generative
-    from iree_gauntlet.torch_models.plugins import AskedRecipe, PluginRegistry
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 
 _SEED = 0
@@ -44,11 +48,6 @@ def run(path: Path) -> None:
     """Build what a plan asks for into its folder, `build.json` last.
 
     Modules hand each other what they return flat: its tensors in order, one argument each.
-
-    Raises:
-        UsageError: for options that do not fit the model.
-        ModelError: for what is wrong with it.
-        ExportFailedError: where a program cannot be exported.
     """
     plan = read_plan(path, BuildPlan)
     steps = BuildSteps(plan, plan.form.label, plan.form)
@@ -104,16 +103,6 @@ def _build_pipeline(steps: BuildSteps, content: Pipeline) -> BuildRecord:
     )
 
 
-def _require_no_chance(steps: BuildSteps, first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
-    """Refuse gradients that no two steps have alike: the errors that rounding may cause would mean nothing."""
-    differences = sum(float((second[name] - gradient).double().square().sum()) for name, gradient in first.items())
-    if differences > REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in first.values()):
-        raise steps.model.problem(
-            "the gradients of a second step with the same inputs are others, as with dropout",
-            "a model that is trained here must not draw random numbers: make it with a dropout of 0",
-        )
-
-
 def _run_before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Tensor, ...], tuple[Array, ...]]:
     """The device's inputs in f32, and the host's where there is a module before the device."""
     inputs = steps.checked(content.inputs, "the inputs")
@@ -130,7 +119,14 @@ def _build_training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -
     if not targets:
         raise steps.model.problem("it returns no float tensor, so there is no loss to train it by")
     loss, gradients = _run_step(steps, module, inputs, targets)
-    _require_no_chance(steps, gradients, _run_step(steps, module, inputs, targets)[1])
+    # Of gradients that no two steps have alike, the errors that rounding may cause would mean nothing.
+    second = _run_step(steps, module, inputs, targets)[1]
+    differences = sum(float((second[name] - gradient).double().square().sum()) for name, gradient in gradients.items())
+    if differences > REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in gradients.values()):
+        raise steps.model.problem(
+            "the gradients of a second step with the same inputs are others, as with dropout",
+            "a model that is trained here must not draw random numbers: make it with a dropout of 0",
+        )
     so_far = draw_gradients(list(gradients.values())) if accumulate else ()
     if not steps.exact:
         steps.refer_to([loss, *_add_gradients(so_far, gradients)])
@@ -191,7 +187,13 @@ def _build_generative(steps: BuildSteps, content: Generative) -> BuildRecord:
     token = _choose_likeliest(steps, logits, "prefill")
     given = (token, torch.tensor([content.position]), *state)
     second = steps.in_format("decode", decode, given, lambda module, given: steps.eager(module, given, "decode"))
-    _check_state(steps, second[1:], state)
+    have, expected = ([f"{find_type_name(new)} {list(new.shape)}" for new in part] for part in (second[1:], state))
+    if have != expected[: len(have)]:
+        raise steps.model.problem(
+            f"decode returned {', '.join(have)} behind the logits, and the state that prefill returned begins with "
+            f"{', '.join(expected[: len(have)])}",
+            "decode returns new values of the first tensors of the state, of their shapes and types",
+        )
     with steps.timed("eager", f"choosing tokens in {steps.form.label}"):
         chosen = _choose_tokens(steps, content, token, state)
     steps.export("prefill", prefill, inputs, first)
@@ -222,33 +224,16 @@ def _choose_likeliest(steps: BuildSteps, logits: Tensor, what: str) -> Tensor:
     return logits.argmax(-1, keepdim=True)
 
 
-def _check_state(steps: BuildSteps, new: Sequence[Tensor], state: Sequence[Tensor]) -> None:
-    have, expected = ([f"{find_type_name(tensor)} {list(tensor.shape)}" for tensor in part] for part in (new, state))
-    if have != expected[: len(have)]:
-        raise steps.model.problem(
-            f"decode returned {', '.join(have)} behind the logits, and the state that prefill returned begins with "
-            f"{', '.join(expected[: len(have)])}",
-            "decode returns new values of the first tensors of the state, of their shapes and types",
-        )
-
-
 def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module, tuple[Tensor, ...]]:
-    """What the architecture of a plan makes, in the plan's type: a module in evaluation mode, and what it is given.
-
-    Raises:
-        UsageError: there is no such architecture, or the sizes or the configuration do not fit it.
-        PluginError: its function fails, or returns something else than a module and its inputs.
-    """
+    """What the architecture of a plan makes, in the plan's type: a module in evaluation mode, and what it is given."""
     asked = registry.model_type(plan.model_type)
     made = asked.architecture
     dtype = getattr(torch, TORCH_TYPES[plan.dtype])
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {} if plan.config is None else {"config": Path(plan.config)}
     torch.manual_seed(_SEED)
     if asked.activation is not None:
         with asked.activation.blamed(f"the activation of {plan.model_type}"):
-            given["activation"] = asked.activation.function()
-    if plan.config is not None:
-        given["config"] = Path(plan.config)
+            given |= {"activation": asked.activation.function()}
     with made.blamed(f"building it for m = {plan.m}, k = {plan.k}, n = {plan.n} failed"):
         returned = made.function(plan.m, plan.k, plan.n, dtype, **given)
     if not isinstance(returned, list | tuple) or len(returned) != 2:
@@ -269,47 +254,32 @@ def make_base_model(plan: VariantPlan, registry: PluginRegistry) -> tuple[Module
 def apply_recipes(plan: VariantPlan, registry: PluginRegistry, module: Module) -> tuple[Module, list[int]]:
     """What the recipes of a plan make of a model: sparsity first, so that what is quantised has its zeros already.
 
-    Args:
-        plan: names the recipes.
-        registry: has them.
-        module: without the variant's changes; it is changed.
-
     Returns:
         The module, and what the weights of the layers took that were changed, in bytes.
-
-    Raises:
-        UsageError: there is no such recipe, it lacks what it requires, or it changes no linear layer.
-        PluginError: its function fails, or returns no module.
     """
     if plan.is_baseline:
         return module, []
     before = take_fingerprints(module)
     for text in filter(None, (plan.sparsity, plan.quantization)):
-        module = _apply_recipe(registry.recipe(text), module)
+        asked = registry.recipe(text)
+        recipe = asked.recipe
+        if recipe.refusal:
+            raise UsageError(f"{text}: {recipe.refusal}")
+        missing = [name for name in recipe.requires if importlib.util.find_spec(name) is None]
+        if missing:
+            raise UsageError(
+                f"{text} needs {', '.join(missing)}, and {sys.executable} lacks it", f"pip install {' '.join(missing)}"
+            )
+        # The compiler's recipes leave the model alone.
+        if recipe.function is not None:
+            torch.manual_seed(_SEED)
+            with recipe.blamed(f"{text} failed"), torch.no_grad():
+                module = recipe.function(module, *asked.arguments)
+            if not isinstance(module, torch.nn.Module):
+                raise recipe.problem(f"it returned {type(module).__name__}: expected the torch module that it made")
     changed = find_changed_layers(before, module)
     if not changed:
         count = len(linear_layers(module))
         have = f"none of its {count} linear layers" if count else "nothing: it has no linear layer"
         raise UsageError(f"{plan.label} changes {have} in {plan.model_type}")
     return module.eval(), changed
-
-
-def _apply_recipe(asked: AskedRecipe, module: Module) -> Module:
-    recipe = asked.recipe
-    if recipe.refusal:
-        raise UsageError(f"{asked.text}: {recipe.refusal}")
-    missing = [name for name in recipe.requires if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"{asked.text} needs {', '.join(missing)}, and {sys.executable} lacks it",
-            f"pip install {' '.join(missing)}",
-        )
-    if recipe.function is None:
-        # The compiler's recipes leave the model alone.
-        return module
-    torch.manual_seed(_SEED)
-    with recipe.blamed(f"{asked.text} failed"), torch.no_grad():
-        returned = recipe.function(module, *asked.arguments)
-    if not isinstance(returned, torch.nn.Module):
-        raise recipe.problem(f"it returned {type(returned).__name__}: expected the torch module that it made")
-    return returned

@@ -1,7 +1,6 @@
-"""Backward passes that ONNX has no operators for, in operators that it has.
+"""Backward passes that ONNX has no operators for, in operators that it has: torch's decompositions leave them whole.
 
-torch's own decompositions leave them whole. They are written for graphs that a compiler reads: nothing is
-scattered by an index, so that everything can be parallel.
+They are written for graphs that a compiler reads: nothing is scattered by an index, so that everything can be parallel.
 
 The loss is the mean, over all elements of all float outputs, of the squared distance to fixed normal targets. It is
 taken in f32 whatever the element type: a sum of some ten thousand squares leaves the range of f16.

@@ -21,19 +21,19 @@ from iree_gauntlet.records.sweep_record import MICRO, SweepAsked
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
-from iree_gauntlet.reports.sweeps.sweep_plots import draw_memory_plot, draw_plots
-from iree_gauntlet.reports.sweeps.sweep_rows import MissingPoint, SweepHeader, format_results_csv, read_rows
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.torch_models.reports.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
+from iree_gauntlet.torch_models.reports.sweep_plots import draw_memory_plot, draw_plots
+from iree_gauntlet.torch_models.reports.sweep_rows import MissingPoint, SweepHeader, format_results_csv, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.records.sweep_record import IreeTimes, Ratio, TorchTimes
-    from iree_gauntlet.reports.sweeps.sweep_rows import Row
+    from iree_gauntlet.torch_models.reports.sweep_rows import Row
 
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -134,13 +134,6 @@ class OssDependency(_OssPart):
     extra_info: _Extra = {}
 
 
-class OssInput(_OssPart):
-    """An input of the model."""
-
-    dtype: str = ""
-    extra_info: _Extra = {}
-
-
 class OssRecord(_OssPart):
     """One metric of one variant at one point."""
 
@@ -149,7 +142,8 @@ class OssRecord(_OssPart):
     metric: OssMetric
     runners: list[OssRunner] = []
     dependencies: dict[str, OssDependency] = {}
-    inputs: dict[str, OssInput] = {}
+    # None is said of.
+    inputs: dict[str, _Extra] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +155,7 @@ class _Metric:
 
 
 def make_oss_json(rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None) -> str:
-    """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`.
-
-    Raises:
-        GauntletError: a record is none that the database can take; the first field that does not fit is named.
-    """
+    """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`."""
     try:
         records = [record.model_dump() for record in make_oss_records(rows, header, targets=targets)]
     except ValidationError as error:
@@ -185,9 +175,6 @@ def make_oss_records(
         header: of the run; its state is in every record where it is not `complete`.
         targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
             for those that are not named, which dashboards read as none.
-
-    Raises:
-        ValidationError: one does not fit.
     """
     baselines = {row.place: row for row in rows if row.is_baseline}
     shapes: dict[str, set[tuple[str, ...]]] = {}
@@ -211,11 +198,17 @@ def make_oss_records(
             for metric in metrics:
                 if metric.value is not None and is_float32(metric.value):
                     wanted = (targets or {}).get(metric.name, {})
-                    target = float(wanted.get(f"{row.recipe}@{name}", wanted.get(row.recipe, 0.0)))
+                    ratio = metric.ratio
+                    more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
                     yield OssRecord(
                         benchmark=benchmark,
                         model=model,
-                        metric=_describe_metric(metric, metric.value, target),
+                        metric=OssMetric(
+                            name=metric.name,
+                            benchmark_values=[metric.value],
+                            target_value=float(wanted.get(f"{row.recipe}@{name}", wanted.get(row.recipe, 0.0))),
+                            extra_info=_keep_known({"unit": metric.unit, **more}),
+                        ),
                         runners=[runner],
                         dependencies=dependencies,
                     )
@@ -288,13 +281,6 @@ def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBen
     return OssBenchmark(name="micro-benchmark api", mode="inference", dtype=row.recipe, extra_info=_keep_known(facts))
 
 
-def _describe_metric(metric: _Metric, value: float, target: float) -> OssMetric:
-    ratio = metric.ratio
-    more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
-    known = _keep_known({"unit": metric.unit, **more})
-    return OssMetric(name=metric.name, benchmark_values=[value], target_value=target, extra_info=known)
-
-
 def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
     """The machine. `name` and `type` are what dashboards call device and architecture."""
     machine, device = header.machine, _name_device(row)
@@ -305,7 +291,7 @@ def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
         type=names or machine.cpu or "unknown",
         cpu_info=machine.cpu,
         cpu_count=machine.cores,
-        avail_mem_in_gb=machine.memory_bytes // _GIB,
+        avail_mem_in_gb=(machine.memory_bytes or 0) // _GIB,
         gpu_info=names,
         gpu_count=len(gpus),
         avail_gpu_mem_in_gb=sum(gpu.memory_bytes for gpu in gpus) // _GIB,
@@ -345,11 +331,7 @@ def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
 
 
 def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> None:
-    """Writes everything into `results/` of the run's folder, and where the run was asked to write it; prints the rest.
-
-    Raises:
-        GauntletError: a file cannot be written, or a record is none.
-    """
+    """Writes all into `results/` of the run's folder, and where the run was asked to write it; prints the document."""
     asked = SweepAsked.from_dict(record.run.micro or {})
     results = [record.results.get(make_step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
     records = [item.statistics[MICRO] for item in results if item is not None and MICRO in item.statistics]
@@ -387,11 +369,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
 
 
 def check_writable(name: str) -> None:
-    """Makes sure that `--output` can be written, before anything is measured.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Makes sure that `--output` can be written, before anything is measured."""
     if not name:
         return
     path = Path(name).expanduser().absolute()
@@ -408,11 +386,7 @@ def check_writable(name: str) -> None:
 
 
 def read_targets(name: str) -> _Targets:
-    """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name.
-
-    Raises:
-        UsageError: it cannot be read, or is something else.
-    """
+    """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name."""
     if not name:
         return {}
     try:
@@ -444,18 +418,6 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
             _write(path.parent, {path.with_suffix(".svg").name: svg, path.with_suffix(".png").name: png})
 
 
-def _find_missing(record: JournalRecord, asked: SweepAsked) -> list[MissingPoint]:
-    """The points without a record: what became of each, and why."""
-    found = [MissingPoint(name, "skipped", reason) for name, reason in asked.refused.items()]
-    for chain in asked.points:
-        result = record.results.get(make_step_id(chain, Stage.BENCHMARK))
-        if result is None:
-            found.append(MissingPoint(_name_point(chain), NOT_MEASURED, UNREACHED[state_of(record)]))
-        elif MICRO not in result.statistics:
-            found.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
-    return found
-
-
 def _name_point(chain: str) -> str:
     """Of a point, which its chain has a target behind."""
     return chain.rpartition("@")[0]
@@ -464,6 +426,14 @@ def _name_point(chain: str) -> str:
 def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
     """As `results.json` has it."""
     run, first = record.run, record.runs[0]
+    # The points without a record: what became of each, and why.
+    missing = [MissingPoint(name, "skipped", reason) for name, reason in asked.refused.items()]
+    for chain in asked.points:
+        result = record.results.get(make_step_id(chain, Stage.BENCHMARK))
+        if result is None:
+            missing.append(MissingPoint(_name_point(chain), NOT_MEASURED, UNREACHED[state_of(record)]))
+        elif MICRO not in result.statistics:
+            missing.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
     return {
         "run": run.run,
         "state": state_of(record),
@@ -477,7 +447,7 @@ def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
         "lock_folder": run.lock_folder,
         "gpus": list(run.gpus),
         "versions": asked.versions,
-        "missing": [item.as_dict() for item in _find_missing(record, asked)],
+        "missing": [item.as_dict() for item in missing],
     }
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import INK, PAPER
-from iree_gauntlet.reports.sweeps.sweep_rows import Plot, Row, SweepEntry, find_mean_ratio, group_entries, times
+from iree_gauntlet.torch_models.reports.sweep_rows import Plot, Row, SweepEntry, find_mean_ratio, group_entries, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iree_gauntlet.measuring.profiles.memory_profile import MemoryPhase, MemoryProfile
-    from iree_gauntlet.records.sweep_record import Ratio
+    from iree_gauntlet.measuring.profiles.memory_profile import MemoryProfile
 
 
 # Of Okabe and Ito, "Color Universal Design" (2008): blue and vermilion stay apart in every kind of colour blindness.
@@ -117,7 +116,10 @@ def draw_plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
         if not any(row.speedup for row in entry.rows):
             continue
         for name, title, draw in _choose_plots(entry):
-            stem = _free_name(_UNFIT.sub("-", name)[:_LONGEST_NAME].strip(".-"), found)
+            short = stem = _UNFIT.sub("-", name)[:_LONGEST_NAME].strip(".-")
+            number = 2
+            while stem.lower() in map(str.lower, found):
+                stem, number = f"{short}-{number}", number + 1
             svg, png = _draw_picture(draw)
             found[stem] = Plot(stem, entry.title, title, svg, png)
     return tuple(found.values())
@@ -152,22 +154,23 @@ def _choose_plots(entry: SweepEntry) -> Iterator[tuple[str, str, Callable[[], Fi
     yield f"bars-{entry.name}", f"{entry.title}: speed-ups with intervals", partial(draw_speedup_bars, entry)
 
 
-def _free_name(name: str, taken: dict[str, Plot]) -> str:
-    number, found = 2, name
-    while found.lower() in {other.lower() for other in taken}:
-        found, number = f"{name}-{number}", number + 1
-    return found
-
-
 def draw_speedup_bars(entry: SweepEntry) -> Figure:
     """Speed-ups of all recipes of an entry over its shapes, from 1.0 up or down on a logarithmic axis."""
+    from matplotlib.patches import Patch  # noqa: PLC0415 - matplotlib is optional
+
     shapes, recipes = entry.shapes, entry.recipes
     place = min(_WIDEST, max(_NARROWEST, _ALL / len(shapes)))
     inner = max(place * len(shapes), 4.0)
     marks = [STATUS_MARKS.get(row.variant.status, "") for row in entry.rows if row.speedup is None]
     height = 0.8 + len(recipes) * _PANEL + _estimate_width(shapes)
     figure = _make_figure(f"{entry.title}: speed-up, with 95 % intervals", inner + 0.5, height, marks)
-    ends = _find_ends(entry)
+    # Octaves below and above 1.0 that show all values and their intervals, with some room.
+    known = [row.speedup for row in entry.rows if row.speedup]
+    values = [value for ratio in known for value in (ratio.ratio, ratio.low, ratio.high) if value is not None]
+    octaves = [_convert_to_octaves(value) for value in values]
+    low, high = min([*octaves, -_LEAST_OCTAVES]), max([*octaves, _LEAST_OCTAVES])
+    room = 0.06 * (high - low)
+    ends = low - room, high + room
     panels = figure.subplots(len(recipes), squeeze=False)[:, 0]
     words: set[str] = set()
     for axes, recipe in zip(panels, recipes, strict=True):
@@ -175,7 +178,15 @@ def draw_speedup_bars(entry: SweepEntry) -> Figure:
     every = -(-len(shapes) // _MOST_LABELS)
     panels[-1].set_xticks(range(0, len(shapes), every), shapes[::every], rotation=90)
     panels[-1].tick_params(axis="x", length=2, pad=2, labelsize=_POINTS)
-    _draw_legend(panels[0], words)
+    # What the colours of bars mean, above the first panel.
+    shown = [
+        Patch(facecolor=colour, label=word, **_choose_outline(word))
+        for word, colour in WORD_COLOURS.items()
+        if word in words
+    ]
+    panels[0].legend(
+        handles=shown, loc="lower left", bbox_to_anchor=(0, 1.2), ncols=4, frameon=False, borderpad=0, borderaxespad=0
+    )
     return figure
 
 
@@ -190,7 +201,17 @@ def _draw_panel(axes: Axes, entry: SweepEntry, recipe: str, ends: tuple[float, f
         if word in _UNDECIDED:
             # Such a bar may have no height.
             axes.scatter(where, values, s=11, color=colour, edgecolor=INK, linewidth=0.5, zorder=4)
-    _draw_intervals(axes, ratios, ends)
+    known = [
+        (index, ratio.low, ratio.high) for index, ratio in ratios if ratio.low is not None and ratio.high is not None
+    ]
+    where, lows, highs = (
+        [index for index, _, _ in known],
+        [_convert_to_octaves(low, ends) for _, low, _ in known],
+        [_convert_to_octaves(high, ends) for _, _, high in known],
+    )
+    # Dark on light bars, with a light rim that keeps it apart from dark ones.
+    axes.vlines(where, lows, highs, color=PAPER, linewidth=2.2, zorder=3)
+    axes.vlines(where, lows, highs, color=INK, linewidth=0.9, zorder=3)
     for index, row in found:
         if row is not None and row.speedup is None:
             axes.text(
@@ -217,48 +238,11 @@ def _choose_outline(word: str) -> dict[str, Any]:
     return {"edgecolor": INK if hatched else "none", "hatch": "////" if hatched else None, "linewidth": 0.4}
 
 
-def _draw_intervals(axes: Axes, ratios: list[tuple[int, Ratio]], ends: tuple[float, float]) -> None:
-    known = [
-        (index, _convert_to_octaves(ratio.low, ends), _convert_to_octaves(ratio.high, ends))
-        for index, ratio in ratios
-        if ratio.low is not None and ratio.high is not None
-    ]
-    where = [index for index, _, _ in known]
-    lows, highs = [low for _, low, _ in known], [high for _, _, high in known]
-    # Dark on light bars, with a light rim that keeps it apart from dark ones.
-    axes.vlines(where, lows, highs, color=PAPER, linewidth=2.2, zorder=3)
-    axes.vlines(where, lows, highs, color=INK, linewidth=0.9, zorder=3)
-
-
 def _convert_to_octaves(ratio: float, ends: tuple[float, float] = (-_MOST_OCTAVES, _MOST_OCTAVES)) -> float:
     """Logarithm of a ratio, at most as far as the ends of an axis."""
     if math.isnan(ratio) or ratio <= 0:
         return ends[0]
     return ends[1] if ratio == math.inf else max(ends[0], min(ends[1], math.log2(ratio)))
-
-
-def _find_ends(entry: SweepEntry) -> tuple[float, float]:
-    """Octaves below and above 1.0 that show all values and their intervals, with some room."""
-    found = [row.speedup for row in entry.rows if row.speedup]
-    values = [value for ratio in found for value in (ratio.ratio, ratio.low, ratio.high) if value is not None]
-    octaves = [_convert_to_octaves(value) for value in values]
-    low, high = min([*octaves, -_LEAST_OCTAVES]), max([*octaves, _LEAST_OCTAVES])
-    room = 0.06 * (high - low)
-    return low - room, high + room
-
-
-def _draw_legend(axes: Axes, words: set[str]) -> None:
-    """What the colours of bars mean, above the first panel."""
-    from matplotlib.patches import Patch  # noqa: PLC0415 - matplotlib is optional
-
-    shown = [
-        Patch(facecolor=colour, label=word, **_choose_outline(word))
-        for word, colour in WORD_COLOURS.items()
-        if word in words
-    ]
-    axes.legend(
-        handles=shown, loc="lower left", bbox_to_anchor=(0, 1.2), ncols=4, frameon=False, borderpad=0, borderaxespad=0
-    )
 
 
 def draw_memory_plot(profile: MemoryProfile, title: str) -> tuple[bytes, bytes]:
@@ -277,8 +261,19 @@ def _draw_memory_figure(profile: MemoryProfile, title: str) -> Figure:
     if given:
         axes.plot(*zip(*given, strict=True), color=_DEVICE, label="given out by the device's allocator")
     for number, phase in enumerate(profile.phases):
-        # Short phases begin close to each other.
-        _mark_phase(axes, phase, number % 2)
+        axes.axvline(phase.begin_ms, color=_BORDER, linewidth=0.6, zorder=0)
+        # The most that was resident in it may lie between two samples.
+        axes.hlines(phase.peak_bytes / _MB, phase.begin_ms, phase.end_ms, color=_RESIDENT, linewidth=0.6)
+        axes.annotate(
+            phase.name,
+            (phase.begin_ms, 1),
+            xycoords=("data", "axes fraction"),
+            # Short phases begin close to each other.
+            xytext=(0, 3 + number % 2 * _ROW_POINTS),
+            textcoords="offset points",
+            fontsize=7,
+            color=INK,
+        )
     most = max(profile.peak_bytes, *(sample.device_bytes or 0 for sample in profile.series))
     axes.set_ylim(0, 1.08 * most / _MB)
     axes.set_xlim(0, 1.02 * max(*times, profile.phases[-1].end_ms))
@@ -286,21 +281,6 @@ def _draw_memory_figure(profile: MemoryProfile, title: str) -> Figure:
     axes.set_ylabel("MB")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.13), ncols=3, frameon=False, borderpad=0, borderaxespad=0)
     return figure
-
-
-def _mark_phase(axes: Axes, phase: MemoryPhase, row: int) -> None:
-    """Where a phase begins, and the most that was resident in it, which may lie between two samples."""
-    axes.axvline(phase.begin_ms, color=_BORDER, linewidth=0.6, zorder=0)
-    axes.hlines(phase.peak_bytes / _MB, phase.begin_ms, phase.end_ms, color=_RESIDENT, linewidth=0.6)
-    axes.annotate(
-        phase.name,
-        (phase.begin_ms, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, 3 + row * _ROW_POINTS),
-        textcoords="offset points",
-        fontsize=7,
-        color=INK,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,8 @@
-"""What reports read: the record of each point as flat rows, one a variant.
-
-A record is what the journal's benchmark step of a point has. Numbers that JSON lacks are "nan", "inf" and "-inf" in it,
-and are numbers again here.
+"""What reports read: the record of each point as flat rows, one a variant; and these as CSV.
 
 Columns that mean what torchao's `generate_results_csv` (benchmarks/microbenchmarks/utils.py) writes have its names and
 its order; its times and speed-ups are torch's, eager and by torch.compile. Ours follow. A cell is empty where nothing
-was measured, and numbers have all their digits: reading them back gives the very ones of the journal.
+was measured, and numbers have all their digits.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.figures import one_line
+from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, PointRecord
 
@@ -39,11 +37,7 @@ _RATIO = {"": "ratio", "_low": "low", "_high": "high", "_word": "word"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One variant at one point.
-
-    Attributes:
-        record: of the point.
-    """
+    """One variant at one point."""
 
     record: PointRecord
     variant: VariantRecord
@@ -91,28 +85,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderToolchain(Recorded):
-    """The IREE of a sweep: versions and commits."""
-
-    compiler: str = ""
-    compiler_commit: str = ""
-    runtime: str = ""
-    runtime_commit: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HeaderMachine(Recorded):
-    """The machine of a sweep, as far as is known."""
-
-    host: str = ""
-    cpu: str = ""
-    cores: int = 0
-    memory_bytes: int = 0
-    os: str = ""
-    python: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class HeaderGpu(Recorded):
     """A GPU of a sweep."""
 
@@ -142,8 +114,8 @@ class SweepHeader(Recorded):
     state: str = "complete"
     started: str = ""
     config: str = ""
-    toolchain: HeaderToolchain = HeaderToolchain()
-    machine: HeaderMachine = HeaderMachine()
+    toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
+    machine: MachineFacts = field(default_factory=MachineFacts)
     command: str = ""
     cwd: str = ""
     version: str = ""
@@ -198,11 +170,7 @@ class SweepEntry:
 
 
 def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
-    """The rows of some points, in their order.
-
-    Raises:
-        KeyError, TypeError: a record lacks what each has.
-    """
+    """The rows of some points, in their order."""
     points = map(PointRecord.from_dict, records)
     return tuple(Row(point, variant) for point in points for variant in point.variants)
 
@@ -234,11 +202,7 @@ def times(ratio: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture of results.
-
-    Attributes:
-        entry: title of the entry of `model_params` that it is of.
-    """
+    """A picture of results."""
 
     name: str
     entry: str
@@ -315,10 +279,6 @@ def format_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()
     """The whole file, with its header; lines end as RFC 4180 has it.
 
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
-
-    Args:
-        rows: of all points that finished.
-        missing: points that did not.
     """
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from iree_gauntlet.torch_models.build_plan import VariantPlan, read_plan
-from iree_gauntlet.torch_models.build_steps import BuildSteps
-from iree_gauntlet.torch_models.building import apply_recipes, make_base_model
+from iree_gauntlet.torch_models.build_files import VariantPlan, read_plan
 from iree_gauntlet.torch_models.formats import DataFormat, read_contractions
 from iree_gauntlet.torch_models.plugins import load_registry
-from iree_gauntlet.torch_models.torch_tensors import cast
+from iree_gauntlet.torch_models.torch_side.build_steps import BuildSteps
+from iree_gauntlet.torch_models.torch_side.building import apply_recipes, make_base_model
+from iree_gauntlet.torch_models.torch_side.torch_tensors import cast
 
 _PROGRAM = "main"
 
@@ -25,13 +25,7 @@ def run(path: Path) -> None:
 
 
 def build(plan: VariantPlan) -> None:
-    """Build what a plan asks for into its folder, `build.json` last.
-
-    Raises:
-        UsageError: for what the plan asks and there is not, or what does not fit together.
-        PluginError: for what is wrong with an architecture or a recipe.
-        ExportFailedError: where the model cannot be exported.
-    """
+    """Build what a plan asks for into its folder, `build.json` last."""
     steps = BuildSteps(plan, plan.label)
     registry = load_registry([Path(file) for file in plan.plugins])
     with steps.timed("build", f"building {plan.model_type} {plan.m}-{plan.k}-{plan.n}, {plan.dtype}"):

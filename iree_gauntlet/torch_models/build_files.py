@@ -1,4 +1,7 @@
-"""What builders of models are asked for: the file that the toolkit writes and the Python with torch reads."""
+"""The files between the toolkit and the Python that has torch: what builders are asked for, and what they leave.
+
+`build.json` and the files that it names are written by `build_steps.py`, and read where torch is measured, too.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path  # noqa: TC003 - a record's field is read by its type
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iree_gauntlet.errors import UsageError
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 _BASELINE = "baseline"
@@ -42,7 +46,6 @@ class BuildOptions(ModelPlan):
 
     Attributes:
         config: one of the model's configurations; None where it has none, or one alone.
-        layers: number of layers; None for the model's own.
         microbatch: samples in one call; None for the function's default, else 1.
     """
 
@@ -60,11 +63,7 @@ class BuildOptions(ModelPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan(BuildOptions):
-    """A model to build.
-
-    Attributes:
-        accumulate: in training, the program takes the gradients so far and returns the sums.
-    """
+    """A model to build; `accumulate`: in training, the program takes the gradients so far and returns the sums."""
 
     models_dirs: tuple[str, ...]
     model: str
@@ -76,11 +75,7 @@ class BuildPlan(BuildOptions):
 
 
 def read_plan(path: Path, kind: type[Asked]) -> Asked:
-    """Read a plan.
-
-    Raises:
-        UsageError: the file cannot be read, or is no such plan.
-    """
+    """Read a plan."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -90,11 +85,7 @@ def read_plan(path: Path, kind: type[Asked]) -> Asked:
 
 
 def check_plan(found: object, where: str, kind: type[Asked]) -> Asked:
-    """The plan that a JSON object is.
-
-    Raises:
-        UsageError: it lacks a field, or has one that is unknown or of another type.
-    """
+    """The plan that a JSON object is."""
     remedy = _REMEDY.format(kind=kind.__name__)
     known = {field.name: field for field in fields(kind)}
     if not isinstance(found, dict) or not found.keys() <= known.keys():
@@ -134,9 +125,7 @@ class VariantPlan(ModelPlan):
         plugins: files with recipes and architectures besides the built-in ones, absolute.
         model_type: as a configuration spells it: `ln_linear_gelu`.
         config: a configuration of the transformers library, or its folder, absolute; None for none.
-        m, k, n: sizes, 0 or more.
         quantization: a recipe with its arguments; `baseline` for none.
-        sparsity: the same; None for none.
     """
 
     plugins: tuple[str, ...] = ()
@@ -165,10 +154,7 @@ class PeerProgram(Recorded):
     """What a peer measures: a built model, which it may make again.
 
     Attributes:
-        build: the folder of the built model.
-        builder: its builder's plan.
         mode: of torch: `eager` or `compile`.
-        compile_mode: of torch.compile; None for its own.
         calls: of a generative model, generations.
     """
 
@@ -185,7 +171,6 @@ class PeerPlan(Recorded):
     """What a peer is started with.
 
     Attributes:
-        warm_up_calls: of each model, after its first call.
         outputs: where outputs go, to be checked; empty for nowhere.
         compile_threads: processes that torch.compile may use; None for torch's own choice.
     """
@@ -199,3 +184,129 @@ class PeerPlan(Recorded):
     def read(cls, path: Path) -> PeerPlan:
         """From its file."""
         return cls.from_dict(json.loads(path.read_bytes()))
+
+
+BUILD_FILE = "build.json"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Array(Recorded):
+    """A tensor in a `.npy` file.
+
+    Attributes:
+        errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
+            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; none where that
+            was not tried.
+    """
+
+    file: str
+    type: str
+    shape: tuple[int, ...]
+    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Directions(Recorded):
+    """What errors of contractions look like in the outputs (see `agreement.py`)."""
+
+    file: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltProgram(Recorded):
+    """A program that is compiled; `name`: `main`, or `prefill` and `decode`."""
+
+    name: str
+    onnx: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    directions: Directions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoop(Recorded):
+    """How a model makes tokens (see `model_registry.Generative`).
+
+    Attributes:
+        carried: how many of them `decode` returns again.
+    """
+
+    position: int
+    tokens: int
+    state: int
+    carried: int
+    chosen: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStep(Recorded):
+    """A step of training as a program: the loss in words, and of which parameters it returns gradients, or sums."""
+
+    loss: str
+    gradients: tuple[str, ...]
+    accumulate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRecord(Recorded):
+    """A built model.
+
+    Attributes:
+        kind: `pipeline`, `training` or `generative`.
+        host: whether there is a module on the host before the device (`pre`), and after it (`post`).
+        contractions: matrix products on the longest way through a variant of `micro`; 0 where not counted.
+        flops: of one call of such a variant before its recipes; 0 where not counted.
+        changed_layers, changed_bytes: linear layers that its recipes changed, and what their weights took before; None
+            where not counted.
+        reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the
+            same.
+        weight_error: rms of the rounding of weights, relative to their rms; None where they are not rounded.
+    """
+
+    schema: int = _SCHEMA
+    kind: str = "pipeline"
+    model: str = ""
+    config: str | None = None
+    samples: int = 1
+    parameter_count: int = 0
+    programs: tuple[BuiltProgram, ...] = ()
+    host: dict[str, bool] = field(default_factory=lambda: {"pre": False, "post": False})
+    host_inputs: tuple[Array, ...] = ()
+    host_outputs: tuple[Array, ...] = ()
+    generation: TokenLoop | None = None
+    training: TrainingStep | None = None
+    reference: tuple[Array, ...] = ()
+    weight_error: float | None = None
+    contractions: int = 0
+    flops: int = 0
+    changed_layers: int | None = None
+    changed_bytes: int | None = None
+    versions: dict[str, str | None] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def has_host_modules(self) -> bool:
+        """Whether torch modules run on the host, too."""
+        return any(self.host.values())
+
+
+def read_build(folder: Path) -> BuildRecord:
+    """Reads `build.json`."""
+    path = folder / BUILD_FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["schema"] != _SCHEMA:
+            raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")  # noqa: TRY301 - said as all else that is
+        return BuildRecord.from_dict(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GauntletError(
+            f"{path}: the built model cannot be read: {type(error).__name__}: {error}",
+            "Run again; if it stays, clear the cache (`cache.gc`).",
+        ) from error
+
+
+def read_tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
+    """The arrays themselves, mapped; their files may be named from a folder."""
+    return [read_npy(folder / array.file).with_element_type(array.type) for array in arrays]

@@ -1,8 +1,4 @@
-"""The modules of the built-in architectures.
-
-They are as torchao's `testing/model_architectures.py` describes them; and those of the transformers library, from a
-configuration on this machine.
-"""
+"""The modules of the built-in architectures: torchao's (`testing/model_architectures.py`), and of transformers."""
 
 from __future__ import annotations
 
@@ -80,16 +76,19 @@ class TransformerBlock(nn.Module):  # type: ignore[misc]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, sequence, width] to the same."""
-        tokens = tokens + self.proj(self._attended(self.norm1(tokens)))
-        return tokens + self.mlp_fc2(self.activation(self.mlp_fc1(self.norm2(tokens))))
-
-    def _attended(self, tokens: Tensor) -> Tensor:
         batch, sequence, width = tokens.shape
-        split = self.qkv(tokens).reshape(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        split = self.qkv(self.norm1(tokens)).reshape(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         # Plain products, as torchao has them, and no fused attention.
         queries, keys, values = split.flatten(1, 2)
         scores = torch.softmax(queries @ keys.transpose(1, 2) * (width // self.heads) ** -0.5, -1)
-        return (scores @ values).reshape(batch, self.heads, sequence, -1).transpose(1, 2).flatten(2)
+        attended = (scores @ values).reshape(batch, self.heads, sequence, -1).transpose(1, 2).flatten(2)
+        tokens = tokens + self.proj(attended)
+        return tokens + self.mlp_fc2(self.activation(self.mlp_fc1(self.norm2(tokens))))
+
+
+def add_rows(model: Module, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:
+    """A model in a type, and what it is called with: normal numbers."""
+    return model.to(dtype), (torch.randn(shape, dtype=dtype),)
 
 
 class _Tokens(nn.Module):  # type: ignore[misc]
@@ -107,17 +106,9 @@ class _Tokens(nn.Module):  # type: ignore[misc]
 def make_configured_model(
     path: Path, *, tokens: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype
 ) -> tuple[Module, tuple[Tensor, ...]]:
-    """Build a model without its head, with random weights, and a sequence of random tokens.
+    """A model of a `config.json` (or its folder) without its head, with random weights, and some random tokens.
 
-    Args:
-        path: a `config.json`, or its folder.
-        tokens: length of the sequence.
-        hidden_size: in place of the configuration's; 0 for that.
-        intermediate_size: the same.
-        dtype: of the weights.
-
-    Raises:
-        UsageError: transformers is missing, or the configuration describes no model that takes tokens alone.
+    A size of 0 is the configuration's own.
     """
     # Before the import, which reads it.
     os.environ["HF_HUB_OFFLINE"] = "1"

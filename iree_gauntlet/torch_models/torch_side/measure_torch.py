@@ -1,27 +1,14 @@
 """Measure built models in torch on the CPU, one after the other, eager or compiled, with torch's own thread count.
 
-It is run by `torch_process.py`; its plan is
-
-    {"models": [
-        {"name": "torch eager",      comes back with the answer
-         "build": "/…",              the folder of the built model, whose inputs are used
-         "builder": {…},             its builder's plan: the same model is built again
-         "mode": "eager",            or "compile": torch.compile of what runs on the device; host modules stay eager
-         "compile_mode": "default",  of torch.compile, null for its own; without meaning for eager
-         "calls": 50}],              of a generative model, generations
-     "warm_up_calls": 1,             of each model, after its first call
-     "compile_threads": null,        processes that torch.compile may use; null for torch's own choice
-     "outputs": "/…/folder"}         where the outputs of first calls go, to be checked; empty for nowhere
-
-The answer is {"version", "peak_rss_bytes", "models": […]}, in the order of the plan: {"name", "call_ms": […],
+The plan is a `PeerPlan`. The answer is {"version", "models": […]}, in its order: {"name", "call_ms": […],
 "first_call_ms", "compile_s", "outputs": [{"file", "type", "shape"}], "chosen"} each, or {"name", "error"} with what
 went wrong in one line. `compile_s` is the first call where that is what compiles, else null; `chosen` are the tokens of
 the last generation, by sample. Outputs are those of every program for the inputs in the build folder, or of the last
-host module where there is one.
+host module where there is one. Of compiled models host modules stay eager.
 
 A call is the model's own modules on tensors that are there: in inference without autograd, in training forward, loss
 and backward. Gradients stay where torch keeps them, and so does the state of a generative model. One model is held at a
-time: it is freed before the next one is made.
+time.
 """
 
 from __future__ import annotations
@@ -37,14 +24,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from iree_gauntlet.torch_models.build_folder import read_build
-from iree_gauntlet.torch_models.build_plan import BuildPlan, PeerPlan, VariantPlan, check_plan
-from iree_gauntlet.torch_models.building import apply_recipes, make_base_model
-from iree_gauntlet.torch_models.decompositions import run_eager_step
+from iree_gauntlet.torch_models.build_files import BuildPlan, PeerPlan, VariantPlan, check_plan, read_build
 from iree_gauntlet.torch_models.formats import DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.plugins import load_registry
-from iree_gauntlet.torch_models.torch_tensors import cast, convert, have_shared_weights, make_tensor, write_arrays
+from iree_gauntlet.torch_models.torch_side.building import apply_recipes, make_base_model
+from iree_gauntlet.torch_models.torch_side.decompositions import run_eager_step
+from iree_gauntlet.torch_models.torch_side.torch_tensors import (
+    cast,
+    convert,
+    have_shared_weights,
+    make_tensor,
+    write_arrays,
+)
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, time_calls
 
 if TYPE_CHECKING:
@@ -53,8 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from iree_gauntlet.torch_models.build_folder import Array
-    from iree_gauntlet.torch_models.build_plan import PeerProgram
+    from iree_gauntlet.torch_models.build_files import Array, PeerProgram
     from iree_gauntlet.torch_models.model_registry import Generative
 
 
@@ -63,11 +54,7 @@ _NS_PER_S = 1e9
 
 
 class TorchModel(ABC):
-    """A built model in torch.
-
-    Attributes:
-        modules: those that run on the device in IREE; compiled ones may take their place.
-    """
+    """A built model in torch; `modules`: those that run on the device in IREE; compiled ones may take their place."""
 
     modules: tuple[Module, ...]
     chosen: tuple[Tensor, ...] = ()

@@ -1,12 +1,10 @@
 """Run a module of this package in the Python that has torch: `python torch_process.py MODULE PLAN.json`.
 
-The toolkit need not be installed in that Python, nor what it needs. The module's `run` takes the path of its plan;
-what it returns is written as one JSON object, with the process's `peak_rss_bytes`. All else that is written to
-standard output, in Python or below it, goes to standard error.
+Neither the toolkit nor what it needs has to be installed there. What the module's `run` returns is written as one JSON
+object, with the process's `peak_rss_bytes`; all else on standard output goes to standard error.
 
-Exit codes: 0 done, 1 it failed or a program cannot be exported, 2 the plan or the model cannot be used. What is wrong
-is said on standard error, one line that begins with `error: ` for each problem; a traceback follows where it was no
-error of the toolkit's own.
+Exit codes: 0 done, 1 it failed or a program cannot be exported, 2 the plan or the model cannot be used. Of each problem
+standard error has a line that begins with `error: `; a traceback follows where it was no error of the toolkit's own.
 """
 
 from __future__ import annotations
@@ -67,10 +65,10 @@ def main(words: Sequence[str]) -> int:
 
 def _run_as_script() -> int:
     # The package is the one that has this script; all else is found as this Python finds it, and not next to the
-    # script, where names such as `formats` lie.
+    # script, where names such as `layers` lie.
     own = Path(__file__).resolve().parent
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(own.parent)]
+    sys.modules["iree_gauntlet"].__path__ = [str(own.parents[1])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != own]
     # Of libraries about each other; models raise errors.
     warnings.filterwarnings("ignore")

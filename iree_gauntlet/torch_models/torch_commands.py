@@ -1,7 +1,4 @@
-"""`bench` and `micro`: models that torch makes, compiled by IREE, compared with torch, and measured.
-
-Of `bench` a model is a Python function; of `micro` they are recipes × architectures × shapes of a configuration.
-"""
+"""`bench` and `micro`: models that torch makes, compiled by IREE, compared with torch, and measured."""
 
 from __future__ import annotations
 
@@ -18,29 +15,28 @@ from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
-from iree_gauntlet.experiments.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.messages import write_text
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.sweeps.sweep_reports import check_writable, read_targets, write_micro_reports
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import find_cache_folder, find_project_folder, format_typed_command, shown
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
 from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
-from iree_gauntlet.torch_models.build_plan import BuildPlan
+from iree_gauntlet.torch_models.build_files import BuildPlan
 from iree_gauntlet.torch_models.configuration import override, read_micro_config
 from iree_gauntlet.torch_models.instantiate import check_options
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
 from iree_gauntlet.torch_models.model_session import perform_by_chain
 from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM
+from iree_gauntlet.torch_models.reports.sweep_reports import check_writable, read_targets, write_micro_reports
+from iree_gauntlet.torch_models.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.torch_models.torch_chain import (
     DEFAULT_DEVICE,
     choose_devices,
@@ -57,7 +53,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.reports.report_files import Reports
     from iree_gauntlet.requests import MicroRequest
     from iree_gauntlet.torch_models.bench_options import BenchOptions
-    from iree_gauntlet.torch_models.build_folder import BuildRecord
+    from iree_gauntlet.torch_models.build_files import BuildRecord
     from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 
@@ -72,11 +68,7 @@ _OPTIONS = {"force_num_layers": "layers", "microbatch": "microbatch"}
 
 
 def bench(options: BenchOptions) -> ExitCode:
-    """Benchmarks a model, or lists what there is.
-
-    Raises:
-        GauntletError: what keeps the benchmark from starting; nothing was measured then.
-    """
+    """Benchmarks a model, or lists what there is."""
     folders = _find_folders(options)
     passed_over: list[Problem] = []
     models = discover(folders, passed_over)
@@ -212,11 +204,7 @@ def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Docu
 
 
 def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
-    """Measures the points of a configuration, or lists what a configuration can name.
-
-    Raises:
-        GauntletError: what keeps it from starting; nothing was measured then.
-    """
+    """Measures the points of a configuration, or lists what a configuration can name."""
     if asked.run_dir and not asked.resume:
         raise UsageError(
             "--run-dir names a run to continue", "Add --resume, or leave it out: a new run makes its folder."
@@ -265,4 +253,4 @@ def _print_registry(registry: PluginRegistry, stream: TextIO) -> None:
 def _print(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:{width}}  {about}".rstrip() for name, about in rows]
-    write_text(stream, "\n".join([f"{title}:", *lines, "", ""]))
+    messages.write_text(stream, "\n".join([f"{title}:", *lines, "", ""]))

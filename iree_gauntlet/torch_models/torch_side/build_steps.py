@@ -39,10 +39,10 @@ from torch.utils.flop_counter import flop_registry
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import TriedErrors, write_directions
-from iree_gauntlet.torch_models.build_folder import BUILD_FILE, Array, BuildRecord, BuiltProgram, Directions
-from iree_gauntlet.torch_models.decompositions import make_backward_decompositions
+from iree_gauntlet.torch_models.build_files import BUILD_FILE, Array, BuildRecord, BuiltProgram, Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat
-from iree_gauntlet.torch_models.torch_tensors import cast, convert, find_type_name, write_arrays
+from iree_gauntlet.torch_models.torch_side.decompositions import make_backward_decompositions
+from iree_gauntlet.torch_models.torch_side.torch_tensors import cast, convert, find_type_name, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from iree_gauntlet.torch_models.build_plan import ModelPlan
+    from iree_gauntlet.torch_models.build_files import ModelPlan
     from iree_gauntlet.torch_models.declarations import Declaration
 
 
@@ -312,14 +312,7 @@ def _pick_values(outputs: Sequence[Tensor], places: Sequence[NDArray[np.int64]])
 
 
 class BuildSteps:
-    """Steps of one build, and what they leave for `build.json`.
-
-    Attributes:
-        record: as far as it is known.
-
-    Raises:
-        UsageError: the plan names no folder.
-    """
+    """Steps of one build, and what they leave for `build.json`."""
 
     model: Declaration
 
@@ -357,21 +350,13 @@ class BuildSteps:
         return self.model.blamed(f"{what} failed in torch, with {self.label}")
 
     def eager(self, module: Module, inputs: Sequence[Tensor], what: str) -> list[Tensor]:
-        """What a module returns in torch eager: its tensors, in order.
-
-        Raises:
-            ModelError: where it fails, or returns something else than tensors.
-        """
+        """What a module returns in torch eager: its tensors, in order."""
         with self.running(what), torch.no_grad():
             returned = module(*inputs)
         return self.checked(tree_leaves(returned), f"what {what} returned")
 
     def checked(self, tensors: Sequence[Tensor], what: str) -> list[Tensor]:
-        """Tensors of types that IREE takes.
-
-        Raises:
-            ModelError: where one is none.
-        """
+        """Tensors of types that IREE takes."""
         if not tensors:
             raise self.model.problem(f"{what}: there is no tensor in it")
         for index, tensor in enumerate(tensors):
@@ -429,11 +414,7 @@ class BuildSteps:
     def export(
         self, name: str, module: Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, optimize: bool = True
     ) -> None:
-        """Export a program, with its inputs and what it should make of them.
-
-        Raises:
-            ExportFailedError: where it cannot be.
-        """
+        """Export a program, with its inputs and what it should make of them."""
         with self.timed("export", f"exporting {name}"), torch.no_grad():
             path = self.folder / f"{name}.onnx"
             export_program(module, inputs, outputs, path, model=self.model.name, optimize=optimize)
@@ -487,15 +468,8 @@ def export_program(
 ) -> None:
     """Export a module with fixed shapes to ONNX, its weights in a file next to it.
 
-    Traces of where a node comes from in Python are left out: they are paths of this machine.
-
-    Args:
-        module: called with the inputs.
-        inputs: its inputs.
-        outputs: what it returns for them, flat.
-        path: of the `.onnx`; the weights go to the same with `.data` behind it.
-        model: name of the model, for errors.
-        optimize: whether the exporter rewrites the graph; it takes minutes for graphs of thousands of nodes.
+    Traces of where a node comes from in Python are left out: they are paths of this machine. `optimize`: whether the
+    exporter rewrites the graph, which takes minutes for graphs of thousands of nodes.
 
     Raises:
         ExportFailedError: the exporter fails, or leaves out an input or output.
@@ -515,7 +489,15 @@ def export_program(
     program.model.metadata_props.clear()
     _narrow(program.model.graph, outputs)
     program.save(str(path), external_data=True)
-    _check(path, inputs, outputs, model)
+    # The file takes and returns what the module does.
+    graph = onnx.load(str(path), load_external_data=False).graph
+    for what, tensors, values in (("inputs", inputs, graph.input), ("outputs", outputs, graph.output)):
+        wanted = [list(tensor.shape) for tensor in tensors]
+        have = [[size.dim_value for size in value.type.tensor_type.shape.dim] for value in values]
+        if have != wanted:
+            raise ExportFailedError(
+                f"{model}: {path.stem} cannot be exported: its {what} are {wanted}, and ONNX's are {have}"
+            )
 
 
 def _narrow(graph: Any, outputs: Sequence[Tensor]) -> None:
@@ -527,15 +509,3 @@ def _narrow(graph: Any, outputs: Sequence[Tensor]) -> None:
             cast = onnx_ir.Value(name=f"{value.name}_narrow", shape=value.shape, type=onnx_ir.TensorType(kind))
             graph.append(onnx_ir.node("Cast", [value], {"to": int(kind)}, outputs=[cast]))
             graph.outputs[index] = cast
-
-
-def _check(path: Path, inputs: Sequence[Tensor], outputs: Sequence[Tensor], model: str) -> None:
-    """The file takes and returns what the module does."""
-    graph = onnx.load(str(path), load_external_data=False).graph
-    for what, tensors, values in (("inputs", inputs, graph.input), ("outputs", outputs, graph.output)):
-        wanted = [list(tensor.shape) for tensor in tensors]
-        have = [[size.dim_value for size in value.type.tensor_type.shape.dim] for value in values]
-        if have != wanted:
-            raise ExportFailedError(
-                f"{model}: {path.stem} cannot be exported: its {what} are {wanted}, and ONNX's are {have}"
-            )

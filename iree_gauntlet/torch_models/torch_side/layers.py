@@ -225,7 +225,14 @@ class Int8DynamicLinear(QuantizedLinear):
         wide = rows.float()
         step = _find_steps(wide.abs().amax(1, keepdim=True), _INT8_MAX)
         whole = (wide / step).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
-        return _multiply_integers(whole, self.weight).float() * step * self.step
+        if torch.onnx.is_in_onnx_export():
+            # The exporter of torch 2.13 knows no ONNX for it, though there is.
+            shape = (rows.shape[0], self.weight.shape[1])
+            given = (whole, self.weight)
+            found = torch.onnx.ops.symbolic("MatMulInteger", given, dtype=torch.int32, shape=shape)
+        else:
+            found = torch._int_mm(whole, self.weight)  # noqa: SLF001 - torch has no other name for it
+        return found.float() * step * self.step
 
 
 class Int4Linear(QuantizedLinear):
@@ -283,27 +290,17 @@ class Float8DynamicLinear(QuantizedLinear):
         magnitude = values.abs()
         largest = magnitude.amax(1, keepdim=True) if self.by_row else magnitude.amax((0, 1), keepdim=True)
         step = _find_steps(largest, _FLOAT8_MAX)
-        return self._rounded((values / step).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)), step
-
-    def _rounded(self, values: Tensor) -> Tensor:
-        """In f8, what is in its range; IREE 3.13 imports a quantisation by steps of 1, and no cast to f8."""
-        if torch.onnx.is_in_onnx_export():
-            given = (values, self.unit, self.zero)
-            return torch.onnx.ops.symbolic("QuantizeLinear", given, dtype=_FLOAT8, shape=values.shape)
-        return values.to(_FLOAT8)
+        scaled = (values / step).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)
+        if not torch.onnx.is_in_onnx_export():
+            return scaled.to(_FLOAT8), step
+        # IREE 3.13 imports a quantisation by steps of 1, and no cast to f8.
+        given = (scaled, self.unit, self.zero)
+        return torch.onnx.ops.symbolic("QuantizeLinear", given, dtype=_FLOAT8, shape=values.shape), step
 
 
 def explain_unfit_for_groups(linear: Module, group: int) -> str:
     """Why the inputs of a layer cannot be taken in groups of a size; empty where they can."""
     return f"{linear.in_features} inputs are no groups of {group}" if linear.in_features % group else ""
-
-
-def _multiply_integers(rows: Tensor, weight: Tensor) -> Tensor:
-    """The product of int8 matrices in int32, for which the exporter of torch 2.13 knows no ONNX, though there is."""
-    if torch.onnx.is_in_onnx_export():
-        shape = (rows.shape[0], weight.shape[1])
-        return torch.onnx.ops.symbolic("MatMulInteger", (rows, weight), dtype=torch.int32, shape=shape)
-    return torch._int_mm(rows, weight)  # noqa: SLF001 - torch has no other name for it
 
 
 def _quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,20 +1,8 @@
 """Measure the ONNX programs of a built model in onnxruntime, on the CPU, with onnxruntime's own defaults.
 
-It is run by `torch_process.py`; its plan is
-
-    {"models": [                 one
-        {"name": "onnxruntime",
-         "build": "/…",          the folder of the built model
-         "builder": {…},         its builder's plan: modules on the host are built again
-         "calls": 50}],          of a generative model, generations
-     "warm_up_calls": 1,         after the first call
-     "outputs": "/…/folder"}     where outputs go, to be checked; empty for nowhere
-
-The answer is that of `measure_torch.py`, but for a model that cannot be measured, which ends the process: `compile_s`
-is what making the sessions took.
-
-A call takes arrays and gives arrays. The state of a generative model stays in onnxruntime's own values. Modules on
-the host run in torch, before and after: this Python has to have it then.
+Plan and answer are those of `measure_torch.py`, for one model; one that cannot be measured ends the process.
+`compile_s` is what making the sessions took. A call takes arrays and gives arrays. The state of a generative model
+stays in onnxruntime's own values. Modules on the host run in torch: this Python has to have it then.
 """
 
 from __future__ import annotations
@@ -25,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.torch_models.build_folder import read_build
-from iree_gauntlet.torch_models.build_plan import PeerPlan
+from iree_gauntlet.torch_models.build_files import PeerPlan, read_build
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, time_calls, write_arrays
 
 if TYPE_CHECKING:
@@ -36,9 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.torch_models.build_folder import BuildRecord, BuiltProgram, TokenLoop
-    from iree_gauntlet.torch_models.build_plan import PeerProgram
-    from iree_gauntlet.torch_models.host_modules import HostModules
+    from iree_gauntlet.torch_models.build_files import BuiltProgram, TokenLoop
 
 
 # onnx.TensorProto.BFLOAT16
@@ -97,29 +82,20 @@ def _generate(programs: Sequence[_Program], loop: TokenLoop) -> list[list[int]]:
     return [[int(token) for token in sample] for sample in np.stack(chosen, axis=1)]
 
 
-def _build_host(asked: PeerProgram, build: BuildRecord, main: _Program) -> HostModules | None:
-    """The model's modules on the host; None where it has none."""
-    if not build.has_host_modules:
-        return None
-    from iree_gauntlet.torch_models.host_modules import build_host_modules  # noqa: PLC0415 - only with torch
-
-    given = read_arrays([item.as_dict() for item in build.host_inputs], asked.build)
-    return build_host_modules(asked.builder, main.inputs, given)
-
-
 def run(path: Path) -> dict[str, Any]:
-    """Measure as a plan says; the answer.
-
-    Raises:
-        Exception: what onnxruntime raises, and torch where modules run on the host.
-    """
+    """Measure as a plan says; the answer."""
     plan = PeerPlan.read(path)
     (asked,) = plan.models
     build = read_build(asked.build)
     begin = time.perf_counter_ns()
     programs = [_Program(asked.build, program) for program in build.programs]
     loaded = time.perf_counter_ns()
-    main, host = programs[0], _build_host(asked, build, programs[0])
+    main, host = programs[0], None
+    if build.has_host_modules:
+        from iree_gauntlet.torch_models.torch_side import host_modules  # noqa: PLC0415 - only with torch
+
+        given = read_arrays([item.as_dict() for item in build.host_inputs], asked.build)
+        host = host_modules.build_host_modules(asked.builder, main.inputs, given)
     chosen: list[list[int]] = []
 
     def call() -> object:

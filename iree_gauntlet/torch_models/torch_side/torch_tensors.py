@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from iree_gauntlet.torch_models.build_folder import Array
+from iree_gauntlet.torch_models.build_files import Array
 from iree_gauntlet.torch_models.formats import DataFormat, round_weights
 
 if TYPE_CHECKING:

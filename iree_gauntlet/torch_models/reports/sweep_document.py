@@ -22,13 +22,13 @@ from iree_gauntlet.figures import byte_size, duration, format_error, millisecond
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.sweep_record import MEASURED, SAME
 from iree_gauntlet.reports.report_files import RecordOrigin, provenance
-from iree_gauntlet.reports.sweeps.sweep_rows import Row, SweepEntry, find_mean_ratio, group_entries, times
+from iree_gauntlet.torch_models.reports.sweep_rows import Row, SweepEntry, find_mean_ratio, group_entries, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.records.sweep_record import IreeTimes, Ratio, TorchTimes
-    from iree_gauntlet.reports.sweeps.sweep_rows import Plot, SweepHeader
+    from iree_gauntlet.torch_models.reports.sweep_rows import Plot, SweepHeader
 
 
 # What a ratio says, where it is not plain from its size.
@@ -116,12 +116,7 @@ def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str
 
 
 def _list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
-    """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
-
-    Args:
-        header: of the run.
-        rows: of all points that finished.
-    """
+    """What a reader must know before the figures: that a sweep did not finish, and what has none and why."""
     points: dict[tuple[str, str], list[str]] = {}
     for item in header.missing:
         points.setdefault((item.status, item.reason), []).append(item.point)
@@ -273,22 +268,12 @@ def _collect_figures(row: Row) -> tuple[str, ...]:
     share = NOTHING if row.peak_share.share is None else f"{100 * row.peak_share.share:.0f} % {row.peak_share.bound}"
     error = [NOTHING if value is None else format_error(value) for value in (row.errors.max, row.errors.relative)]
     return (
-        *(
-            row.label,
-            row.point.shape,
-            row.recipe,
-            row.variant.status,
-            _time_text(row.variant.iree),
-            format_ratio(row.speedup),
-        ),
+        *(row.label, row.point.shape, row.recipe, row.variant.status),
+        *(_time_text(row.variant.iree), format_ratio(row.speedup)),
         *(_time_text(eager), format_ratio(eager.beside_iree if eager else None)),
         *(_time_text(compiled), format_ratio(compiled.beside_iree if compiled else None)),
-        *(
-            *error,
-            format_decibels(row.errors.sqnr_db),
-            _format_size(row.variant.module_bytes),
-            _format_size(row.variant.parameter_bytes),
-        ),
+        *(*error, format_decibels(row.errors.sqnr_db)),
+        *(_format_size(row.variant.module_bytes), _format_size(row.variant.parameter_bytes)),
         *(_format_size(row.variant.peak_rss_bytes), _format_size(row.variant.device_peak_bytes)),
         NOTHING if row.variant.compile_s is None else duration(row.variant.compile_s),
         NOTHING if first is None else milliseconds(first),

@@ -10,11 +10,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.torch_models.build_plan import BuildPlan, check_plan
+from iree_gauntlet.torch_models.build_files import BuildPlan, check_plan
 from iree_gauntlet.torch_models.declarations import make_failure_problem
-from iree_gauntlet.torch_models.host_pipeline import StageError
 from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
-from iree_gauntlet.torch_models.torch_tensors import TYPES, find_type_name, make_array, make_tensor
+from iree_gauntlet.torch_models.torch_side.host_pipeline import StageError
+from iree_gauntlet.torch_models.torch_side.torch_tensors import TYPES, find_type_name, make_array, make_tensor
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, get_host_type, hold_bits
 
 if TYPE_CHECKING:
@@ -33,15 +33,9 @@ _FLOATS = {name: kind for kind, name in TYPES.items() if kind.is_floating_point}
 def build_host_modules(
     builder: object, inputs: Sequence[tuple[NDArray[Any], str]], given: Sequence[tuple[NDArray[Any], str]]
 ) -> HostModules:
-    """Build a model again, as it was built for the device, and keep what runs on the host.
+    """Build a model again by its builder's plan (a `BuildPlan` as JSON has it), and keep what runs on the host.
 
-    Args:
-        builder: its builder's plan: a `BuildPlan` as JSON has it.
-        inputs: of the device, with their element types.
-        given: the inputs of what runs before it.
-
-    Raises:
-        PlanError: where the model cannot be built, or has nothing on the host.
+    `inputs` are the device's, `given` those of what runs before it.
     """
     try:
         asked = check_plan(builder, "builder", BuildPlan)
@@ -64,9 +58,7 @@ class HostModules:
     """What runs in torch before and after the device.
 
     Attributes:
-        pre, post: None for nothing.
         inputs: of the device, with their element types; what `pre` returns stands in for the first of them.
-        given: the inputs of `pre`.
     """
 
     model: BenchmarkModel
@@ -76,12 +68,7 @@ class HostModules:
     given: Sequence[Tensor]
 
     def before(self) -> Sequence[tuple[NDArray[Any], str]]:
-        """Run `pre`; what the device is given, with the element types that it takes.
-
-        Raises:
-            PlanError: where that is not what the device takes.
-            StageError: where it fails.
-        """
+        """Run `pre`; what the device is given, with the element types that it takes."""
         if self.pre is None:
             return self.inputs
         tensors = self._run("before", self.pre, self.given)
@@ -98,21 +85,13 @@ class HostModules:
         return [*taken, *others]
 
     def after(self, outputs: Sequence[tuple[str, NDArray[Any]]]) -> list[Tensor]:
-        """Run `post`; its tensors, or those of the device where there is none. Floats of the device become f32.
-
-        Raises:
-            StageError: where it fails.
-        """
+        """Run `post`; its tensors, or those of the device where there is none. Floats of the device become f32."""
         tensors = [make_tensor(array, name) for name, array in outputs]
         tensors = [tensor.to(torch.float32) if tensor.is_floating_point() else tensor for tensor in tensors]
         return tensors if self.post is None else self._run("after", self.post, tensors)
 
     def arrays(self, tensors: Sequence[Tensor]) -> list[tuple[str, NDArray[Any] | None]]:
-        """Tensors as arrays, with their element types.
-
-        Raises:
-            PlanError: for a type of torch's that IREE has not.
-        """
+        """Tensors as arrays, with their element types."""
         found: list[tuple[str, NDArray[Any] | None]] = []
         for tensor in tensors:
             name = find_type_name(tensor)

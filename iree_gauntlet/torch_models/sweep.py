@@ -36,7 +36,6 @@ from iree_gauntlet.torch_models.torch_chain import choose_devices, choose_target
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.engine.plan_modules import PlanContext
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.journal_events import RunEvent
     from iree_gauntlet.progress import Progress
@@ -61,11 +60,7 @@ class Earlier:
     asked: SweepAsked
 
     def continued(self, asked: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
-        """What this run was asked for, in place of what is not given now.
-
-        Raises:
-            UsageError: something else is asked for than before.
-        """
+        """What this run was asked for, in place of what is not given now."""
         before = {**self.asked.as_dict(), **self.asked.iree}
         require_as_begun("run", self.folder.name, given((asked, toolchain)), before)
         asked = read(MicroRequest, {**asdict(asked), **before})
@@ -80,11 +75,7 @@ class Earlier:
             )
 
     def done(self, identity: str) -> dict[str, list[Step]]:
-        """Steps of the points that are done, by the point's chain.
-
-        Raises:
-            UsageError: the run was made by another IREE.
-        """
+        """Steps of the points that are done, by the point's chain."""
         before = self.record.run.toolchain
         if before.identity != identity:
             raise UsageError(
@@ -100,12 +91,7 @@ class Earlier:
 
 
 def find_earlier_micro(run_dir: str) -> Earlier:
-    """The run of `--run-dir`, or the newest one of `micro`.
-
-    Raises:
-        UsageError: there is none, or what is named is none.
-        GauntletError: its journal cannot be read.
-    """
+    """The run of `--run-dir`, or the newest one of `micro`."""
     if run_dir:
         named = Path(run_dir)
         folder = named if named.is_dir() else find_runs_folder() / named
@@ -132,11 +118,7 @@ def _read(folder: Path) -> Earlier | None:
 
 @dataclass(slots=True)
 class MicroRun:
-    """One run over all points of a configuration.
-
-    Attributes:
-        earlier: the run that is resumed; None for a new one.
-    """
+    """One run over all points of a configuration."""
 
     asked: MicroRequest
     toolchain: ToolchainRequest
@@ -160,7 +142,22 @@ class MicroRun:
         run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
         done = {} if self.earlier is None else self.earlier.done(iree.compiler.identity)
         context = plan_context(self.workbench, run_dir)
-        chains = [self._make_chain(point, context) for point in points]
+        chains: list[PointChain] = []
+        for point in points:
+            device = name_iree_device(point.model.device)
+            target = choose_target(device, self.asked.target)
+            made = PointChain(
+                point=point,
+                config=self.config.file,
+                plugins=self.registry.files,
+                target=target,
+                device=device,
+                flags=target_flags(target),
+                context=context,
+                toolchain=iree,
+                torch=self.torch,
+            )
+            chains.append(made)
         before = [step for steps in done.values() for step in steps]
         with model_session(run_dir, self.progress, self._describe_event(run_dir, chains), before) as session:
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
@@ -228,21 +225,6 @@ class MicroRun:
             self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
-    def _make_chain(self, point: SweepPoint, context: PlanContext) -> PointChain:
-        device = name_iree_device(point.model.device)
-        target = choose_target(device, self.asked.target)
-        return PointChain(
-            point=point,
-            config=self.config.file,
-            plugins=self.registry.files,
-            target=target,
-            device=device,
-            flags=target_flags(target),
-            context=context,
-            toolchain=self.workbench.iree,
-            torch=self.torch,
-        )
-
     def _describe_event(self, run_dir: Path, chains: Sequence[PointChain]) -> RunEvent:
         targets = list({chain.target.name: chain.target for chain in chains}.values())
         devices = dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)
@@ -253,7 +235,7 @@ class MicroRun:
             digest=hash_file(self.config.file),
             plugin=tuple(str(Path(name).expanduser().absolute()) for name in self.asked.plugin),
             torch_python=self.torch.path,
-            versions=dict(self.torch.versions),
+            versions=self.torch.versions,
             points=tuple(chain.id for chain in chains),
             refused=self._refused,
             output_dir=self.config.output_dir,

@@ -140,12 +140,8 @@ def run_pipeline(
 ) -> PipelineLoop:
     """Send calls through the three stages.
 
-    Args:
-        pre: makes what one call of the device takes.
-        devices: for each context, a function from a group of such to their outputs; whichever is free has the next.
-        post: takes the outputs of one call.
-        groups: how many.
-        group: calls of each.
+    `pre` makes what one call of the device takes; `devices` has for each context a function from a group of so many
+    such to their outputs, and whichever is free has the next; `post` takes the outputs of one call.
 
     Raises:
         StageError: a stage failed; the others have ended, after the call that they were in.

@@ -1,0 +1,324 @@
+"""The shapes, recipes, architectures and activations that the toolkit brings along.
+
+Sizes are (m, k, n) as torchao has them: m rows of input, of k values each; the layer in question has n outputs.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from iree_gauntlet.torch_models.recipe_registry import (
+    Proof,
+    activation,
+    architecture,
+    compiler_recipe,
+    recipe,
+    shape_set,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+
+
+# The sets of shapes of torchao's micro-benchmarks, with its names and defaults. Source:
+# `benchmarks/microbenchmarks/benchmark_runner.py` and the README next to it. Layers of one name differ by their sizes,
+# there as here.
+
+# Linear layers of one block of newer models: what it is, and (label, k, n) of each; torchao measures each for 16,384
+# tokens and for 128,000, all of a set's layers first for the one and then for the other.
+_TOKENS = (16384, 128000)
+_MODELS = {
+    "llama4": ("Llama 4", (("FFN", 8192, 5120), ("QO_proj", 8192, 8192), ("KV_proj", 8192, 1024))),
+    "deepseek_v3_236b": ("DeepSeek V3, 236B", (("FFN", 1536, 5120), ("QKVO_proj", 7168, 7168))),
+    "deepseek_v3_671b": ("DeepSeek V3, 671B", (("FFN", 2048, 7168), ("QKVO_proj", 7168, 7168))),
+    "qwen3_32b": ("Qwen3 32B", (("QO_proj", 5120, 5120), ("KV_proj", 5120, 640))),
+    "gemma3_27b": ("Gemma 3 27B", (("QO_proj", 4096, 4096), ("KV_proj", 4096, 1024))),
+}
+
+
+@shape_set("llama", about="Llama 2 70B on one node: 4 texts of 4,096 tokens, wqkv and w13 fused")
+def llama() -> Iterator[tuple[str, int, int, int]]:
+    """The linear layers of one block."""
+    rows = 4 * 4096
+    yield "attn.wqkv", rows, 8192, 1280
+    yield "attn.w0", rows, 1024, 8192
+    yield "ffn.w13", rows, 8192, 7168
+    yield "ffn.w2", rows, 3584, 8192
+
+
+@shape_set("pow2", min_power=10, max_power=14, about="cubes: m = k = n")
+def pow2(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Powers of two."""
+    for size in sizes:
+        yield size, size, size
+
+
+@shape_set("pow2_extended", min_power=10, max_power=14, about="cubes, with those half-way to the next power")
+def pow2_extended(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Powers of two, and one and a half times each."""
+    for power in sizes:
+        for size in (power, power + power // 2):
+            yield size, size, size
+
+
+@shape_set("small_sweep", min_power=10, max_power=14, about="m ≤ k ≤ n")
+def small_sweep(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """The rising ones of all combinations."""
+    for m, k, n in product(sizes, repeat=3):
+        if m <= k <= n:
+            yield m, k, n
+
+
+@shape_set("sweep", min_power=8, max_power=15, about="all combinations of m, k and n")
+def sweep(sizes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """All combinations."""
+    yield from product(sizes, repeat=3)
+
+
+def _declare_shapes(name: str, model: str, layers: tuple[tuple[str, int, int], ...]) -> None:
+    @shape_set(name, about=f"{model}: its projections for 16,384 tokens and for 128,000")
+    def of_model() -> Iterator[tuple[str, int, int, int]]:
+        for tokens in _TOKENS:
+            for label, k, n in layers:
+                yield label, tokens, k, n
+
+
+for _name, (_model, _layers) in _MODELS.items():
+    _declare_shapes(_name, _model, _layers)
+
+
+# The recipes: each is tried on IREE 3.13 for CPUs, and says what it is there. Where torchao's own form survives the way
+# to IREE, it is torchao's; where it does not, it is our own graph with the same numbers (`layers.py`). Every recipe
+# leaves the linear layers that do not fit it, and says which.
+
+# Small narrow weights are made wide once, when a module is loaded, unless that may not take a byte more: then calls
+# would work with f32, and the recipe would measure nothing.
+_NARROW = ("--iree-opt-const-expr-max-size-increase-threshold=0",)
+# IREE 3.13 refuses most products of narrow types for their tiles, which it sizes by the narrow type and checks by the
+# wide one. Without the check they compile, and run as they should.
+_LARGE = ("--iree-llvmcpu-fail-on-large-vector=false",)
+# What is quantised as it comes may fall to either side of a boundary, where torch and IREE differ in the last bit of
+# what came before; in a model of several layers one such step makes more of them. Measured in transformer blocks:
+# 5e-8 to 8e-6 in f32, 0.001 to 0.003 in f16, 0.003 to 0.006 in bf16. These are a half and a third of what the recipes
+# themselves are off at a linear layer, 0.009 and 0.037.
+_INT8_BOUNDARY = 0.004
+_FLOAT8_BOUNDARY = 0.012
+
+
+@recipe("baseline", kind="quantization", about="the model as it is")
+def baseline(model: Module) -> Module:
+    """Every speed-up is against this one."""
+    return model
+
+
+@recipe(
+    "int8wo",
+    kind="quantization",
+    about="weights in int8 with a step for each output, by torchao; activations stay",
+    # A quarter of f32, half of f16 and bf16, and the steps.
+    proof=Proof(parameter_types=("i8",), parameter_share=0.55),
+    requires=("torchao",),
+    flags=_NARROW,
+)
+def int8wo(model: Module) -> Module:
+    """By torchao's Int8WeightOnlyConfig; in bf16 our own form, since its own does not link on every CPU."""
+    import torch  # noqa: PLC0415 - listed without torch
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # noqa: PLC0415
+
+    from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
+
+    if any(layer.weight.dtype is torch.bfloat16 for layer in layers.linear_layers(model).values()):
+        return layers.replace_linear_layers(model, layers.Int8Linear)
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+@recipe(
+    "int8dq",
+    kind="quantization",
+    about="weights and, as they come, rows of activations in int8; products in integers with sums in int32",
+    proof=Proof(parameter_types=("i8",), parameter_share=0.55, dispatch=r"matmul.*i8xi8xi32"),
+    tolerance=_INT8_BOUNDARY,
+    flags=_LARGE,
+)
+def int8dq(model: Module) -> Module:
+    """The numbers of torchao's Int8DynamicActivationInt8WeightConfig, whose own form ONNX has no words for."""
+    from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
+
+    return layers.replace_linear_layers(model, layers.Int8DynamicLinear)
+
+
+@recipe(
+    "int4wo",
+    kind="quantization",
+    about="weights in four bits, two in a byte, with a step for each group of inputs of an output",
+    proof=Proof(parameter_types=("i8",), parameter_share=0.4),
+    flags=_NARROW,
+    check=lambda group: "" if group and not group % 2 else "a group is an even number of inputs",
+)
+def int4wo(model: Module, group: int = 32) -> Module:
+    """Symmetric; torchao's own needs kernels of a GPU library."""
+    from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
+
+    return layers.replace_linear_layers(
+        model,
+        lambda layer: layers.Int4Linear(layer, group),
+        lambda layer: layers.explain_unfit_for_groups(layer, group),
+    )
+
+
+@recipe(
+    "float8wo",
+    kind="quantization",
+    about="weights in f8E4M3FN with a step for each output, by torchao; activations stay",
+    proof=Proof(parameter_types=("f8E4M3FN",), parameter_share=0.55),
+    requires=("torchao",),
+    flags=_NARROW,
+)
+def float8wo(model: Module) -> Module:
+    """By torchao's Float8WeightOnlyConfig."""
+    from torchao.quantization import Float8WeightOnlyConfig, quantize_  # noqa: PLC0415
+
+    quantize_(model, Float8WeightOnlyConfig())
+    return model
+
+
+@recipe(
+    "float8dq",
+    kind="quantization",
+    about="weights and, as they come, activations in f8E4M3FN; products and sums in f32, which CPUs have no f8 for",
+    proof=Proof(parameter_types=("f8E4M3FN",), parameter_share=0.55, dispatch=r"matmul.*f8E4M3FN"),
+    tolerance=_FLOAT8_BOUNDARY,
+    flags=(*_NARROW, *_LARGE),
+)
+def float8dq(model: Module, granularity: Literal["tensor", "row"] = "tensor") -> Module:
+    """The numbers of torchao's Float8DynamicActivationFloat8WeightConfig, whose own form asks for a GPU."""
+    from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
+
+    return layers.replace_linear_layers(model, lambda layer: layers.Float8DynamicLinear(layer, granularity))
+
+
+@recipe(
+    "semi-sparse",
+    kind="sparsity",
+    about="two of four neighbouring weights are zero; IREE computes with the zeros: the numbers, and no speed",
+    beside=("baseline", "int8dq", "float8dq"),
+)
+@recipe("2:4", kind="sparsity", about="the same as semi-sparse", beside=("baseline", "int8dq", "float8dq"))
+def semi_sparse(model: Module) -> Module:
+    """The two of largest magnitude stay."""
+    from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
+
+    return layers.prune_linear_layers(model, layers.keep_two_of_four, layers.explain_unfit_for_fours)
+
+
+@recipe(
+    "block",
+    kind="sparsity",
+    about="half of the square blocks of weights are zero; IREE computes with the zeros: the numbers, and no speed",
+    check=lambda size: "" if size else "a block has a size of 1 or more",
+)
+def block(model: Module, size: int = 64) -> Module:
+    """The blocks of the largest sum of squares stay."""
+    from iree_gauntlet.torch_models.torch_side import layers  # noqa: PLC0415
+
+    return layers.prune_linear_layers(
+        model,
+        lambda weight: layers.keep_blocks(weight, size),
+        lambda layer: layers.explain_unfit_for_blocks(layer, size),
+    )
+
+
+for _level in ("O0", "O1", "O2", "O3"):
+    compiler_recipe(
+        _level,
+        flags=(f"--iree-opt-level={_level}",),
+        about=f"the compiler's optimisation level {_level}",
+        # Without the flag IREE 3.13 makes the module of O0, and that is the module of O1.
+        proof=Proof(different=_level not in ("O0", "O1")),
+    )
+
+compiler_recipe("data-tiling", flags=("--iree-opt-data-tiling",), about="operands of products are packed into tiles")
+
+for _type in ("f16", "bf16"):
+    compiler_recipe(
+        f"demote-{_type}",
+        flags=(
+            f"--iree-global-opt-demote-contraction-inputs-type={_type}",
+            "--iree-global-opt-demote-contraction-inputs-operations=all",
+        ),
+        about=f"inputs of f32 products are narrowed to {_type}; sums stay f32",
+        contraction_type=_type,
+    )
+
+
+# The architectures and activations; the first three architectures are those of torchao's own list. By name: the class
+# of torch, and what it computes.
+_ACTIVATIONS = {
+    "relu": ("ReLU", "max(x, 0)."),
+    "sigmoid": ("Sigmoid", "1 / (1 + exp(-x))."),
+    "leakyrelu": ("LeakyReLU", "Leaky: x, or x / 100 below zero."),
+    "relu6": ("ReLU6", "What lies between 0 and 6 of x."),
+    "gelu": ("GELU", "By erf: x times the share of the normal distribution below it."),
+    "silu": ("SiLU", "The swish: x / (1 + exp(-x))."),
+    "hardswish": ("Hardswish", "The swish of straight lines: x times (x + 3) / 6, which stays between 0 and 1."),
+}
+
+
+def _declare_activation(name: str, kind: str, about: str) -> None:
+    @activation(name, about=about)
+    def made() -> Module:
+        from torch import nn  # noqa: PLC0415 - the toolkit's Python lists these without torch
+
+        return getattr(nn, kind)()
+
+
+for _name, (_kind, _about) in _ACTIVATIONS.items():
+    _declare_activation(_name, _kind, _about)
+
+
+@architecture("linear", about="one linear layer without bias: m rows, k inputs, n outputs")
+def linear(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:
+    """As torchao's ToyLinearModel."""
+    from iree_gauntlet.torch_models.torch_side.torch_architectures import Linear, add_rows  # noqa: PLC0415
+
+    return add_rows(Linear(k, n), (m, k), dtype)
+
+
+@architecture(
+    "ln_linear", about="layer normalisation, a linear layer without bias (k inputs, n outputs), an activation"
+)
+def ln_linear(m: int, k: int, n: int, dtype: torch.dtype, activation: Module) -> tuple[Module, tuple[Tensor, ...]]:
+    """As torchao's LNLinearActivationModel."""
+    from iree_gauntlet.torch_models.torch_side.torch_architectures import NormLinearActivation, add_rows  # noqa: PLC0415
+
+    return add_rows(NormLinearActivation(k, n, activation), (m, k), dtype)
+
+
+@architecture(
+    "transformer_block",
+    about="attention of 8 heads and a network of 4k: m sequences of 16 tokens, k values a token; n plays no part",
+)
+def transformer_block(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:  # noqa: ARG001 - see `about`
+    """As torchao's TransformerBlock."""
+    from iree_gauntlet.torch_models.torch_side.torch_architectures import TransformerBlock, add_rows  # noqa: PLC0415
+
+    return add_rows(TransformerBlock(k), (m, 16, k), dtype)
+
+
+@architecture(
+    "transformers",
+    about="a model of the transformers library from a local configuration, random weights: a sequence of m tokens; "
+    "k is hidden_size and n intermediate_size, 0 for the configuration's own",
+)
+def transformers(m: int, k: int, n: int, dtype: torch.dtype, config: Path) -> tuple[Module, tuple[Tensor, ...]]:
+    """Nothing is downloaded, and no code that a configuration names is run."""
+    from iree_gauntlet.torch_models.torch_side.torch_architectures import make_configured_model  # noqa: PLC0415
+
+    return make_configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)

@@ -1,0 +1,1 @@
+"""What runs in the Python that has torch, beside the words that both sides read."""
