@@ -289,8 +289,8 @@ def test_what_was_made_from_a_file_that_has_changed_is_done_again(
         assert f"done again, as {_COMPILE} is" in results["toy/abs@cpu:benchmark"].notes
     before = len((project.newest / "journal.jsonl").read_text().splitlines())
     assert project.gauntlet("run", "--resume").code == 1
-    later = (project.newest / "journal.jsonl").read_text().splitlines()[before:]
-    assert not [line for line in later if '"event":"result"' in line], "once"
+    added = (project.newest / "journal.jsonl").read_text().splitlines()[before:]
+    assert not [line for line in added if '"event":"result"' in line], "once"
 
 
 def test_what_needs_a_module_whose_flags_have_changed_is_done_again(project: Project) -> None:
