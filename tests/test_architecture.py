@@ -45,17 +45,17 @@ WORDS = {room for room, number in ROOMS.items() if number == 0}
 WORKERS = "workers"
 # What `tools/size.py` counts may not grow beyond; lower them with what they hold.
 MOST = {
-    "files": 343,
-    "lines": 82_750,
-    "code": 55_750,
-    "docs": 13_200,
-    "imports": 6_130,
-    "keys": 550,
-    "any": 630,
-    "not_none": 4,
-    "crumbs": 175,
-    "parcels": 45,
-    "nouns": 720,
+    "files": 305,
+    "lines": 77_250,
+    "code": 54_550,
+    "docs": 9_500,
+    "imports": 5_900,
+    "keys": 375,
+    "any": 590,
+    "not_none": 3,
+    "crumbs": 105,
+    "parcels": 37,
+    "nouns": 685,
     "many": 4,
 }
 _ASKED_SENTENCES = {

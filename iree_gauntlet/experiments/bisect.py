@@ -93,11 +93,7 @@ _SEED = 1
 
 
 def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
-    """Searches, records what was found as it goes, and reports.
-
-    Raises:
-        GauntletError: what keeps it from starting.
-    """
+    """Searches, records what was found as it goes, and reports."""
     experiment = Experiment.find("bisect", BISECT_RECORD, request.folder)
     earlier: dict[str, Judged] = {}
     if experiment.before:

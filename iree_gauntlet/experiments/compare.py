@@ -31,6 +31,7 @@ from iree_gauntlet.experiments.sides import (
     PreparedSide,
     RoundsLog,
     explain_differences,
+    find_changed,
     find_compile_changes,
     pair_of,
     prepare_side,
@@ -183,6 +184,8 @@ class _Comparison:
         """Takes the rounds, here or on other machines, judges them and says where B is slower."""
         metric, rules = self.settings.metric, self.settings.rules
         steps, left_out = _make_ready(*self.sides, metric)
+        left_out |= find_changed(self.sides, earlier)
+        steps = {chain: both for chain, both in steps.items() if chain not in left_out}
         benchmarks = {
             chain: {
                 side.name: SideBenchmark(timeout=step.timeout, command=step.process, resources=step.resources)
@@ -367,11 +370,7 @@ def _choose(request: RunRequest, asked: CompareRequest, machines: ComparingMachi
 
 
 def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bool) -> CompareSettings:
-    """How rounds are taken and judged; `here`: on this machine, whose CPUs are known.
-
-    Raises:
-        UsageError: it makes no sense.
-    """
+    """How rounds are taken and judged; `here`: on this machine, whose CPUs are known."""
     least, band = asked.least / 100, asked.band / 100
     if not 0 < least <= band < 1:
         raise UsageError(

@@ -90,11 +90,7 @@ _CASE_MARKS = re.compile(r"[*?@\[]")
 
 
 def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
-    """Explains what failed in a run.
-
-    Raises:
-        GauntletError: what keeps it from starting.
-    """
+    """Explains what failed in a run."""
     run, *patterns = asked.failures or (LATEST,)
     if _CASE_MARKS.search(run) and not Path(run).exists():
         named = shlex.join((LATEST, run, *patterns))

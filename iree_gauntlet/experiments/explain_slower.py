@@ -122,11 +122,7 @@ class _SlowDispatch:
 
 
 def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) -> ExitCode:
-    """Explains what a comparison found slower.
-
-    Raises:
-        GauntletError: what keeps it from starting.
-    """
+    """Explains what a comparison found slower."""
     if asked.no_weights:
         hint = "A slower dispatch is measured on the inputs that it had: leave one of the two out."
         raise UsageError("--slower and --no-weights exclude each other", hint)

@@ -56,11 +56,7 @@ _RANGE_BEGINS = tuple("<>=!~")
 def matrix(
     irees: Sequence[str], request: RunRequest, presenter: Presenter, machines: Machines | None = None
 ) -> ExitCode:
-    """Runs a selection with each IREE in turn and reports on all.
-
-    Raises:
-        GauntletError: what keeps the matrix from starting.
-    """
+    """Runs a selection with each IREE in turn and reports on all."""
     experiment = Experiment.find("matrix", MATRIX_RECORD, request.folder)
     earlier = read_matrix(experiment.before) if experiment.before else None
     toolchain = request.toolchain

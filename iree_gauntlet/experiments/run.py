@@ -105,11 +105,7 @@ def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
 
 
 def execute(request: RunRequest, presenter: Presenter, machines: Machines | None = None) -> ExitCode:
-    """Selects, plans, runs and reports; explains what failed, where that is asked for.
-
-    Raises:
-        GauntletError: what keeps the run from starting.
-    """
+    """Selects, plans, runs and reports; explains what failed, where that is asked for."""
     ran = run(choose(_as_before(request), machines), presenter)
     code = ran.exit_code
     failed: list[str] = []
@@ -138,9 +134,6 @@ def run(
     """Plans, runs and reports; the steps of a stage that is on `hold` are planned, and not run.
 
     `brief`: it is a part of something larger, which reports on it.
-
-    Raises:
-        GauntletError: what keeps the run from starting.
     """
     request = chosen.request
     for warning in chosen.selection.warnings():
@@ -402,11 +395,7 @@ class Opened:
 
 @contextmanager
 def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
-    """Opens a run that another machine conducts: it says which steps are performed, when, and on which device.
-
-    Raises:
-        GauntletError: what keeps the run from starting.
-    """
+    """Opens a run that another machine conducts: it says which steps are performed, when, and on which device."""
     request = chosen.request
     machine = chosen.opened_workbench(progress)
     machine.store.progress = progress

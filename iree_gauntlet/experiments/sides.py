@@ -21,7 +21,7 @@ from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings,
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import Machines, run
 from iree_gauntlet.experiments.session_verdicts import describe_times
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
 from iree_gauntlet.measuring.profiles.dispatch_profile import merged
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.records.compare_record import (
@@ -29,8 +29,11 @@ from iree_gauntlet.records.compare_record import (
     ComparedDispatches,
     CompileChange,
     MeasuredElsewhere,
+    PreparedComparison,
+    SideBenchmark,
     WhereChanged,
 )
+from iree_gauntlet.results import Result
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
@@ -45,7 +48,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.session_verdicts import ModelVerdict, Rules
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import BisectRequest, CompareRequest
-    from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
 
@@ -114,11 +116,7 @@ class PreparedSide:
 def prepare_side(
     name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, presenter: Presenter
 ) -> PreparedSide:
-    """Runs everything of a selection but its benchmarks with one IREE; a folder that is there already is resumed.
-
-    Raises:
-        GauntletError: what keeps the run from starting.
-    """
+    """Runs everything of a selection but its benchmarks with one IREE; a folder that is there already is resumed."""
     presenter.line(f"\n{name}: {asked}")
     ran = run(chosen.within(folder, asked), presenter, machine=machine, hold=Stage.BENCHMARK, brief=True)
     record = read_journal(folder / JOURNAL)
@@ -177,12 +175,43 @@ def unready(side: PreparedSide, step: Step) -> str:
     return counted.reason if counted and "instructions" not in counted.statistics else ""
 
 
-def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) -> RoundSettings:
-    """How rounds are taken; as usual where it is not said.
+def find_changed(sides: Sequence[PreparedSide], earlier: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Why a side of a model is not what an earlier part of the comparison has measured; of those where it is not."""
+    first: dict[str, str] = {}
+    benchmarks: dict[str, dict[str, SideBenchmark]] = {}
+    for event in earlier:
+        if event["event"] in {"block", "measured"}:
+            first.setdefault(event["chain"], event["time"])
+        elif event["event"] == "prepared":
+            benchmarks = PreparedComparison.from_dict(event).benchmarks | benchmarks
+    found: dict[str, str] = {}
+    for side in reversed(sides):
+        for chain in _find_recompiled(side, first):
+            found[chain] = f"{side.name}: its module"
+        for chain, step in side.measured["time"].items():
+            before = benchmarks.get(chain, {}).get(side.name) if chain in first else None
+            if before is not None and before.command != step.process:
+                found[chain] = f"{side.name}: its benchmark"
+    so_far = "is not the one that was measured so far; begin a new comparison"
+    return {chain: f"{what} {so_far}" for chain, what in found.items()}
 
-    Raises:
-        UsageError: it makes no sense.
-    """
+
+def _find_recompiled(side: PreparedSide, first: Mapping[str, str]) -> list[str]:
+    """Models of which a module has another key than at their first block, whose time is given by model."""
+    chains = {step.id: step.chain for step in side.planned if step.stage is Stage.COMPILE and step.chain in first}
+    then: dict[str, str] = {}
+    now: dict[str, str] = {}
+    for _, event in read_events(side.folder / JOURNAL, "run").events if chains else ():
+        if event["event"] == "result" and event["step"] in chains:
+            step, cache = event["step"], Result.from_dict(event).cache
+            now[step] = cache.key if cache else ""
+            if event["time"] <= first[chains[step]]:
+                then[step] = now[step]
+    return [chains[step] for step, key in then.items() if now[step] != key]
+
+
+def rounds_asked(asked: CompareRequest | BisectRequest, *, here: bool = True) -> RoundSettings:
+    """How rounds are taken; as usual where it is not said."""
     usual = RoundSettings()
     min_time = asked.min_time or usual.min_time
     if min_time >= _LONGEST_REPETITION:

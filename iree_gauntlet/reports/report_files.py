@@ -109,9 +109,6 @@ def append_document(document: Document, environ: Mapping[str, str]) -> None:
 
     The limit is one of the whole file, which earlier commands of the same CI step may have written to. Nothing is
     written where no room is left for a useful part.
-
-    Raises:
-        GauntletError: it cannot be written.
     """
     if not (named := environ.get(_STEP_SUMMARY)):
         return
@@ -136,11 +133,7 @@ def make_pages(name: str, document: Callable[[], Document]) -> dict[str, Callabl
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:
-    """Write one report, which `report FOLDER` makes again.
-
-    Raises:
-        GauntletError: it cannot be written.
-    """
+    """Write one report, which `report FOLDER` makes again."""
     try:
         write_atomic(path, content)
     except OSError as error:

@@ -27,7 +27,7 @@ from tests.support.command_line import LIMIT_SECONDS
 from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
 from tests.support.hanging import HANG
 from tests.support.processes import begun_steps, wait_until
-from tests.support.toy_project import Project
+from tests.support.toy_project import FLAGS, Project
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -183,6 +183,28 @@ def test_one_that_was_killed_goes_on_where_it_was(
     budgets = [event["rules"]["budget_seconds"] for event in events if event["event"] == "comparison"]
     assert budgets == [420, 420]
     assert (model["blocks"], model["control_blocks"]) == (10, 10), "no more than the plan asks for"
+
+
+@pytest.mark.parametrize("what", ["module", "benchmark"])
+def test_blocks_of_what_has_changed_since_are_not_joined_with_others(
+    project: Project, usual: MadeUpTimes, slow: MadeUpTimes, what: str
+) -> None:
+    slow.hang_after(3)
+    process = project.start(*_words(usual, slow))
+    wait_until(lambda: _blocks(project) >= 2)
+    process.kill()
+    process.wait()
+    slow.go_on()
+    if what == "module":
+        project.regression(compiler_flags=[*FLAGS, "--iree-opt-level=O1"])
+    else:
+        project.benchmark(benchmark_flags=["--benchmark_repetitions=4"])
+    # The second time nothing is compiled.
+    for _ in range(2):
+        done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
+        assert done.code == 3, done.text
+        why = f"A: its {what} is not the one that was measured so far; begin a new comparison"
+        assert _document(project)["not_measured"] == {"toy/abs@cpu": why}
 
 
 def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, usual: MadeUpTimes, slow: MadeUpTimes) -> None:

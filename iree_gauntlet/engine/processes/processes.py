@@ -54,11 +54,7 @@ class Processes:
         return str((Path(step.folder) / stream).relative_to(self.run_dir))
 
     def write_log(self, step: Step, stream: str, lines: Sequence[str]) -> str:
-        """Writes what there is to say of a failure where no process has; the file's path, as of `log`.
-
-        Raises:
-            GauntletError: it cannot be written.
-        """
+        """Writes what there is to say of a failure where no process has; the file's path, as of `log`."""
         path = Path(step.folder) / stream
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -158,11 +158,7 @@ def lock_folder(environ: Mapping[str, str]) -> LockFolder:
 
 
 def require_lock_folder(environ: Mapping[str, str]) -> None:
-    """Makes sure that there is, or can be made, the folder that `$IREE_GAUNTLET_LOCKS` names; makes nothing.
-
-    Raises:
-        UsageError: there is not, and cannot be.
-    """
+    """Makes sure that there is, or can be made, the folder that `$IREE_GAUNTLET_LOCKS` names; makes nothing."""
     folder = lock_folder(environ)
     if not folder.named:
         return

@@ -455,11 +455,7 @@ class OpenedBundle:
 
 
 def open_bundle(bundle: Path, place: Path) -> OpenedBundle:
-    """Open a bundle: a folder, or an archive that is unpacked into another one.
-
-    Raises:
-        GauntletError: it is no bundle.
-    """
+    """Open a bundle: a folder, or an archive that is unpacked into another one."""
     hint = "Name a bundle that `explain` wrote."
     if not bundle.exists():
         raise UsageError(f"there is no bundle {bundle}", "`explain` writes runs/<run>/explain/<case>/bundle.tar.gz.")

@@ -53,11 +53,7 @@ class Reduced(FoundReduced):
 
 
 def reduce(symptom: Symptom, tools: Tools, budget: float, say: Callable[[str], None]) -> Reduced:
-    """Make the program of a failed compile smaller, within so many seconds, for as long as it shows the symptom.
-
-    Raises:
-        GauntletError: it cannot be reduced.
-    """
+    """Make the program of a failed compile smaller, within so many seconds, for as long as it shows the symptom."""
     folder, failure = tools.folder / "reduce", tools.failure
     folder.mkdir()
     plan = {
