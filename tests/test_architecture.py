@@ -342,7 +342,15 @@ def test_plugins_are_loaded_without_heavy_imports() -> None:
 
 def test_listing_brings_pydantic_alone() -> None:
     statement = "import iree_gauntlet.tasks.inspect, iree_gauntlet.dialects.load, iree_gauntlet.dialects.suite"
-    assert imported_by(statement) & set(HEAVY) == {"pydantic"}
+    loaded = imported_by(statement)
+    assert loaded & set(HEAVY) == {"pydantic"}
+    assert "iree_gauntlet.journal_format" not in loaded
+
+
+def test_a_plan_brings_nothing_that_runs_or_fetches() -> None:
+    statement = "import iree_gauntlet.engine.plan, iree_gauntlet.engine.workbench, iree_gauntlet.experiments.shards"
+    loaded = imported_by(statement)
+    assert not loaded & {"requests", "psutil", "iree_gauntlet.engine.engine"}
 
 
 def test_numpy_is_brought_by_what_compares_arrays_alone() -> None:

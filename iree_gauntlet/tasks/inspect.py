@@ -17,7 +17,6 @@ from iree_gauntlet.dialects.locations import file_path, problem_of_flag
 from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.engine.workspace import Selection, each_once, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
-from iree_gauntlet.experiments.shards import choose_shard, choose_shard_of_cases
 from iree_gauntlet.figures import counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.engine.plan import Plan
-    from iree_gauntlet.engine.run_start import MissingFile
     from iree_gauntlet.measuring.numerics.tolerances import FlagFinding
     from iree_gauntlet.steps import Step
 
@@ -42,7 +40,12 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     selection = select(request, Defaults(targets=FAMILIES))
     _warn(selection.warnings())
     rows: dict[tuple[str, str, str], list[Case]] = {}
-    for case in choose_shard_of_cases(selection.cases, shard):
+    chosen = selection.cases.cases
+    if shard != ShardRequest():
+        from iree_gauntlet.experiments.shards import choose_shard_of_cases  # noqa: PLC0415 - it brings the journal
+
+        chosen = choose_shard_of_cases(selection.cases, shard)
+    for case in chosen:
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
     problems = (*selection.cases.problems, *selection.cases.broken)
     _report_problems(problems)
@@ -70,8 +73,8 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     """Prints what would run, and why each step would or would not come from the cache."""
     # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.engine.run_start import describe_missing, find_missing_files, without_missing_files  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
+    from iree_gauntlet.experiments.shards import choose_shard  # noqa: PLC0415
 
     selection = select(request.selection, request.defaults)
     selection.require_sound()
@@ -85,10 +88,13 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     named = request.folder.run_dir
     run_dir = Path(named).resolve() if named else find_runs_folder() / f"next-{name}"
     plan, _ = choose_shard(make_plan(cases, stages, plan_context(machine, run_dir, request.conduct)), request.shard)
-    missing: list[MissingFile] = []
+    not_here = ""
     if request.network.offline:
+        from iree_gauntlet.engine.run_start import describe_missing, find_missing_files, without_missing_files  # noqa: PLC0415 - it brings what runs a plan
+
         missing = find_missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
         plan = replace(plan, steps=without_missing_files(plan.steps, missing))
+        not_here = describe_missing(missing) + "\n" if missing else ""
     if as_json:
         head = {
             "schema": 1,
@@ -101,7 +107,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
         if machine.missing is not None:
             sys.stdout.write(f"note: {machine.missing}\n")
         _print_plan(plan)
-        sys.stdout.write(describe_missing(missing) + "\n" if missing else "")
+        sys.stdout.write(not_here)
     _report_problems(plan.problems)
     return ExitCode.USAGE if plan.problems else ExitCode.OK
 

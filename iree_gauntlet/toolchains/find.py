@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import requests
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    import requests
     from packaging.version import Version
 
     from iree_gauntlet.requests import ToolchainRequest
@@ -163,7 +163,7 @@ class CommitPackages:
                     if time.monotonic() - told > _NEWS_SECONDS:
                         told = time.monotonic()
                         self.news(f"commit:{commit[:12]}: {byte_size(size)} so far")
-        except (requests.RequestException, OSError) as error:
+        except OSError as error:  # as all of requests' are
             what = f"the packages of commit {commit[:12]} were cut short after {byte_size(size)}: {error}"
             raise ToolchainError(what, "Try again.") from error
         known = _HASH.fullmatch(artifact.digest)
@@ -172,6 +172,8 @@ class CommitPackages:
             raise ToolchainError(what, f"Try again. Expected sha256 {known[1]}, came {digest.hexdigest()}.")
 
     def _get(self, url: str, commit: str, *, stream: bool = False) -> requests.Response:
+        import requests  # noqa: PLC0415 - a plan needs none
+
         token = next((self.environ[name] for name in _TOKEN_VARIABLES if self.environ.get(name)), "")
         headers = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         # requests leaves it out where GitHub sends it on to another host.
