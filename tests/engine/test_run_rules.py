@@ -50,6 +50,18 @@ def test_large_arrays_are_compared_to_their_end() -> None:
     assert close_values(mine, wanted, rtol=0.0, atol=2.0, equal_nan=False) == (True, 1.0)
 
 
+@pytest.mark.parametrize("place", [0, 32_767, 32_768, 50_000, 99_999])
+@pytest.mark.parametrize("wrong", [1.0, -1.0, float("nan")])
+def test_one_wrong_value_of_a_large_array_is_enough_wherever_it_is(place: int, wrong: float) -> None:
+    wanted = np.ones(100_000, np.float32)
+    mine = wanted + np.float32(1e-5)
+    assert compare_values(mine, wanted, "f32", (1e-4, 0.0))[0], "all of them differ, and little"
+    mine[place] += wrong
+    error = 0.0 if np.isnan(wrong) else 1.0
+    passed, largest = compare_values(mine, wanted, "f32", (1e-4, 0.0))
+    assert (passed, largest) == (False, pytest.approx(error, abs=1e-4))
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(["f16", "f32", "f64", "bf16", "i1", "i4", "i8", "ui8", "si32", "i64", "cf64", "f8E4M3FN", "tf32"]),

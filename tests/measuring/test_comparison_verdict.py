@@ -271,6 +271,26 @@ def test_not_slower_is_enough_where_a_slowdown_is_allowed(
         assert reason.startswith(f"not slower by more than {max(0, 100 * (ratios[1] - 1)):.1f} %: the interval, ")
 
 
+@pytest.mark.parametrize("least", [0.001, 0.01])
+@pytest.mark.parametrize("band", [0.01, 0.03, 0.3])
+def test_the_margins_are_ratios_and_the_same_when_the_sides_are_swapped(least: float, band: float) -> None:
+    def judged(low: float, high: float, allow: float | None = None) -> TimeVerdict:
+        found = _judge(Interval(math.log(low), math.log(high)), least, band, allow)[0]
+        back = _judge(Interval(-math.log(high), -math.log(low)), least, band, None)[0]
+        assert allow is not None or _ORDER[found] + _ORDER[back] == 2
+        assert (found is TimeVerdict.SAME) == (back is TimeVerdict.SAME)
+        return found
+
+    inside, outside = 1 - 1e-6, 1 + 1e-6
+    assert judged(1.0, (1 + band) * inside) is TimeVerdict.SAME
+    assert judged(1.0, (1 + band) * outside) is TimeVerdict.INCONCLUSIVE
+    assert judged((1 + least) * outside, 2.0) is TimeVerdict.SLOWER
+    assert judged((1 + least) * inside, 2.0) is TimeVerdict.INCONCLUSIVE
+    allow = band + 0.02
+    assert judged(1.0, (1 + allow) * inside, allow) is TimeVerdict.NOT_SLOWER
+    assert judged(1.0, (1 + allow) * outside, allow) is TimeVerdict.INCONCLUSIVE
+
+
 @pytest.mark.parametrize("condition", _CONDITIONS)
 def test_a_slowdown_of_all_that_is_allowed_is_hardly_ever_called_not_slower(condition: str) -> None:
     verdicts = [_sequential(ratios + math.log(1.03), allow=0.03).verdict for ratios in _noise(condition, 100)]
