@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +12,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments import sides
 from iree_gauntlet.experiments.compare import compare_settings
-from iree_gauntlet.experiments.sides import ENDED, MODULE_SIZE, RoundsLog, compile_changes
+from iree_gauntlet.experiments.sides import ENDED, MODULE_SIZE, PreparedSide, RoundsLog, compile_changes, find_changed
+from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import (
     COMPARISON_FILE,
     ComparisonOpening,
     CompileChange,
+    PreparedComparison,
     RecordedRounds,
+    SideBenchmark,
     read_comparison,
 )
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.compare_report import make_compile_blocks
 from iree_gauntlet.requests import CompareRequest, ConductRequest
-from iree_gauntlet.results import Result
+from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.steps import Command, Resources
 from tests.support.clocks import Clock
 from tests.support.documents import block_lines, block_markdown
 from tests.support.simulated_fleet import step
@@ -154,6 +159,93 @@ def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_ove
 def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last() -> None:
     first = {"event": "measured", "chain": "a", "problem": "", "blocks": [block(), block()]}
     assert len(evidence_of([first, {**first, "blocks": [block()]}])["a"].blocks) == 1
+
+
+_COMPILE = step("toy/abs@cpu:compile", stage=Stage.COMPILE)
+_OF_ANOTHER = step("toy/neg@cpu:compile", stage=Stage.COMPILE)
+_BENCHMARK = step("toy/abs@cpu:benchmark", stage=Stage.BENCHMARK)
+
+
+def side(folder: Path, name: str, made: dict[str, str], words: str = "bench") -> PreparedSide:
+    """One whose modules were made with these keys at these times; in `words`, how it benchmarks the first model."""
+    folder.mkdir()
+    lines = [{"event": "run", "time": "00", "steps": []}]
+    for time, key in made.items():
+        for compiled in (_COMPILE, _OF_ANOTHER):
+            result = Result(Verdict.PASSED, cache=CacheUse(False, key, ""))
+            lines.append({"event": "result", "time": time, "step": compiled.id, **result.as_dict()})
+    (folder / "journal.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    benchmark = replace(_BENCHMARK, command=Command((words,), "/"))
+    return PreparedSide(
+        name=name,
+        asked=name,
+        folder=folder,
+        machine=None,  # type: ignore[arg-type]
+        record=JournalRecord(folder / "journal.jsonl"),
+        planned=(_COMPILE, _OF_ANOTHER, benchmark),
+        measured={"time": {benchmark.chain: benchmark}},
+        interrupted=False,
+    )
+
+
+def measured_so_far(*times: str, kind: str = "block", words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Blocks at these times, after parts of a comparison that were prepared with these benchmarks."""
+    resources = Resources()
+    parts = [SideBenchmark(timeout=1.0, command=Command((word,), "/"), resources=resources) for word in words]
+    prepared = [
+        PreparedComparison(sides={}, benchmarks={UNIT.chain: {"A": part, "B": part}}).as_dict() for part in parts
+    ]
+    return [
+        *({"event": "prepared", "time": "00", **part} for part in prepared),
+        *({"event": kind, "time": time, "chain": UNIT.chain} for time in times),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("made", "times", "changed"),
+    [
+        ({"01": "k"}, (), False),
+        ({"01": "k"}, ("02", "03"), False),
+        ({"01": "k", "04": "k"}, ("02", "03"), False),
+        ({"01": "k", "04": "other"}, ("02", "03"), True),
+        # Blocks of both, which earlier versions have taken: the later ones don't make it what the first ones are of.
+        ({"01": "k", "04": "other"}, ("02", "05"), True),
+        ({"01": "k", "04": "other", "06": "k"}, ("02", "05"), False),
+        # Made, and made otherwise, before anything was measured.
+        ({"01": "k", "02": "other"}, ("03", "04"), False),
+        ({"01": "k", "03": "other"}, (), False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["block", "measured"])
+def test_a_module_is_another_one_where_its_key_is_not_that_at_the_first_block(
+    tmp_path: Path, made: dict[str, str], times: tuple[str, ...], kind: str, *, changed: bool
+) -> None:
+    sides = (side(tmp_path / "a", "A", {"01": "k"}), side(tmp_path / "b", "B", made))
+    found = find_changed(sides, measured_so_far(*times, kind=kind))
+    why = "B: its module is not the one that was measured so far; begin a new comparison"
+    assert found == ({UNIT.chain: why} if changed else {})
+
+
+@pytest.mark.parametrize(
+    ("words", "now", "changed"),
+    [
+        (("bench",), "bench", False),
+        (("bench",), "other", True),
+        # The first part says how it was measured; a resumed one that left it out, how it would have been.
+        (("bench", "other"), "other", True),
+        (("bench", "other"), "bench", False),
+        # Records of earlier versions do not say.
+        ((), "other", False),
+    ],
+)
+def test_a_benchmark_is_another_one_where_it_is_not_that_of_the_first_part(
+    tmp_path: Path, words: tuple[str, ...], now: str, *, changed: bool
+) -> None:
+    sides = [side(tmp_path / name, name, {"01": "k"}, now) for name in "AB"]
+    found = find_changed(sides, measured_so_far("02", words=words))
+    why = "A: its benchmark is not the one that was measured so far; begin a new comparison"
+    assert found == ({UNIT.chain: why} if changed else {})
+    assert find_changed(sides, measured_so_far(words=words)) == {}, "nothing is measured yet"
 
 
 @given(hosts=st.integers(1, 20), units=st.integers(1, 50), gone=st.floats(0, 1000))

@@ -475,6 +475,9 @@ def test_times_of_several_machines_of_a_cluster_have_no_ratio(tmp_path: Path) ->
     assert mean.chains == 1
     assert mean.ratio == pytest.approx(3.0)
     assert [text for text in texts(matrix, ChangeKind.TIME) if "apart" in text] == []
+    cells = [make_figure_cells(row.cells["3.13.0"], row.cells["3.12.0"]) for row in (apart, near)]
+    assert [cell[2] for cell in cells] == ["27.00 ± 0.27", "27.00 ± 0.27 ×3.00↑"]
+    assert cells[0][0] == cells[1][0] == "4.00 ×1.00", "all else is held against the base"
     assert any("1 model timed on several machines of the cluster (m/apart@cpu" in remark for remark in matrix.remarks)
     found = json.loads(format_matrix_json(matrix))
     rows = {item["id"]: item["irees"]["3.13.0"]["ratios"]["time_ms"] for item in found["chains"]}
