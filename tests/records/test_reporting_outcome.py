@@ -7,7 +7,7 @@ import pytest
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.records.chain_figures import collect_chain_figures
+from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, read_outcome
 from tests.support.journal_builder import HIT, MISS, JournalBuilder, every_verdict, good_chain, pass_chain, samples
 
@@ -332,6 +332,23 @@ def test_each_verdict_of_a_chain_names_its_own_steps(tmp_path: Path) -> None:
     builder.end()
     (chain,) = judge(builder, tmp_path).chains
     assert collect_chain_figures(chain).verdict == "failed: threshold, compstat; inconclusive: benchmark"
+
+
+@pytest.mark.parametrize("disturbed", [0, 1])
+def test_of_several_benchmarks_the_times_of_the_last_one_count(tmp_path: Path, disturbed: int) -> None:
+    builder = JournalBuilder()
+    steps = [builder.step("m", "a", "benchmark", role) for role in ("first", "last")]
+    builder.begin()
+    for number, step in enumerate(steps):
+        busy = {"disturbed": ["busy"], "machine": {"busy_share": 0.5}} if number == disturbed else {}
+        builder.result(step, samples=samples(1.0 + number, 1.2 + number), statistics=busy)
+    builder.end()
+    (chain,) = judge(builder, tmp_path).chains
+    figures, cell = collect_chain_figures(chain), make_matrix_cell(chain)
+    assert figures.samples is not None
+    assert (figures.samples.min_ms, cell.time_ms) == (2.0, pytest.approx(2.1))
+    assert figures.time_cell == ("2.10 ± 0.14 *" if disturbed else "2.10 ± 0.14")
+    assert bool(cell.disturbed) == figures.disturbed == bool(disturbed)
 
 
 def test_nan_and_infinity_are_read_from_their_names(tmp_path: Path) -> None:
