@@ -110,6 +110,18 @@ def test_iree_reads_random_archives(tmp_path: Path) -> None:
 
 
 @pytest.mark.iree
+def test_values_lie_one_behind_the_other(tmp_path: Path) -> None:
+    archive = tmp_path / "m.irpa"
+    sizes = [64, 128, 63, 1, 65, 64, 4096, 7]
+    write_archive(archive, [Parameter("m", f"p{at}", (size,), "i8") for at, size in enumerate(sizes)], RandomContent())
+    places = [(int(start), int(end)) for start, end, _ in dumped(archive).values()]
+    assert [end - start for start, end in places] == sizes
+    assert [start for start, _ in places[1:]] == [-(-end // 64) * 64 for _, end in places[:-1]], "no room between them"
+    content = archive.read_bytes()
+    assert content[places[-1][1] :] == bytes(-places[-1][1] % 4096)
+
+
+@pytest.mark.iree
 def test_iree_extracts_what_was_made(tmp_path: Path) -> None:
     archive, extracted = tmp_path / "m.irpa", tmp_path / "zeta.bin"
     write_archive(archive, PARAMETERS, RandomContent(7))
