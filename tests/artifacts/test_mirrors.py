@@ -200,6 +200,52 @@ def test_the_servers_own_checksums_decide_where_no_hash_is_known(
     assert _store(tmp_path, pinned=url).fetch(url).sha256 == _SHA256
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("right", [True, False])
+def test_content_md5_is_that_of_the_body_which_may_be_a_part(
+    server: Server, tmp_path: Path, *, ranges: bool, right: bool
+) -> None:
+    def answer(request: Request) -> None:
+        asked = re.match(r"bytes=(\d+)-(\d+)", request.headers.get("Range", "")) if ranges else None
+        start, stop = (int(asked[1]), min(int(asked[2]) + 1, len(_CONTENT))) if asked else (0, len(_CONTENT))
+        body = _CONTENT[start:stop]
+        said = {"ETag": '"v1"', "Content-MD5": _b64("md5", body if right else b"something else")}
+        if asked:
+            said["Content-Range"] = f"bytes {start}-{stop - 1}/{len(_CONTENT)}"
+        send(request, body, 206 if asked else 200, **said)
+
+    url = server.url("/m.mlir", answer)
+    if right or ranges:
+        assert _store(tmp_path).fetch(url).sha256 == _SHA256
+        return
+    with pytest.raises(ArtifactError, match="the server says"):
+        _store(tmp_path).fetch(url)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_md5"),
+    [
+        ({"x-amz-request-id": "1"}, True),
+        ({"x-amz-request-id": "1", "x-amz-server-side-encryption": "AES256"}, True),
+        ({"x-amz-request-id": "1", "x-amz-server-side-encryption": "aws:kms"}, False),
+        ({"x-amz-request-id": "1", "x-amz-server-side-encryption-customer-algorithm": "AES256"}, False),
+        # Another kind of server, whose ETags may look so by chance.
+        ({}, False),
+    ],
+)
+def test_an_etag_of_s3_is_a_checksum_but_of_what_is_encrypted(
+    server: Server, tmp_path: Path, headers: dict[str, str], *, is_md5: bool
+) -> None:
+    for name, said in (("right", _CONTENT), ("wrong", b"something else")):
+        etag = f'"{hashlib.md5(said, usedforsecurity=False).hexdigest()}"'
+        url = server.url(f"/{name}.mlir", _ranged(_CONTENT, etag=etag, headers=headers))
+        if name == "right" or not is_md5:
+            assert _store(tmp_path).fetch(url).sha256 == _SHA256
+        else:
+            with pytest.raises(ArtifactError, match="the server says"):
+                _store(tmp_path).fetch(url)
+
+
 def test_a_checksum_of_the_server_is_not_forgotten_by_a_resumption(server: Server, tmp_path: Path) -> None:
     broken = whole(status=500)
     answer = _ranged(_CONTENT, headers={"x-ms-blob-content-md5": _b64("md5", b"something else")})
