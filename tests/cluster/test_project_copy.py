@@ -108,3 +108,13 @@ def test_a_request_is_read_in_the_copy(tmp_path: Path) -> None:
     assert here.shard == ShardRequest()
     assert here.chains is None
     assert here.conduct == request.conduct
+
+
+@pytest.mark.parametrize("option", ["external_file_directory", "module_directory", "suite", "spec_dir", "config"])
+def test_every_path_of_a_selection_is_one_of_the_copy(option: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for path, wanted in (("/data/x.toml", f"{copy}/files/data/x.toml"), ("data/x.toml", "data/x.toml"), ("", "")):
+        several = isinstance(getattr(SelectionRequest(), option), tuple)
+        selection = SelectionRequest(**{option: (path,) if several else path})  # type: ignore[arg-type]
+        here = request_within(RunRequest(selection), copy, tmp_path / "run", tmp_path / "cache", "/home/u")
+        assert here.selection == SelectionRequest(**{option: (wanted,) if several else wanted})  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ from iree_gauntlet.records.compare_record import (
 )
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.compare_report import make_compile_blocks
+from iree_gauntlet.reports.compare_rows import list_rows
 from iree_gauntlet.requests import CompareRequest, ConductRequest
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import Command, Resources
@@ -154,6 +155,34 @@ def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_ove
     lacking = "text" if kind == "remark" else "chain"
     with pytest.raises(GauntletError, match=f":2: the line is a {kind} event without a {lacking}"):
         read_comparison(tmp_path)
+
+
+def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path: Path) -> None:
+    settings = compare_settings(CompareRequest(), ConductRequest(), here=False)
+    rounds = RecordedRounds(repetitions=1, min_time=1.0)
+    opening = ComparisonOpening(sides={}, options={}, rules=settings.rules, rounds=rounds, machine={}).as_dict()
+    prepared = PreparedComparison(sides={}, models=("cut", "judged", "there", "untouched")).as_dict()
+    verdict = {"verdict": "same", "reason": "it is", "blocks": 1, "control_blocks": 0}
+    away = {"event": "measured", "chain": "there", "worker": "box/cpu", "blocks": [block(), block()]}
+    first = [
+        {"event": "prepared", **prepared},
+        *({"event": "block", **block(), "chain": chain} for chain in ("cut", "cut", "judged")),
+        away,
+        {"event": "verdict", "chain": "judged", "replaced_blocks": 0, "marked_blocks": 0, **verdict},
+        {"event": "end", "exit_code": 0, "seconds": 1.0, "interrupted": False, "problem": ""},
+    ]
+    again = [{"event": "prepared", **prepared}, {"event": "block", **block(), "chain": "cut"}]
+    lines = [{"event": "comparison", **opening}, *first, {"event": "comparison", **opening, "resumed": True}, *again]
+    (tmp_path / COMPARISON_FILE).write_text("".join(f"{json.dumps({'time': 't', **line})}\n" for line in lines))
+    record = read_comparison(tmp_path)
+    assert (record.begun["cut"], record.begun["judged"], record.begun["there"]) == (3, 1, 2)
+    assert (record.worker_of("there"), record.verdicts, record.end) == ("box/cpu", {}, None)
+    assert {row.model: row.reason.partition(";")[0] for row in list_rows(record)} == {
+        "cut": "cut short after 3 blocks of rounds",
+        "judged": "cut short after 1 blocks of rounds",
+        "there": "cut short after 2 blocks of rounds",
+        "untouched": "its turn did not come",
+    }
 
 
 def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last() -> None:
