@@ -12,13 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import COUNTED, Stage, Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments import sides
 from iree_gauntlet.experiments.compare import compare_settings
-from iree_gauntlet.experiments.sides import ENDED, MODULE_SIZE, PreparedSide, RoundsLog, compile_changes, find_changed
+from iree_gauntlet.experiments.sides import (
+    ENDED,
+    MODULE_SIZE,
+    PreparedSide,
+    RoundsLog,
+    compile_changes,
+    find_changed,
+    unready,
+)
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import (
@@ -215,6 +223,48 @@ def side(folder: Path, name: str, made: dict[str, str], words: str = "bench") ->
         measured={"time": {benchmark.chain: benchmark}},
         interrupted=False,
     )
+
+
+_PASSED = Result(Verdict.PASSED)
+_WRONG = Result(Verdict.FAILED, "no")
+
+
+@pytest.mark.parametrize(
+    ("results", "of_times", "of_counts"),
+    [
+        ({}, "compile: it did not finish", "compile: it did not finish"),
+        ({"compile": _PASSED}, "", "compile: it did not finish"),
+        ({"compile": _PASSED, f"compile.{COUNTED}": _PASSED}, "", ""),
+        # The module whose instructions are counted is another one, without which times can be taken.
+        ({"compile": _PASSED, f"compile.{COUNTED}": _WRONG}, "", "compile: no"),
+        ({"compile": _WRONG, f"compile.{COUNTED}": _PASSED}, "compile: no", "compile: no"),
+        *(
+            ({"compile": _PASSED, f"compile.{COUNTED}": _PASSED, "threshold": checked}, why, why)
+            for checked, why in (
+                (_PASSED, ""),
+                (_WRONG, "its numbers are wrong: no"),
+                (Result(Verdict.ERROR, "no"), ""),
+            )
+        ),
+    ],
+)
+def test_what_has_to_be_ready_of_a_side(
+    tmp_path: Path, results: dict[str, Result], of_times: str, of_counts: str
+) -> None:
+    counted = replace(_COMPILE, id=f"toy/abs@cpu:compile.{COUNTED}", role=COUNTED)
+    threshold = step("toy/abs@cpu:threshold", stage=Stage.THRESHOLD)
+    count = step("toy/abs@cpu:count", counted.id, stage=Stage.COUNT)
+    known = {f"toy/abs@cpu:{name}": result for name, result in results.items()}
+    known[count.id] = replace(_PASSED, statistics={"instructions": 5})
+    one = side(tmp_path / "a", "A", {})
+    one = replace(
+        one,
+        planned=(_OF_ANOTHER, _COMPILE, counted, threshold, count, _BENCHMARK),
+        record=replace(one.record, results=known),
+    )
+    assert unready(one, replace(_BENCHMARK, needs=(_COMPILE.id,))) == of_times
+    assert unready(one, count) == of_counts
+    assert unready(one, replace(count, skip="not on this device")) == "not on this device"
 
 
 def measured_so_far(*times: str, kind: str = "block", words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
