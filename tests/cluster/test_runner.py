@@ -191,16 +191,39 @@ def test_nobody_is_sent_for_modules_to_a_worker_that_left_while_its_part_was_bro
     steps = [step("a:compile"), step("b:compile"), step("a:threshold", "a:compile", device="hip")]
 
     def script(link: SimulatedLink) -> Iterator[Event | None]:
-        yield link.answer("a:compile")
+        yield link.answer("a:compile", key="the key")
         yield broken(link, "b:compile")
         yield Left("1")
+        yield Joined("2", offer("second", GPU, jobs=1))
 
-    workers = {"1": offer("first", jobs=2), "2": offer("second", GPU, jobs=1)}
+    workers = {"1": offer("first", jobs=2)}
     runner, link, _, progress = simulated(steps, workers, played(script), tmp_path)
     assert set(runner.run().values()) == {Verdict.PASSED}
     assert progress.said[0] == "worker first is gone"
     (order,) = [order for _, order in link.sent if order.step == "a:threshold"]
     assert order.made == ()
+
+
+def test_modules_of_a_worker_that_stays_are_still_named_when_another_one_is_lost(tmp_path: Path) -> None:
+    steps = [
+        *(step(f"{chain}:compile") for chain in "ab"),
+        step("c:threshold", "a:compile", "b:compile", stage=Stage.THRESHOLD, device="hip"),
+    ]
+    sent: list[str] = []
+
+    def script(link: SimulatedLink) -> Iterator[Event | None]:
+        sent.extend(address for address, _ in link.sent)
+        yield link.answer("a:compile", key="key of a")
+        yield link.answer("b:compile", key="key of b")
+        yield Left(sent[0])
+        yield Joined("3", offer("third", GPU))
+
+    workers = {"1": offer("first", jobs=1), "2": offer("second", jobs=1)}
+    runner, link, _, _ = simulated(steps, workers, played(script), tmp_path)
+    assert set(runner.run().values()) == {Verdict.PASSED}
+    assert sorted(sent) == ["1", "2"]
+    (order,) = [order for _, order in link.sent if order.step == "c:threshold"]
+    assert [(item.step, item.key, item.at) for item in order.made] == [("b:compile", "key of b", (sent[1],))]
 
 
 def test_a_late_answer_of_a_lost_worker_counts_for_nothing(tmp_path: Path) -> None:
