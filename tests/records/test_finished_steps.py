@@ -1,0 +1,61 @@
+"""Which steps of a run that is continued are done: those that are planned as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.cases import Allclose, FailureKind, Golden, Metric, Origin, Statistic, Verdict
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.records.run_folder import read_finished_verdicts
+from iree_gauntlet.steps import CacheLookup, Command
+from tests.support.journal_builder import JournalBuilder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_GOLDEN = Golden(Metric.TIME_MS, 5.0, 1.1, Statistic.MEAN, "", "", Origin("spec.json:3"))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "done"),
+    [
+        ({}, {}, True),
+        ({"command": Command(("tool",), "/")}, {"command": Command(("tool", "--more"), "/")}, False),
+        ({"command": Command(("tool",), "/")}, {"command": Command(("tool",), "/elsewhere")}, True),
+        ({"goldens": (_GOLDEN,)}, {"goldens": ()}, False),
+        ({"goldens": (_GOLDEN,)}, {"goldens": (replace(_GOLDEN, value=4.0),)}, False),
+        ({"goldens": (_GOLDEN,)}, {"goldens": (replace(_GOLDEN, origin=Origin("spec.json:9")),)}, True),
+        ({}, {"expect_failure": "known"}, False),
+        ({}, {"expect_kinds": frozenset({FailureKind.CRASHES})}, False),
+        ({"expect_match": "this"}, {"expect_match": "that"}, False),
+        ({}, {"allclose": Allclose(1e-3, 0.0, equal_nan=False)}, False),
+        ({"allclose": Allclose(1e-3, 0.0, equal_nan=True)}, {"allclose": Allclose(1e-5, 0.0, equal_nan=True)}, False),
+        ({}, {"cache": CacheLookup(ingredients=(("flags", "[]"),))}, False),
+        # What it is made from is looked at by itself.
+        (
+            {"cache": CacheLookup(ingredients=(("program", "aa"),))},
+            {"cache": CacheLookup(ingredients=(("program", "bb"),))},
+            True,
+        ),
+        ({}, {"notes": ("a note",), "timeout": 7.0}, True),
+    ],
+)
+def test_a_step_is_done_where_it_is_planned_as_it_was(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], *, done: bool
+) -> None:
+    builder = JournalBuilder()
+    name = builder.step("m", "a", "threshold")
+    (step,) = builder.planned
+    builder.steps[:] = [replace(step, **before).as_dict()]
+    builder.begin()
+    builder.result(name, "failed")
+    builder.write(tmp_path)
+    iree = builder.event.toolchain
+    assert read_finished_verdicts(tmp_path, [replace(step, **before)], iree) == {name: Verdict.FAILED}
+    found = read_finished_verdicts(tmp_path, [replace(step, **{**before, **now})], iree)
+    assert found == ({name: Verdict.FAILED} if done else {})
+    with pytest.raises(UsageError, match="was run with another IREE"):
+        read_finished_verdicts(tmp_path, [step], replace(iree, identity="another"))
