@@ -101,6 +101,11 @@ class Verdict(StrEnum):
         return self.exit_code is not ExitCode.OK
 
     @property
+    def is_error(self) -> bool:
+        """Whether something else than what is tested kept it from being judged."""
+        return self.exit_code is ExitCode.ERROR
+
+    @property
     def is_doubtful(self) -> bool:
         """Whether it came to its end, and nobody knows all the same."""
         return self.exit_code is ExitCode.INCONCLUSIVE
@@ -128,7 +133,7 @@ class Verdict(StrEnum):
     @property
     def stands(self) -> bool:
         """Whether a resumed run keeps it: what caused an error or a skip may be gone."""
-        return self not in (Verdict.ERROR, Verdict.SKIPPED)
+        return not self.is_error and self is not Verdict.SKIPPED
 
     @staticmethod
     def worst(verdicts: Iterable[Verdict]) -> Verdict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -184,6 +185,8 @@ class _LogReader:
                     if broken and event.get("event") != self._opening:
                         refuse(self._path, broken, "is no JSON object")
                     broken = 0
+                    if "time" in event and not _is_time(event["time"]):
+                        refuse(self._path, number, f"has no time, but {event['time']!r}")
                     yield number, event
         except FileNotFoundError:
             raise GauntletError(
@@ -191,6 +194,14 @@ class _LogReader:
             ) from None
         except OSError as error:
             raise GauntletError(f"{self._path}: cannot read the journal: {error.strerror}") from error
+
+
+def _is_time(value: object) -> bool:
+    """Whether it is one with its zone, as logs have them: readers reckon with them."""
+    try:
+        return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

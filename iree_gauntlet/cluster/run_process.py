@@ -127,7 +127,7 @@ class HereSteps:
             if failed is not None:
                 return failed
             result = self._done[step.id] = self._engine.result_of(step)
-        return Done(result, self._list_missing(step) if result.verdict is Verdict.ERROR else ())
+        return Done(result, self._list_missing(step) if result.verdict.is_error else ())
 
     def needed(self, step: Step, made: Mapping[str, Made]) -> Done | None:
         """Does what a step needs and neither this worker nor others have `made`; how the step ends where that fails."""

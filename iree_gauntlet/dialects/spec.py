@@ -63,7 +63,7 @@ class Spec:
     """One spec file, read.
 
     Attributes:
-        dialect: `SHARKTANK` or `TORCH_MODELS`.
+        dialect: by its name, such as `SHARKTANK`.
         document: None where it cannot be understood.
         words: its kind's name and its markers, which marker expressions select it by; None where it does not say.
     """

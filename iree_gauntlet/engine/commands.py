@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -217,7 +218,8 @@ def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str
             is_value = False
     # A shared library instead of IREE's own kind of ELF: a counter knows its functions.
     kept.append("--iree-llvmcpu-link-embedded=false")
-    kept += [f"--iree-llvmcpu-system-linker-path={linker} -flavor gnu"] if linker else []
+    # The compiler hands it to a shell.
+    kept += [f"--iree-llvmcpu-system-linker-path={shlex.quote(linker)} -flavor gnu"] if linker else []
     name, _, features = cpu.partition(",")
     kept += [f"--iree-llvmcpu-target-cpu={name}"] if name else []
     return (*kept, f"--iree-llvmcpu-target-cpu-features={features}") if features else tuple(kept)

@@ -234,7 +234,8 @@ class Engine:
             # Of this step alone: a full disk, a file that somebody has removed.
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             result = Result(Verdict.ERROR, what, notes=step.notes)
-        inputs = step.inputs if result.verdict in (Verdict.FAILED, Verdict.ERROR) and step.command and not said else ()
+        bad = result.verdict is Verdict.FAILED or result.verdict.is_error
+        inputs = step.inputs if bad and step.command and not said else ()
         if gone := next((item.path for item in inputs if not Path(item.path).exists()), ""):
             # That is why.
             what = f"{gone} is not there any more: was the cache or the run's folder cleared while this ran?"

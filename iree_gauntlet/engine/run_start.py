@@ -1,4 +1,4 @@
-"""How a run begins: what of its plan this machine can do, the journal's first event, session and engine."""
+"""How a run begins: what of its plan this machine can do, what a resumed one does again, session and engine."""
 
 from __future__ import annotations
 

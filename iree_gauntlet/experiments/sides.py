@@ -8,6 +8,7 @@ device.
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.session_verdicts import ModelVerdict, Rules
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import BisectRequest, CompareRequest
-    from iree_gauntlet.steps import Step
+    from iree_gauntlet.steps import Command, Step
 
 
 # The last event of a worker's log: its machine, and why there is no verdict.
@@ -190,10 +191,15 @@ def find_changed(sides: Sequence[PreparedSide], earlier: Iterable[Mapping[str, A
             found[chain] = f"{side.name}: its module"
         for chain, step in side.measured["time"].items():
             before = benchmarks.get(chain, {}).get(side.name) if chain in first else None
-            if before is not None and before.command != step.process:
+            if before is not None and _strip_folders(before.command) != _strip_folders(step.process):
                 found[chain] = f"{side.name}: its benchmark"
     so_far = "is not the one that was measured so far; begin a new comparison"
     return {chain: f"{what} {so_far}" for chain, what in found.items()}
+
+
+def _strip_folders(command: Command | None) -> list[str]:
+    """A command's words without the folders of files: a comparison may have been moved."""
+    return [re.sub(r"[^=@,]*/", "", word) for word in command.argv] if command else []
 
 
 def _find_recompiled(side: PreparedSide, first: Mapping[str, str]) -> list[str]:

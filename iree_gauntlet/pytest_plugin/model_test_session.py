@@ -167,7 +167,7 @@ class ModelTestSession:
         needed = self._list_needed(self._check_of(case))
         self._perform(needed[:-1])
         for step in needed[:-1]:
-            if self._verdicts[step.id] is Verdict.ERROR:
+            if self._verdicts[step.id].is_error:
                 raise StepError(self._make_outcome(step), self.run_dir)
 
     def check(self, case: Case) -> StepOutcome:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import DrawnInterval
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size, format_cpus, format_error, milliseconds, whole, work_change
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
-from iree_gauntlet.records.compare_record import SIDES
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, SIDES
 from iree_gauntlet.records.outcome import read_outcome
 
 if TYPE_CHECKING:
@@ -109,6 +110,12 @@ def list_rows(record: ComparisonRecord) -> list[TimeRow]:
         else:
             rows.append(TimeRow(model, "not measured", reason=_explain_why_not(record, model)))
     rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.prepared.left_out.items()]
+    for row in rows:
+        if row.verdict not in _ORDER:
+            raise GauntletError(
+                f"{COMPARISON_FILE} has {row.verdict!r} as the verdict of {row.model}, which is none",
+                "It was written by another version of this toolkit, or changed; start a new comparison.",
+            )
     return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.model))
 
 

@@ -117,7 +117,7 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, before: str) -> junit_xml
     verdict, message = step.verdict, one_line(step.reason) or str(step.verdict)
     if verdict.is_bad:
         kind = str(verdict)
-        if verdict is Verdict.ERROR:
+        if verdict.is_error:
             ended = one_line(step.signal) or ("unfinished" if step.unfinished else kind)
             kind = "timeout" if step.timed_out else ended
         elif verdict is not Verdict.FAILED:

@@ -375,7 +375,7 @@ def _make_private_name(prefix: str, path: Path) -> str:
 
 def _load_folder(folder: Path) -> list[Problem]:
     if not folder.is_dir():
-        raise UsageError(f"no models folder {shown(folder)}", "name an existing folder with --models-dir")
+        raise UsageError(f"no models folder {shown(folder)}", "name an existing folder with --models_dir")
     files = sorted(path for path in folder.glob("*.py") if not path.name.startswith(("_", ".")) and path.is_file())
     if not files:
         raise UsageError(f"no *.py files in the models folder {shown(folder)}", _EXAMPLE)

@@ -114,7 +114,7 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
     goldens = _collect_goldens(selection, request)
     if not goldens and not selection.cases.problems:
         raise NothingSelectedError(
-            f"the {len({case.chain for case in selection.cases.cases})} selected chains have no golden",
+            f"{counted(len({case.chain for case in selection.cases.cases}), 'selected chain')}: no golden",
             "docs/how-to/goldens.md says how to set one.",
         )
     standings = judge_standings(goldens, list(_read_records(find_runs_folder(), asked.last)), find_runs_folder())

@@ -163,11 +163,13 @@ def _find_new_failures(run: _ReadRun, listed: Sequence[ExpectedFailure]) -> list
     found: dict[tuple[str, Stage], NewFailure] = {}
     for step in run.steps:
         result = run.record.results.get(step.id)
-        if result is None or result.verdict not in (Verdict.FAILED, Verdict.ERROR) or step.dialect == DIALECT:
+        if result is None or step.dialect == DIALECT:
+            continue
+        if result.verdict is not Verdict.FAILED and not result.verdict.is_error:
             continue
         case, stage = f"{step.model}/{step.submodel}", Stage(step.stage)
         reason = _shorten_reason(result.reason)
-        error = result.verdict is Verdict.ERROR and not result.crashed
+        error = result.verdict.is_error and not result.crashed
         if error or stage not in _STAGES:
             why = "an error is no failure of the product" if error else "golden.update is for figures"
             sys.stderr.write(f"not added {case}, {stage}: {reason} ({why})\n")
@@ -411,7 +413,7 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], exp
             passed.add(name)
             continue
         crash = result.crashed
-        if verdict is Verdict.ERROR and not crash:
+        if verdict.is_error and not crash:
             return CaseResult(unjudged=f"{reason} (an error is no failure of the product)", unexpected=True)
         if not name:
             return CaseResult(unjudged=reason, unexpected=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 from iree_gauntlet.cases import Metric, Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
+from iree_gauntlet.engine.commands import make_counted_flags
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.requests import ToolchainRequest
@@ -410,3 +412,10 @@ def test_a_source_of_an_unknown_scheme_is_an_error_that_names_it(tree: Path) -> 
 
     with pytest.raises(ArtifactError, match="unknown scheme"):
         plan(load(tree, MI300), ALL, artifact_path=artifact)
+
+
+def test_a_linker_in_a_folder_with_a_blank_is_one_word_of_the_compilers_shell() -> None:
+    flags = make_counted_flags(("--iree-opt-level=O3",), "", "/an iree/iree-lld")
+    assert flags[0] == "--iree-opt-level=O3"
+    name, _, value = flags[-1].partition("=")
+    assert (name, shlex.split(value)) == ("--iree-llvmcpu-system-linker-path", ["/an iree/iree-lld", "-flavor", "gnu"])

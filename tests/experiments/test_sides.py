@@ -35,6 +35,7 @@ from iree_gauntlet.records.compare_record import (
     CompileChange,
     PreparedComparison,
     RecordedRounds,
+    RecordedVerdict,
     SideBenchmark,
     read_comparison,
 )
@@ -181,16 +182,28 @@ def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path:
     ]
     again = [{"event": "prepared", **prepared}, {"event": "block", **block(), "chain": "cut"}]
     lines = [{"event": "comparison", **opening}, *first, {"event": "comparison", **opening, "resumed": True}, *again]
-    (tmp_path / COMPARISON_FILE).write_text("".join(f"{json.dumps({'time': 't', **line})}\n" for line in lines))
+    (tmp_path / COMPARISON_FILE).write_text("".join(f"{json.dumps({'time': _at('00'), **line})}\n" for line in lines))
     record = read_comparison(tmp_path)
     assert (record.begun["cut"], record.begun["judged"], record.begun["there"]) == (3, 1, 2)
     assert (record.worker_of("there"), record.verdicts, record.end) == ("box/cpu", {}, None)
+    record.verdicts["judged"] = RecordedVerdict.from_dict(
+        {"replaced_blocks": 0, "marked_blocks": 0, "chain": "judged", **verdict, "verdict": "fastr"}
+    )
+    with pytest.raises(GauntletError, match="'fastr' as the verdict of judged, which is none"):
+        list_rows(record)
+    del record.verdicts["judged"]
     assert {row.model: row.reason.partition(";")[0] for row in list_rows(record)} == {
         "cut": "cut short after 3 blocks of rounds",
         "judged": "cut short after 1 blocks of rounds",
         "there": "cut short after 2 blocks of rounds",
         "untouched": "its turn did not come",
     }
+
+
+@pytest.mark.parametrize("rounds", [5, [5], [{"side": "A"}]])
+def test_rounds_that_are_none_are_told(rounds: object) -> None:
+    with pytest.raises(GauntletError, match="the record of rounds of toy/abs@cpu cannot be read"):
+        evidence_of([{"event": "block", **block(), "rounds": rounds}])
 
 
 def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last() -> None:
@@ -203,14 +216,18 @@ _OF_ANOTHER = step("toy/neg@cpu:compile", stage=Stage.COMPILE)
 _BENCHMARK = step("toy/abs@cpu:benchmark", stage=Stage.BENCHMARK)
 
 
+def _at(second: str) -> str:
+    return f"2026-11-28T10:00:{second}Z"
+
+
 def side(folder: Path, name: str, made: dict[str, str], words: str = "bench") -> PreparedSide:
     """One whose modules were made with these keys at these times; in `words`, how it benchmarks the first model."""
     folder.mkdir()
-    lines = [{"event": "run", "time": "00", "steps": []}]
+    lines = [{"event": "run", "time": _at("00"), "steps": []}]
     for time, key in made.items():
         for compiled in (_COMPILE, _OF_ANOTHER):
             result = Result(Verdict.PASSED, cache=CacheUse(False, key, ""))
-            lines.append({"event": "result", "time": time, "step": compiled.id, **result.as_dict()})
+            lines.append({"event": "result", "time": _at(time), "step": compiled.id, **result.as_dict()})
     (folder / "journal.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     benchmark = replace(_BENCHMARK, command=Command((words,), "/"))
     return PreparedSide(
@@ -275,8 +292,8 @@ def measured_so_far(*times: str, kind: str = "block", words: tuple[str, ...] = (
         PreparedComparison(sides={}, benchmarks={UNIT.chain: {"A": part, "B": part}}).as_dict() for part in parts
     ]
     return [
-        *({"event": "prepared", "time": "00", **part} for part in prepared),
-        *({"event": kind, "time": time, "chain": UNIT.chain} for time in times),
+        *({"event": "prepared", "time": _at("00"), **part} for part in prepared),
+        *({"event": kind, "time": _at(time), "chain": UNIT.chain} for time in times),
     ]
 
 
@@ -325,6 +342,12 @@ def test_a_benchmark_is_another_one_where_it_is_not_that_of_the_first_part(
     why = "A: its benchmark is not the one that was measured so far; begin a new comparison"
     assert found == ({UNIT.chain: why} if changed else {})
     assert find_changed(sides, measured_so_far(words=words)) == {}, "nothing is measured yet"
+
+
+def test_a_benchmark_is_the_same_in_a_folder_that_was_moved(tmp_path: Path) -> None:
+    sides = [side(tmp_path / name, name, {"01": "k"}, f"--module={tmp_path}/m.vmfb") for name in "AB"]
+    assert find_changed(sides, measured_so_far("02", words=("--module=/elsewhere/m.vmfb",))) == {}
+    assert set(find_changed(sides, measured_so_far("02", words=("--module=/elsewhere/n.vmfb",)))) == {UNIT.chain}
 
 
 @given(hosts=st.integers(1, 20), units=st.integers(1, 50), gone=st.floats(0, 1000))

@@ -384,6 +384,9 @@ def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_
     ("line", "says"),
     [
         ("no JSON\n", "is no JSON object"),
+        ('{"event":"start","label":"a","time":"2026-11-2!T"}\n', "jsonl:7: the line has no time, but '2026-11-2!T'"),
+        ('{"event":"start","label":"a","time":"2026-11-20T10:00:00"}\n', "has no time"),
+        ('{"event":"start","label":"a","time":7}\n', "has no time, but 7"),
         ('{"event":"matrix","irees":[{"label":"a"}]}\n', "without a list of IREEs"),
         ('{"event":"matrix","irees":[{"label":"a","iree":"a","folder":"../a"}]}\n', "without a list of IREEs"),
         ('{"event":"matrix","irees":[{"label":"a","iree":"a","folder":".."}]}\n', "without a list of IREEs"),

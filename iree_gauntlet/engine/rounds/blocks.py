@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY, Measurement, TakenRound, take_round
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.machine.machine_state import choose_fastest_cores
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, block_orders
 from iree_gauntlet.recorded import Recorded
@@ -222,13 +223,19 @@ def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, PairEvidence]:
     """
     found: dict[str, PairEvidence] = {}
     for event in events:
-        match event:
-            case {"event": "block", "chain": chain}:
-                found.setdefault(chain, PairEvidence()).add(event)
-            case {"event": "measured", "chain": chain, "problem": "" | None, "blocks": blocks}:
-                evidence = found[chain] = PairEvidence()
-                for block in blocks:
-                    evidence.add(block)
+        try:
+            match event:
+                case {"event": "block", "chain": chain}:
+                    found.setdefault(chain, PairEvidence()).add(event)
+                case {"event": "measured", "chain": chain, "problem": "" | None, "blocks": blocks}:
+                    evidence = found[chain] = PairEvidence()
+                    for block in blocks:
+                        evidence.add(block)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise GauntletError(
+                f"the record of rounds of {event['chain']} cannot be read: {type(error).__name__}: {error}",
+                "It was written by another version of this toolkit, or changed; begin anew.",
+            ) from error
     return found
 
 

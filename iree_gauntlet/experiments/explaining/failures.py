@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.cases import MAIN, Stage
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.settings import shown
 
@@ -107,7 +107,7 @@ def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failur
         result = record.results.get(step.id)
         if result is not None and step.stage in _STAGES and step.role == MAIN:
             # IREE is at fault: it failed, as expected or not, or a tool crashed or hung.
-            broken = result.verdict is Verdict.ERROR and (result.crashed or result.timed_out)
+            broken = result.verdict.is_error and (result.crashed or result.timed_out)
             failed += [step] if broken or result.verdict.counts_as_failure else []
     if not failed:
         hint = "`explain RUN` takes another run; `explain` is about compiles and threshold runs."
