@@ -204,7 +204,8 @@ def _strip_folders(command: Command | None) -> list[str]:
 
 def _find_recompiled(side: PreparedSide, first: Mapping[str, str]) -> list[str]:
     """Models of which a module has another key than at their first block, whose time is given by model."""
-    chains = {step.id: step.chain for step in side.planned if step.stage is Stage.COMPILE and step.chain in first}
+    timed = [step for step in side.planned if step.chain in first and not step.role.endswith(COUNTED)]
+    chains = {step.id: step.chain for step in timed if step.stage is Stage.COMPILE}
     then: dict[str, str] = {}
     now: dict[str, str] = {}
     for _, event in read_events(side.folder / JOURNAL, "run").events if chains else ():

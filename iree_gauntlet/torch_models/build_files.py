@@ -192,7 +192,7 @@ _SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Array(Recorded):
-    """A tensor in a `.npy` file.
+    """A tensor in a `.npy` file; without file and shape, one that a measuring program did not fetch.
 
     Attributes:
         errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
@@ -202,7 +202,7 @@ class Array(Recorded):
 
     file: str
     type: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = ()
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 

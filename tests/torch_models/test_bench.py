@@ -13,6 +13,7 @@ import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from iree_gauntlet.cases import Stage, Verdict
@@ -22,6 +23,7 @@ from iree_gauntlet.torch_models.bench_result import make_result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_figures
 from iree_gauntlet.torch_models.build_files import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
+from iree_gauntlet.workers.iree_side.plan_file import write_arrays
 from tests.support.bench_project import Bench, Benchmarks, first_benchmarks
 from tests.support.fake_measuring import CALL_MS
 from tests.support.processes import wait_until
@@ -339,3 +341,11 @@ def test_a_generation_of_one_token_has_no_later_one() -> None:
     record = Mock(planned=(), results={step: result})
     lines = make_result_lines(record, Mock(id="counter@cpu", options=Mock(microbatch_count=1)), build)
     assert "500.0 tokens/s; the first after 2.00 ms" in lines
+
+
+def test_outputs_that_stay_on_the_device_have_no_shape() -> None:
+    # Gradients of a group of calls, which the last of them gives.
+    common = {"load_ms": 1.0, "overhead_us": 0.5, "peak_rss_bytes": 1000, "device_memory": {}}
+    outputs = write_arrays("", "output", [("f32", np.zeros((2, 3), np.float32)), ("f32", None)])
+    answer = MeasuredCalls.from_dict({"total_s": 0.002, "calls": 1, "outputs": outputs, **common})
+    assert [item.shape for item in answer.outputs] == [(2, 3), ()]
