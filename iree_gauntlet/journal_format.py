@@ -88,7 +88,8 @@ class JournalRecord:
 def _explain_unreadable(what: str, error: Exception, run: RunEvent) -> GauntletError:
     return GauntletError(
         f"{what} cannot be read: {type(error).__name__}: {error}",
-        f"it was written by version {run.version or 'unknown'}; use that version to report on it",
+        f"it was written by version {run.version or 'unknown'}: use that version to report on it; "
+        "or it was changed since: begin a new run",
     )
 
 
@@ -186,7 +187,7 @@ class _LogReader:
                         refuse(self._path, broken, "is no JSON object")
                     broken = 0
                     if "time" in event and not _is_time(event["time"]):
-                        refuse(self._path, number, f"has no time, but {event['time']!r}")
+                        refuse(self._path, number, f"has a time that cannot be read: {event['time']!r}")
                     yield number, event
         except FileNotFoundError:
             raise GauntletError(
@@ -224,5 +225,5 @@ def refuse(path: Path, number: int, what: str) -> NoReturn:
     """Raises (GauntletError) what is wrong with a line."""
     raise GauntletError(
         f"{path}:{number}: the line {what}",
-        "the journal was changed by something else than a run; remove that line to use the rest of it",
+        "it was changed by something else than this toolkit; remove that line to use the rest of it",
     )

@@ -113,7 +113,7 @@ def list_rows(record: ComparisonRecord) -> list[TimeRow]:
     for row in rows:
         if row.verdict not in _ORDER:
             raise GauntletError(
-                f"{COMPARISON_FILE} has {row.verdict!r} as the verdict of {row.model}, which is none",
+                f"{COMPARISON_FILE}: the verdict of {row.model}, {row.verdict!r}, is none that this version knows",
                 "It was written by another version of this toolkit, or changed; start a new comparison.",
             )
     return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.model))

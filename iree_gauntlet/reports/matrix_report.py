@@ -265,7 +265,9 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
     for title, unit, name, write in _HEATS:
         rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
-            base = getattr(row.cells.get(matrix.base), name, None)
+            # A time on another machine has nothing to be held against.
+            held = row.timed_on_one_machine or name != "time_ms"
+            base = getattr(row.cells.get(matrix.base), name, None) if held else None
             shades: list[Cell] = []
             for cell in map(row.cells.get, labels):
                 value = getattr(cell, name, None)

@@ -189,7 +189,7 @@ def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path:
     record.verdicts["judged"] = RecordedVerdict.from_dict(
         {"replaced_blocks": 0, "marked_blocks": 0, "chain": "judged", **verdict, "verdict": "fastr"}
     )
-    with pytest.raises(GauntletError, match="'fastr' as the verdict of judged, which is none"):
+    with pytest.raises(GauntletError, match="the verdict of judged, 'fastr', is none that this version knows"):
         list_rows(record)
     del record.verdicts["judged"]
     assert {row.model: row.reason.partition(";")[0] for row in list_rows(record)} == {

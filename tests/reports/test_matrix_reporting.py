@@ -13,12 +13,14 @@ from lxml import etree
 from markdown_it import MarkdownIt
 
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.document import Shaded, Table
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.records.chain_figures import MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixOutcome, read_matrix_outcome
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.matrix_report import (
     ChangeKind,
+    _show_heat_maps,
     compute_mean_ratios,
     format_factor,
     format_matrix_csv,
@@ -384,9 +386,15 @@ def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_
     ("line", "says"),
     [
         ("no JSON\n", "is no JSON object"),
-        ('{"event":"start","label":"a","time":"2026-11-2!T"}\n', "jsonl:7: the line has no time, but '2026-11-2!T'"),
-        ('{"event":"start","label":"a","time":"2026-11-20T10:00:00"}\n', "has no time"),
-        ('{"event":"start","label":"a","time":7}\n', "has no time, but 7"),
+        (
+            '{"event":"start","label":"a","time":"2026-11-2!T"}\n',
+            "jsonl:7: the line has a time that cannot be read: '2026-11-2!T'",
+        ),
+        (
+            '{"event":"start","label":"a","time":"2026-11-20T10:00:00"}\n',
+            "has a time that cannot be read: '2026-11-20T10:00:00'",
+        ),
+        ('{"event":"start","label":"a","time":7}\n', "has a time that cannot be read: 7"),
         ('{"event":"matrix","irees":[{"label":"a"}]}\n', "without a list of IREEs"),
         ('{"event":"matrix","irees":[{"label":"a","iree":"a","folder":"../a"}]}\n', "without a list of IREEs"),
         ('{"event":"matrix","irees":[{"label":"a","iree":"a","folder":".."}]}\n', "without a list of IREEs"),
@@ -480,6 +488,9 @@ def test_times_of_several_machines_of_a_cluster_have_no_ratio(tmp_path: Path) ->
     assert [text for text in texts(matrix, ChangeKind.TIME) if "apart" in text] == []
     cells = [make_figure_cells(row.cells["3.13.0"], row.cells["3.12.0"]) for row in (apart, near)]
     assert [cell[2] for cell in cells] == ["27.00 ± 0.27", "27.00 ± 0.27 ×3.00↑"]
+    times = next(block for block in _show_heat_maps(matrix, ["3.12.0", "3.13.0"]) if isinstance(block, Table))
+    shares = [[shade.share for shade in shades if isinstance(shade, Shaded)] for _, *shades in times.rows]
+    assert shares == [[0, 0], [0, pytest.approx(math.log2(3))]]
     assert cells[0][0] == cells[1][0] == "4.00 ×1.00", "all else is held against the base"
     assert any("1 model timed on several machines of the cluster (m/apart@cpu" in remark for remark in matrix.remarks)
     found = json.loads(format_matrix_json(matrix))
