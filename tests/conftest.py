@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.artifacts import hashing
 from iree_gauntlet.engine.rounds.machine_lock import LOCKS_VARIABLE
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.upkeep import cache_cleaning
 from tests.support.artifact_server import Server, serving
 from tests.support.budgets import register_budgets
 from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
@@ -95,6 +97,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     with google_server(tmp_path_factory.mktemp("google")) as bucket:
         yield bucket
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file is taken as written long before it is hashed, so that its hash is remembered."""
+    monkeypatch.setattr(hashing, "_CLOCK_TICK_NS", -(10**9))
+    monkeypatch.setattr(cache_cleaning, "_SETTLED_SECONDS", -1.0)
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """SHA-256 of files, remembered for as long as a file is the one that was hashed.
 
-A remembered hash is a small JSON file in a folder of stamps. It holds as long as the file has the size,
-modification time (nanoseconds) and inode that it had when it was hashed; so a 16 GB archive is read once,
-not at every run. A stamp carries a checksum of its own: one that is damaged says nothing.
+A remembered hash is a small JSON file in a folder of stamps. It holds as long as the file has the size, inode and
+times of modification and change (nanoseconds) that it had when it was hashed; so a 16 GB archive is read once, not at
+every run, and once more after its rights, its owner or its hard links have changed. A stamp carries a checksum of its
+own: one that is damaged says nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # A file that was changed this shortly before it was hashed may be changed again within the same tick of
-# the file system's clock, with no trace in its modification time: such a hash is not remembered.
+# the file system's clock, with no trace in its times: such a hash is not remembered.
 _CLOCK_TICK_NS = 100_000_000
 
 # Last uses are known to this precision: more would be a write to the disk for each use.
@@ -58,6 +60,7 @@ class _Stamp(Recorded):
     path: str
     size: int
     mtime_ns: int
+    ctime_ns: int
     inode: int
     sha256: str
 
@@ -65,7 +68,8 @@ class _Stamp(Recorded):
     def of(cls, path: Path | str, status: os.stat_result, sha256: str) -> _Stamp:
         # `Path.resolve` would follow links.
         absolute = os.path.abspath(path)  # noqa: PTH100
-        return cls(absolute, status.st_size, status.st_mtime_ns, status.st_ino, sha256)
+        state = FileState.of(status)
+        return cls(absolute, state.size, state.mtime_ns, state.ctime_ns, state.inode, sha256)
 
     @classmethod
     def read(cls, file: Path) -> _Stamp | None:
@@ -118,7 +122,7 @@ class VerifiedHashes:
         sha256 = hash_file(path)
         after = path.stat()
         steady = _Stamp.of(path, before, "") == _Stamp.of(path, after, "")
-        settled = before.st_mtime_ns + _CLOCK_TICK_NS < started_ns
+        settled = before.st_ctime_ns + _CLOCK_TICK_NS < started_ns
         if steady and settled and sha256 == (expected or sha256):
             self._store(_Stamp.of(path, before, sha256))
         return sha256

@@ -43,6 +43,7 @@ from iree_gauntlet.artifacts.remote import (
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.settings import Configuration, is_below
+from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -437,7 +438,7 @@ class _FileRemote:
             raise ArtifactError(self.url, what, "Check the mirror's path and rights.") from error
         with file:
             status = self.path.stat()
-            present = f'"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"'
+            present = f'"{"-".join(map(str, FileState.of(status)))}"'
             if version and present != version:
                 raise ChangedError(f"{self.path} was written to")
             file.seek(start)

@@ -54,6 +54,7 @@ from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.results import Fetched
 from iree_gauntlet.settings import Configuration
+from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -464,7 +465,7 @@ class LearntHashes:
             status = self.path.stat()
         except OSError:
             return Registry(self.path)
-        return self._read((status.st_size, status.st_mtime_ns, status.st_ino))
+        return self._read(FileState.of(status))
 
     def add(self, entry: RegistryEntry, lock: Path, progress: Progress) -> bool:
         """Add an entry; False where the cache is read-only and keeps nothing."""

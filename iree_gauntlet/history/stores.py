@@ -25,6 +25,7 @@ from iree_gauntlet.records.history_record import is_history_file
 from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
+from iree_gauntlet.system.file_state import FileState
 from iree_gauntlet.system.short_process import run_short, show_last_words
 
 if TYPE_CHECKING:
@@ -134,8 +135,7 @@ class FolderHistory:
         found = {}
         for path in filter(lambda path: is_history_file(path.name), self._folder.glob("*/*.json")):
             with suppress(FileNotFoundError):
-                facts = path.lstat()
-                found[path.name] = f"{facts.st_size} {facts.st_mtime_ns}"
+                found[path.name] = " ".join(map(str, FileState.of(path.lstat())))
         return found
 
     def read(self, name: str) -> bytes:

@@ -13,6 +13,7 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.reports.render_html import ENDINGS, read_memory, render_html
 from iree_gauntlet.reports.report_files import write_report
 from iree_gauntlet.settings import shown
+from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,7 +56,7 @@ class _IndexEntry:
     """What is known of a folder.
 
     Attributes:
-        stamp: when its record was written to last, and how large it was; another one is read again.
+        stamp: the state of its record's file; with another one it is read again.
         code: its exit code; None for one that has not finished, or cannot be read.
     """
 
@@ -92,11 +93,11 @@ def write_index(
     """
     path = folder / INDEX
     known = _read_remembered(path)
-    found = sorted(_list_recorded(folder, records), key=lambda item: item[2], reverse=True)
+    found = sorted(_list_recorded(folder, records), key=lambda item: item[2].mtime_ns, reverse=True)
     entries: dict[str, _IndexEntry] = {}
     read = 0
-    for name, record, written, size in found:
-        stamp = f"{written}-{size}"
+    for name, record, state in found:
+        stamp = "-".join(map(str, state))
         if name in known and known[name].stamp == stamp:
             entries[name] = known[name]
         elif all_of_them or read < _MOST_NEW:
@@ -108,8 +109,8 @@ def write_index(
     return path, len(entries)
 
 
-def _list_recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, int, int]]:
-    """Each folder with a record: its name, that of the record, when that was written to last, and its bytes."""
+def _list_recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, FileState]]:
+    """Each folder with a record: its name, that of the record, and the state of that file."""
     for below in folder.iterdir():
         for record in records:
             try:
@@ -117,7 +118,7 @@ def _list_recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, 
             except OSError:
                 # It has another one, or none, or has just been removed.
                 continue
-            yield below.name, record, status.st_mtime_ns, status.st_size
+            yield below.name, record, FileState.of(status)
             break
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import hashlib
 import os
 import platform
 import sys
@@ -82,7 +83,7 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     """The wheel that an import would use: the first one on the search path.
 
     The identity takes the content from the wheel's own RECORD, so nothing large is read. Of a change made
-    after installation it sees a different size, not a different content of the same size.
+    after installation it sees a different size, not a different content of the same size. What has no RECORD is read.
 
     Raises:
         ToolchainError: it is not there, or is not an installed wheel.
@@ -137,14 +138,14 @@ def _read_version(path: Path, install: str) -> tuple[str, str]:
 
 
 def _list_content(kind: WheelKind, root: Path, record: str | None) -> list[tuple[str, str]]:
-    """Name, recorded hash and actual size of each identifying file."""
+    """Name of each identifying file, with its recorded hash and actual size; without a record with its hash."""
     content: list[tuple[str, str]] = []
     if record is None:
         for path in sorted((root / kind.tools).rglob("*")):
             name = path.relative_to(root / kind.tools).as_posix()
             if name.startswith(kind.identifying) and path.is_file():
-                status = path.stat()
-                content.append((f"file {name}", f"{status.st_size} {status.st_mtime_ns}"))
+                with path.open("rb") as file:
+                    content.append((f"file {name}", hashlib.file_digest(file, "sha256").hexdigest()))
         return content
     for row in csv.reader(record.splitlines()):
         if len(row) < 2 or not PurePosixPath(row[0]).is_relative_to(kind.tools):

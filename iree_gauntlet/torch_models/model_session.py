@@ -175,7 +175,7 @@ class ModelSession(ABC):
             return None
         try:
             for role in entry.files:
-                entry.materialise(role, Path(step.folder) / role)
+                self.workbench.modules.materialise(entry, role, Path(step.folder) / role)
         except EntryGoneError:
             return None
         return Result(

@@ -34,6 +34,7 @@ from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, o
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.reports.output import open_progress, print_table, write_line
+from iree_gauntlet.system.file_state import FileState
 from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, format_age, open_cache
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _check_artifact(
             raise
         except OSError as error:
             return CacheFinding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}", url)
-        unchanged = _identify(before) == _identify(after)
+        unchanged = FileState.of(before) == FileState.of(after)
         if unchanged:
             break
         # It was fetched again meanwhile.
@@ -214,7 +215,7 @@ def _check_artifact(
         verified.doubt(path)
         what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({pin.path if pin else 'when it was fetched'})"
         return CacheFinding(item, Condition.DAMAGED, what, url)
-    if verified.known(path) != sha256 and unchanged and time.time() - after.st_mtime > _SETTLED_SECONDS:
+    if verified.known(path) != sha256 and unchanged and time.time() - after.st_ctime > _SETTLED_SECONDS:
         verified.remember(path, sha256)
         # To be checked is not to be used.
         verified.touch(path, item.last_use)
@@ -232,10 +233,6 @@ def _find_wheel_damage(path: Path) -> str:
 
 def _is_seeded(item: Item) -> bool:
     return item.name.startswith("random/")
-
-
-def _identify(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
 from tests.support.permissions import mounting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
 def _old(path: Path, content: bytes) -> Path:
-    """A file that was written long enough ago for its time to be trusted."""
+    """A file whose time of modification is always the same."""
     path.write_bytes(content)
     os.utime(path, ns=(1_700_000_000_123_456_789,) * 2)
     return path
@@ -42,6 +43,7 @@ def test_hash_file(tmp_path: Path) -> None:
     assert hash_file(_old(tmp_path / "f", content)) == hashlib.sha256(content).hexdigest()
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
     path = _old(tmp_path / "f", b"one")
     assert VerifiedHashes(tmp_path / "v").known(path) == ""
@@ -52,6 +54,7 @@ def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
     assert readings == [path]
 
 
+@pytest.mark.usefixtures("settled")
 def test_changes_are_noticed(tmp_path: Path) -> None:
     path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
     one = hashes.sha256(path)
@@ -63,6 +66,40 @@ def test_changes_are_noticed(tmp_path: Path) -> None:
     hashes.sha256(_old(path, b"one"))
     other.replace(path)  # the same size and time, another inode
     assert hashes.known(path) == ""
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_that_is_edited_in_place_is_noticed_though_its_time_is_set_back(tmp_path: Path) -> None:
+    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    one, before = hashes.sha256(path), path.stat()
+    with path.open("r+b") as file:
+        file.write(b"two")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert hashes.known(path) == ""
+    assert hashes.sha256(path) == hashlib.sha256(b"two").hexdigest() != one
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.chmod(0o400),
+        lambda path: os.link(path, path.with_name("other")),
+        lambda path: os.utime(path, (1, 1)),
+    ],
+    ids=["rights", "hard link", "time"],
+)
+def test_what_changes_no_content_costs_one_hashing(
+    tmp_path: Path, readings: list[Path], change: Callable[[Path], None]
+) -> None:
+    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    one = hashes.sha256(path)
+    change(path)
+    assert hashes.known(path) == ""
+    assert [hashes.sha256(path), hashes.sha256(path)] == [one, one]
+    assert len(readings) == 2
 
 
 def test_a_file_just_written_is_not_remembered(tmp_path: Path, readings: list[Path]) -> None:
@@ -82,6 +119,7 @@ def test_the_wrong_content_is_not_remembered(tmp_path: Path) -> None:
     assert hashes.known(path) == ""
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"path": 1}', b"\xff", b"null"])
 def test_a_damaged_stamp_costs_one_hashing(tmp_path: Path, damage: bytes) -> None:
     path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
@@ -94,6 +132,7 @@ def test_a_damaged_stamp_costs_one_hashing(tmp_path: Path, damage: bytes) -> Non
     assert hashes.known(path) == digest
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_flipped_bit_anywhere_in_a_stamp_makes_it_none(tmp_path: Path) -> None:
     path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
     hashes.sha256(path)
@@ -117,6 +156,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 @mounting
+@pytest.mark.usefixtures("settled")
 def test_a_folder_of_stamps_that_cannot_be_written(tmp_path: Path) -> None:
     path, stamps = _old(tmp_path / "f", b"one"), tmp_path / "v"
     VerifiedHashes(stamps).sha256(path)

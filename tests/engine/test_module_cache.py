@@ -81,10 +81,10 @@ def test_round_trip(cache: ModuleCache, tmp_path: Path) -> None:
         assert entry.metadata == METADATA
         assert entry.ingredients == INGREDIENTS
         assert entry.created == "2026-11-21T00:00:00.000+00:00"
-        entry.materialise("module", tmp_path / "out.vmfb")
+        cache.materialise(entry, "module", tmp_path / "out.vmfb")
         assert (tmp_path / "out.vmfb").read_bytes() == b"vmfb"
         with pytest.raises(KeyError):
-            entry.materialise("other", tmp_path / "x")
+            cache.materialise(entry, "other", tmp_path / "x")
     assert leftovers(cache) == []
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "run", "out.vmfb"}
 
@@ -96,12 +96,12 @@ def test_materialise_replaces_and_shares_bytes(cache: ModuleCache, tmp_path: Pat
     destination = folder / "m.vmfb"
     destination.write_text("of an earlier run")
     for _ in range(3):
-        entry.materialise("module", destination)
+        cache.materialise(entry, "module", destination)
         assert destination.read_bytes() == b"vmfb"
         assert list(folder.iterdir()) == [destination]
     assert destination.stat().st_ino == entry.files["module"].stat().st_ino
     with pytest.raises(FileNotFoundError):
-        entry.materialise("module", tmp_path / "none" / "m.vmfb")
+        cache.materialise(entry, "module", tmp_path / "none" / "m.vmfb")
 
 
 def test_without_hard_links_files_are_copied(
@@ -112,7 +112,7 @@ def test_without_hard_links_files_are_copied(
 
     monkeypatch.setattr(os, "link", across)
     entry = kept(cache, tmp_path / "run")
-    entry.materialise("module", tmp_path / "out")
+    cache.materialise(entry, "module", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == b"vmfb"
     assert (tmp_path / "out").stat().st_nlink == 1
     (tmp_path / "run" / "m.vmfb").write_bytes(b"changed")
@@ -202,7 +202,7 @@ def test_cleared_store_is_no_crash(cache: ModuleCache, tmp_path: Path) -> None:
     entry = kept(cache, tmp_path / "run")
     shutil.rmtree(cache.folder)
     with pytest.raises(EntryGoneError, match="was removed from the cache"):
-        entry.materialise("module", tmp_path / "out")
+        cache.materialise(entry, "module", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert cache.lookup(entry.key).entry is None
     assert publish(cache, tmp_path / "run").entry is not None
@@ -467,6 +467,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_large_file_is_hashed_once_for_all_processes(
     cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,11 +478,40 @@ def test_a_large_file_is_hashed_once_for_all_processes(
     assert names == ["statistics"] * 2
     # What remembers is only a memory.
     shutil.rmtree(cache.folder / "verified")
-    # One that was written to this very moment might be written to again, and is not remembered.
-    os.utime(entry.files["module"], (NOW.timestamp(), NOW.timestamp() - 60))
     for _ in range(2):
         assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
     assert sorted(names[2:]) == ["module", *["statistics"] * 2]
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_large_file_is_not_hashed_again_for_a_hard_link_to_it_but_once_more_when_one_goes(
+    cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = kept(cache, tmp_path / "run", content=LARGE)
+    names = hashed(monkeypatch)
+    for run in range(3):
+        reader = ModuleCache(cache.folder)
+        assert reader.lookup(entry.key).entry == entry
+        reader.materialise(entry, "module", tmp_path / f"{run}.vmfb")
+        assert reader.lookup(entry.key).entry == entry
+    assert "module" not in names
+    (tmp_path / "0.vmfb").unlink()
+    for _ in range(2):
+        assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
+    assert names.count("module") == 1
+
+
+@pytest.mark.parametrize("content", [LARGE, b"vmfb"], ids=["large", "small"])
+def test_a_file_that_was_edited_in_place_is_damage_though_its_time_is_set_back(
+    cache: ModuleCache, tmp_path: Path, content: bytes
+) -> None:
+    entry = kept(cache, tmp_path / "run", content=content)
+    before = entry.files["module"].stat()
+    with (tmp_path / "run" / "m.vmfb").open("r+b") as file:
+        file.write(b"x")
+    os.utime(entry.files["module"], ns=(before.st_atime_ns, before.st_mtime_ns))
+    for reader in (cache, ModuleCache(cache.folder)):
+        assert reader.lookup(entry.key).note == "damaged: the checksum of module does not match"
 
 
 def test_a_large_file_that_was_written_to_is_damage(cache: ModuleCache, tmp_path: Path) -> None:

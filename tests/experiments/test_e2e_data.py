@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import xml.etree.ElementTree as ET
@@ -39,6 +40,33 @@ def test_a_spec_may_have_the_values_themselves(project: Project) -> None:
     done = project.gauntlet("run", "--stages", "threshold")
     assert done.code == 1
     assert "3 of 4 values (75 %) differ" in done.out
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("abs.mlir", b"math.absf", b"math.ceil"), ("abs.npy", b"\x3f", b"\x40"), ("input.npy", b"\xbf", b"\xc0")],
+    ids=["program", "expected output", "input"],
+)
+def test_a_file_that_is_edited_in_place_is_seen_though_its_time_is_set_back(
+    project: Project, name: str, old: bytes, new: bytes
+) -> None:
+    np.save(project.regressions / "input.npy", np.array([-0.5, -0.75, 0.5, 0.75], np.float32))
+    project.expected("abs", [0.5, 0.75, 0.5, 0.75])
+    project.regression(inputs=[{"source": "input.npy"}])
+    assert project.gauntlet("run", "--stages", "threshold").code == 0
+    path = project.regressions / name
+    before = path.stat()
+    content = path.read_bytes()
+    assert old in content
+    with path.open("r+b") as file:
+        file.write(content.replace(old, new))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    done = project.gauntlet("run", "--stages", "threshold")
+    assert done.code == 1, done.text
+    assert "values (" in done.out
 
 
 def test_values_that_are_left_out_are_zeros(project: Project) -> None:

@@ -18,6 +18,8 @@ from tests.support.toy_project import Project
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from iree_gauntlet.artifacts.hashing import VerifiedHashes
+
 CONTENT = bytes(range(256)) * 4000
 
 
@@ -31,16 +33,18 @@ def cache(project: Project) -> CacheBuilder:
     return CacheBuilder(project.folder / "cache")
 
 
-def rot(path: Path) -> None:
-    """Changes a byte as a failing disk does: no time of the file tells."""
-    status = path.stat()
+def rot(path: Path, verified: VerifiedHashes) -> None:
+    """Changes a byte as a failing disk does: nothing that is remembered of the file tells."""
+    known = verified.known(path)
     with path.open("r+b") as file:
         byte = file.read(1)
         file.seek(0)
         file.write(bytes([byte[0] ^ 1]))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    if known:
+        verified.remember(path, known)
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_sound_cache_is_said_to_be_sound_and_its_last_uses_stay(project: Project, cache: CacheBuilder) -> None:
     path = cache.artifact("https://host.example/a.irpa", CONTENT, days=20, learnt=True)
     other = cache.artifact("https://host.example/b.irpa", CONTENT, days=20, learnt=True)
@@ -62,7 +66,7 @@ def test_a_sound_cache_is_said_to_be_sound_and_its_last_uses_stay(project: Proje
 def test_a_damaged_artifact_is_fetched_again(project: Project, cache: CacheBuilder, server: Server) -> None:
     url = server.url("/a.irpa", whole(CONTENT))
     path = cache.artifact(url, CONTENT, learnt=True)
-    rot(path)
+    rot(path, cache.verified)
     assert cache.verified.known(path), "its stamp holds: nothing but reading it tells"
     seen = project.gauntlet("cache.verify", "--check-only")
     assert seen.code == 3
@@ -84,7 +88,7 @@ def test_a_damaged_artifact_is_fetched_again(project: Project, cache: CacheBuild
 def test_wrong_content_at_the_source_mends_nothing(project: Project, cache: CacheBuilder, server: Server) -> None:
     url = server.url("/a.irpa", whole(b"something else"))
     path = cache.artifact(url, CONTENT, learnt=True)
-    rot(path)
+    rot(path, cache.verified)
     done = project.gauntlet("cache.verify")
     assert done.code == 3
     assert "wrong content" in done.out
@@ -95,8 +99,8 @@ def test_a_damaged_module_goes_and_is_made_anew(project: Project, cache: CacheBu
     modules = [
         cache.module(f"toy/{name}@cpu", CONTENT + name.encode()) for name in ("file", "entry", "missing", "good")
     ]
-    rot(modules[0] / "module.vmfb")
-    rot(modules[1] / "entry.json")
+    rot(modules[0] / "module.vmfb", cache.verified)
+    rot(modules[1] / "entry.json", cache.verified)
     (modules[2] / "module.vmfb").unlink()
     done = project.gauntlet("cache.verify", "--offline")
     assert done.code == 0, done.text
@@ -112,7 +116,7 @@ def test_a_large_module_that_was_checked_before_is_hashed_all_the_same(project: 
     folder = cache.module("toy/large@cpu", CONTENT * 20)
     path = folder / "module.vmfb"
     cache.verified.remember(path, hashlib.sha256(CONTENT * 20).hexdigest())
-    rot(path)
+    rot(path, cache.verified)
     assert cache.verified.known(path)
     assert project.gauntlet("cache.verify", "--check-only").code == 3
     assert not cache.verified.known(path)
@@ -121,7 +125,7 @@ def test_a_large_module_that_was_checked_before_is_hashed_all_the_same(project: 
 
 def test_seeded_data_and_wheels_go_unless_someone_uses_them(project: Project, cache: CacheBuilder) -> None:
     seeded = cache.artifact("random://uniform/4xf32?seed=1", CONTENT)
-    rot(seeded)
+    rot(seeded, cache.verified)
     wheel = cache.wheel("toy", b"")
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("toy/model.onnx", CONTENT)
@@ -148,7 +152,7 @@ def test_what_no_record_knows_is_named_and_left_alone(project: Project, cache: C
 
 def test_damage_without_a_source_stays_and_is_told(project: Project, cache: CacheBuilder) -> None:
     path = cache.artifact("https://host.example/Strange Name.irpa".replace(" ", "%20"), CONTENT)
-    rot(path)
+    rot(path, cache.verified)
     done = project.gauntlet("cache.verify")
     assert done.code == 3
     assert "no record says where it comes from; delete it, and fetch again" in done.out

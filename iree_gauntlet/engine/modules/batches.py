@@ -245,7 +245,7 @@ class BatchCompiler:
         try:
             for number, functions in enumerate(entry.metadata["functions"]):
                 parts.append(_BatchPart.from_dict({"module": f"module{number}.vmfb", "functions": functions}))
-                entry.materialise(f"module{number}", folder / parts[-1].module)
+                self.cache.materialise(entry, f"module{number}", folder / parts[-1].module)
         except EntryGoneError:
             return None
         return parts

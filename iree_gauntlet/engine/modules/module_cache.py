@@ -6,8 +6,9 @@
 
 An entry appears by one rename, so it is whole or not there. `entry.json` carries its own checksum and that of every
 file; a lookup checks them all, and damage is a miss. A file that a process has checked once is known to it by device,
-inode, size and time of modification, and not hashed again; for a large file the same is kept on disk
-(`artifacts/hashing`). So whatever is written to a file is seen. What changes on the disk by itself is seen in a small
+inode, size and times, and not hashed again; for a large file the same is kept on disk (`artifacts/hashing`). So
+whatever is written to a file is seen. A hard link, which changes a time, too, is noted where the store makes it; where
+a run's folder is deleted, its large files are hashed once more. What changes on the disk by itself is seen in a small
 file; in a large one `cache.verify` sees it. The time of modification of `entry.json` is that of the entry's last use,
 to the hour.
 
@@ -49,6 +50,7 @@ from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.system.atomic import sync_folder, write_atomic
 from iree_gauntlet.system.file_lock import LockFile
+from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
     import threading
@@ -78,7 +80,7 @@ class ModuleEntry:
     """A module in the store.
 
     Attributes:
-        files: where each of its files lies, by role. Not to be written to; use `materialise`.
+        files: where each of its files lies, by role. Not to be written to; `materialise` puts them elsewhere.
         name: whom it was compiled for first.
         ingredients: what its key was made from.
         created: when (ISO 8601, UTC).
@@ -90,20 +92,6 @@ class ModuleEntry:
     name: str
     ingredients: dict[str, str]
     created: str
-
-    def materialise(self, role: str, destination: Path) -> None:
-        """Put a file of it at a path, replacing what is there; the folder must exist.
-
-        Raises:
-            EntryGoneError: the store was cleared since the lookup.
-        """
-        source = self.files[role]
-        try:
-            _place(source, destination)
-        except FileNotFoundError:
-            if destination.parent.is_dir():
-                raise EntryGoneError(self.key) from None
-            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +111,7 @@ class ModuleCache:
 
     folder: Path
     clock: Callable[[], float] = time.time
-    _checked: dict[tuple[int, int, int, int], str] = field(default_factory=dict)
+    _checked: dict[tuple[int, FileState], str] = field(default_factory=dict)
     _leases: Leases = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,6 +147,25 @@ class ModuleCache:
         except OSError as error:
             return Lookup(None, f"unreadable: {error.strerror}")
         return Lookup(None, f"damaged: {what}")
+
+    def materialise(self, entry: ModuleEntry, role: str, destination: Path) -> None:
+        """Put a file of an entry at a path, replacing what is there; the folder must exist.
+
+        Raises:
+            EntryGoneError: the store was cleared since the lookup.
+        """
+        source = entry.files[role]
+        try:
+            before = source.stat()
+            _place(source, destination)
+            after = source.stat()
+        except FileNotFoundError:
+            if destination.parent.is_dir():
+                raise EntryGoneError(entry.key) from None
+            raise
+        sha256 = self._checked.get(_read_stamp(before))
+        if sha256 and FileState.of(before).is_linked_only(FileState.of(after)):
+            self._remember(source, after, sha256)
 
     def list_entries(self) -> Iterator[ModuleEntry]:
         """Every entry that there is, its files unchecked; without damaged ones, which `cache.verify` reports."""
@@ -339,21 +346,20 @@ class ModuleCache:
                     raise
             else:
                 sync_folder(place.parent)
-                self._remember(place, hashes)
+                # Nobody else has written them, and they were hashed just now.
+                for role, sha256 in hashes.items():
+                    with contextlib.suppress(FileNotFoundError):
+                        self._remember(place / role, (place / role).stat(), sha256)
             found = self.lookup(key)
             if found.entry is not None:
                 return Lookup(found.entry)
             self.remove(key)
         return Lookup(None, f"not kept in the cache: {found.note or 'it is gone again'}")
 
-    def _remember(self, place: Path, hashes: Mapping[str, str]) -> None:
-        """Note the hashes of files that were just written, and hashed, by nobody else."""
-        for role, sha256 in hashes.items():
-            with contextlib.suppress(FileNotFoundError):
-                status = (place / role).stat()
-                self._checked[_read_stamp(status)] = sha256
-                if status.st_size >= _LARGE_BYTES:
-                    self._verified.remember(place / role, sha256)
+    def _remember(self, path: Path, status: os.stat_result, sha256: str) -> None:
+        self._checked[_read_stamp(status)] = sha256
+        if status.st_size >= _LARGE_BYTES:
+            self._verified.remember(path, sha256)
 
 
 def _read_entry(key: str, place: Path) -> tuple[ModuleEntry, dict[str, str]]:
@@ -365,9 +371,8 @@ def _read_entry(key: str, place: Path) -> tuple[ModuleEntry, dict[str, str]]:
     return ModuleEntry(key=key, files=files, **said), hashes
 
 
-def _read_stamp(status: os.stat_result) -> tuple[int, int, int, int]:
-    # Not the time of change (ctime): a new hard link alters it.
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+def _read_stamp(status: os.stat_result) -> tuple[int, FileState]:
+    return status.st_dev, FileState.of(status)
 
 
 def _note_use(place: Path, now: float) -> None:

@@ -166,7 +166,7 @@ class ModuleMaker:
         try:
             for role, path in step.outputs:
                 if role in entry.files:
-                    entry.materialise(role, Path(path))
+                    self.workbench.modules.materialise(entry, role, Path(path))
         except EntryGoneError:
             # Somebody cleared the cache meanwhile.
             return None

@@ -211,7 +211,7 @@ class Tools:
         output = self.folder / name
         entry = cache.lookup(make_key(ingredients)).entry
         if entry is not None:
-            entry.materialise("module", output)
+            cache.materialise(entry, "module", output)
             return ToolResult(Outcome(0), (), "")
         ran = self.try_compile(name, source, flags)
         if ran.passed:
