@@ -114,10 +114,18 @@ def find_shipped_folder() -> Path:
     return inside if inside.is_dir() else package.parent
 
 
+def resolve_links(path: Path) -> Path:
+    """The absolute path that a path means in the end; of a loop of links, as far as it leads.
+
+    `Path.resolve` raises a RuntimeError for a loop, up to Python 3.12.
+    """
+    return Path(os.path.realpath(path))
+
+
 def require_ones_own(path: Path) -> None:
     """Raises a UsageError where a file that is to be changed is part of the installed toolkit."""
     inside = Path(__file__).parent / "shipped"
-    if path.resolve().is_relative_to(inside.resolve()):
+    if resolve_links(path).is_relative_to(inside.resolve()):
         what = f"{path.name} in {path.parent} came with the toolkit, and is not changed"
         raise UsageError(what, "`gauntlet init` begins a project of your own; or name other specs with --spec-dir.")
 
@@ -126,7 +134,7 @@ def find_cache_folder(cache_dir: str) -> Path:
     """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
     named = cache_dir or _names_cache()
     if named:
-        return Path(named).expanduser().resolve()
+        return resolve_links(Path(named).expanduser())
     project = find_project_folder()
     if (project / "suites").is_dir():
         return project / "cache"

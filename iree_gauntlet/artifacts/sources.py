@@ -16,6 +16,7 @@ No name has a `=`: IREE's `--parameters=scope=path` splits at the first one.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -148,6 +149,13 @@ def local_name(url: str) -> str:
 
 def missing(path: Path) -> tuple[str, str]:
     """What is said of a file of the user's that is not there, and what to do."""
+    if path.exists():
+        return f"{path} is a folder or a device: expected a file", "Name a file."
+    if path.is_symlink():
+        end = Path(os.path.realpath(path))
+        if end.is_symlink():
+            return f"{path} is a link that leads round in a circle", "Make it a file, or a link to one."
+        return f"{path} is a link to {end}, which is missing", "Put the file there, or fix the link."
     try:
         near = get_close_matches(path.name, [item.name for item in path.parent.iterdir()], n=1)
     except OSError:

@@ -392,9 +392,10 @@ class ArtifactStore:
 
     def _hash(self, url: str, path: Path, expected: str = "") -> str:
         try:
+            # Of a pipe or a device there may be no end.
+            if not path.is_file():
+                raise ArtifactError(url, *missing(path))
             return self.verified.sha256(path, expected)
-        except FileNotFoundError as error:
-            raise ArtifactError(url, *missing(path)) from error
         except OSError as error:
             what = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, what, f"Check the path and its rights; it is needed for {url}") from error

@@ -38,6 +38,7 @@ from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.dialects.torch_models import TorchTests
 from iree_gauntlet.dialects.torch_schema import has_type, list_json_files, read_torch_specs_below
 from iree_gauntlet.errors import Problem, UsageError
+from iree_gauntlet.settings import resolve_links
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -115,12 +116,14 @@ def _make_tree(folder: Path, external: Path | None, modules: Path | None) -> Spe
         raise UsageError(f"spec folder {folder} {found}", "Give --spec-dir a folder that holds spec files.")
     if external is None:
         # In the spec folder or next to it; of one model's folder, or of a root's, where those of all models are.
-        above = folder.resolve().parents
-        depth = next((n for n, base in enumerate((folder.resolve(), *above[:1]), 1) if base.name in ROOT_NAMES), 0)
+        above = resolve_links(folder).parents
+        depth = next((n for n, base in enumerate((resolve_links(folder), *above[:1]), 1) if base.name in ROOT_NAMES), 0)
         candidates = [base / name for base in (folder, *above[: depth + 1]) for name in _EXTERNAL_NAMES]
         external = next((path for path in candidates if path.is_dir()), candidates[0])
     variables = tuple(flag_variables().items())
-    return SpecTree(folder.resolve(), external.resolve(), modules.resolve() if modules else None, variables)
+    return SpecTree(
+        resolve_links(folder), resolve_links(external), resolve_links(modules) if modules else None, variables
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,16 +82,21 @@ class SpecReader:
         self.problems.append(problem_at(self.spec.name, self.spec.text, path, message, hint))
 
     def url(self, path: Sequence[str | int], source: str) -> str:
-        """The absolute URL that a `source` means; a path, relative to the spec's folder, stays inside the spec tree."""
+        """The absolute URL that a `source` means; a path, relative to the spec's folder, stays inside the spec tree.
+
+        A link in the tree may lead out of it, and to a file without a type, as those of the Hugging Face hub and of DVC
+        do: what is read is called as the link is.
+        """
         if is_url(source):
             return self._require_readable(path, source)
         if PurePosixPath(source).is_absolute() or PureWindowsPath(source).drive or "\\" in source:
             what = f"{source!r} is an absolute path or has backslashes: expected a URL or a path relative to the spec"
             self.refuse(path, what, "Write file:///… for a file outside the spec tree.")
             return ""
-        resolved = (self.spec.path.parent / source).resolve()
-        if resolved.is_relative_to(self.spec.tree.folder):
-            return resolved.as_uri()
+        # Without following links.
+        path_of_file = Path(os.path.normpath(self.spec.path.parent / source))
+        if path_of_file.is_relative_to(self.spec.tree.folder):
+            return path_of_file.as_uri()
         what = f"{source!r} leaves the spec folder {self.spec.tree.folder}"
         self.refuse(path, what, "Keep the file inside, or write file:///…")
         return ""

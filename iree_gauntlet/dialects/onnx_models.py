@@ -37,6 +37,7 @@ from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
 from iree_gauntlet.errors import Problem, UsageError
+from iree_gauntlet.settings import resolve_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -284,7 +285,7 @@ def _parse_base(model_root: str) -> str:
         raise UsageError(
             f"--model-root {model_root} is not a folder", "Name the folder or URL that holds `validated/`."
         )
-    return f"file://{quote(str(Path(model_root).resolve()))}/"
+    return f"file://{quote(str(resolve_links(Path(model_root))))}/"
 
 
 def _find_configs(root: Path) -> list[Path]:

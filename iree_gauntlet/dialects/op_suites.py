@@ -34,6 +34,7 @@ from iree_gauntlet.dialects.json_text import find_item_lines
 from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, problem_at
 from iree_gauntlet.errors import Problem, UsageError
+from iree_gauntlet.settings import resolve_links
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -415,11 +416,11 @@ def read_op_specs(
         roots = _place_by_entries(roots, candidates, frozenset().union(*named))
     keys = {folder.path: _name_keys(folder, root) for root, inside in roots.items() for folder in inside}
     # What is asked for and lies in another root's own folder is not meant for a root.
-    own = {root: Path(root, CONFIGS).resolve() for root in roots}
+    own = {root: resolve_links(Path(root, CONFIGS)) for root in roots}
     used: dict[str, tuple[Path, ...]] = {}
     for root in roots:
         others = [own[other] for other in roots if other != root]
-        used[root] = tuple(path for path in asked if path.resolve().parent not in others) or _find_configs(root)
+        used[root] = tuple(path for path in asked if resolve_links(path).parent not in others) or _find_configs(root)
     configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
     specs = []
     for root, inside in roots.items():

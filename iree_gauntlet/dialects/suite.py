@@ -16,6 +16,7 @@ from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.errors import Problem, SpecError, UsageError
+from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
     changed: dict[str, Case] = {}
     notes = []
     for suite in suites:
-        folders = [folder.resolve() for folder in suite.spec_dirs]
+        folders = [resolve_links(folder) for folder in suite.spec_dirs]
         applied: dict[str, None] = {}
         for case in (*cases.cases, *cases.required):
             known = changed.get(case.id, case)
@@ -194,7 +195,7 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
                 for item in suite.expected_failures
                 if fnmatchcase(name, item.case) and item.stage not in stages and suite.target.covers(case.target)
             ]
-            if found and any(folder in Path(case.origin.file).resolve().parents for folder in folders):
+            if found and any(folder in resolve_links(Path(case.origin.file)).parents for folder in folders):
                 changed[case.id] = adjusted(known, found)
                 applied.update({f"{name} {item.stage}": None for item in found})
         if applied:

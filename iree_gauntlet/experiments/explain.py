@@ -51,7 +51,7 @@ from iree_gauntlet.records.explain_outcome import (
 )
 from iree_gauntlet.records.run_folder import LATEST, asked_for, run_named
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import resolve_links, shown
 from iree_gauntlet.toolchains.toolchain import COMPILE, RUN_MODULE
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     if _CASE_MARKS.search(run) and not Path(run).exists():
         named = shlex.join((LATEST, run, *patterns))
         raise UsageError(f"explain {run}: the first word is a run, and cases follow it", f"gauntlet explain {named}")
-    run_dir = run_named(run, "explain").resolve()
+    run_dir = resolve_links(run_named(run, "explain"))
     record = read_journal(run_dir / JOURNAL)
     failures = find_failures(record, patterns)
     toolchain = record.run.toolchain.as_dict()

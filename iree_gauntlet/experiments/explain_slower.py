@@ -47,7 +47,7 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.records.compare_record import RecordedVerdict, comparison_named, read_comparison
 from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.results import Result
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import resolve_links, shown
 from iree_gauntlet.steps import Command, Resources
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presen
         hint = "A slower dispatch is measured on the inputs that it had: leave one of the two out."
         raise UsageError("--slower and --no-weights exclude each other", hint)
     name, *patterns = asked.failures or (LATEST,)
-    compared = comparison_named(name).resolve()
+    compared = resolve_links(comparison_named(name))
     record = read_comparison(compared)
     models = [_make_slower(chain, ratio, record, compared) for chain, ratio in _choose(record, compared, patterns)]
     cases = [{"case": item.case, "kind": "slower", "reason": item.reason} for item in models]

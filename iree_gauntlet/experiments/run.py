@@ -59,7 +59,7 @@ from iree_gauntlet.requests import (
     given,
     require_as_begun,
 )
-from iree_gauntlet.settings import find_runs_folder, format_typed_command, shown
+from iree_gauntlet.settings import find_runs_folder, format_typed_command, resolve_links, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -97,7 +97,7 @@ def choose(request: RunRequest, machines: Machines | None = None) -> Chosen:
     """
     if request.conduct.baseline:
         # Under its own name: what is the latest now will not be when this run is resumed.
-        baseline = str(run_named(request.conduct.baseline, "--baseline").resolve())
+        baseline = str(resolve_links(run_named(request.conduct.baseline, "--baseline")))
         request = replace(request, conduct=replace(request.conduct, baseline=baseline))
     selection = select(request.selection, request.defaults)
     selection.require_sound()
@@ -271,7 +271,7 @@ def _as_before(request: RunRequest) -> RunRequest:
         raise UsageError("--resume and --last-failed exclude each other", "Resume first, then run --last-failed.")
     if not (folder.resume or folder.last_failed):
         return request
-    named = Path(folder.run_dir).resolve() if folder.resume and folder.run_dir else None
+    named = resolve_links(Path(folder.run_dir)) if folder.resume and folder.run_dir else None
     earlier = named or find_newest_run(find_runs_folder())
     asked = asked_for(earlier)
     now = given((request.selection, request.toolchain, request.shard, request.conduct))

@@ -22,7 +22,7 @@ from iree_gauntlet.artifacts.remote import without_queries
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.records.history_record import is_history_file
-from iree_gauntlet.settings import find_project_folder, shown
+from iree_gauntlet.settings import find_project_folder, resolve_links, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.file_state import FileState
@@ -180,7 +180,7 @@ def _read_repository(text: str, name: str) -> tuple[str, dict[str, str]]:
     # GitHub's `actions/checkout` leaves its credentials in a checkout's own settings, for `origin` and nothing else.
     if Path(name).exists():
         # A relative folder is relative to where the user is, not to the clone.
-        return str(Path(name).resolve()), {}
+        return str(resolve_links(Path(name))), {}
     if "/" in name or ":" in name:
         return name, {}
     try:

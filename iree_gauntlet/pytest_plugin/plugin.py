@@ -26,6 +26,7 @@ from iree_gauntlet.records.run_folder import make_run_folder, require_plain
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.report_files import write_report
 from iree_gauntlet.reports.run_reports import JOB_SUMMARY
+from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.targets import FAMILIES, Target
 
@@ -256,7 +257,7 @@ class ModelTestPlugin:
         arguments, inside = [], False
         for argument in self._config.args:
             name, *test = argument.split("::")
-            path = Path(self._config.invocation_params.dir, name).resolve()
+            path = resolve_links(Path(self._config.invocation_params.dir, name))
             within = path.is_relative_to(folder)
             # Without the links by which it may be named: tests are known by where they are.
             arguments.append("::".join([str(path), *test]) if within else argument)
@@ -391,7 +392,7 @@ class ModelTestPlugin:
 
 
 def _locate_folder(config: pytest.Config, option: str) -> Path:
-    return Path(config.invocation_params.dir, config.getoption(option)).resolve()
+    return resolve_links(Path(config.invocation_params.dir, config.getoption(option)))
 
 
 def _find_optional_folder(config: pytest.Config, option: str) -> Path | None:

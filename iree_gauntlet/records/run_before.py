@@ -13,6 +13,7 @@ from iree_gauntlet.journal_events import ToolchainFacts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.results import OutputComparison  # noqa: TC001 - read by its type
+from iree_gauntlet.settings import resolve_links
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -110,7 +111,7 @@ def read_earlier_seconds(suite: str, folder: Path) -> dict[str, float]:
 
 def _find_before(suite: str, started: str, folder: Path, wanted: Collection[tuple[str, str]] = ()) -> _Summary | None:
     """The summary of the run of a suite that began last before a time, is complete, and has the chains on the SKUs."""
-    own = folder.resolve()
+    own = resolve_links(folder)
     beside = sorted((path for path in own.parent.glob(f"*/{SUMMARY}") if path.parent != own), reverse=True)
     asked = f'\n "suite": {json.dumps(suite)},\n'
     begun: list[tuple[str, Path]] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.settings import find_project_folder, find_runs_folder, shown
+from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
 from iree_gauntlet.steps import ACTUAL_OUTPUT
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def find_asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path
     Raises:
         UsageError: there is none to resume, or the folder holds another run.
     """
-    named = Path(request.run_dir).resolve() if request.run_dir else None
+    named = resolve_links(Path(request.run_dir)) if request.run_dir else None
     require_plain(named or find_runs_folder(), "--run-dir")
     if request.resume:
         folder = named or newest_of(kind, log)

@@ -21,7 +21,7 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
-from iree_gauntlet.settings import find_cache_folder, find_runs_folder
+from iree_gauntlet.settings import find_cache_folder, find_runs_folder, resolve_links
 from iree_gauntlet.system.collector import pause_collector
 from iree_gauntlet.targets import FAMILIES
 
@@ -86,7 +86,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     del selection
     machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, look_only=True)
     named = request.folder.run_dir
-    run_dir = Path(named).resolve() if named else find_runs_folder() / f"next-{name}"
+    run_dir = resolve_links(Path(named)) if named else find_runs_folder() / f"next-{name}"
     plan, _ = choose_shard(make_plan(cases, stages, plan_context(machine, run_dir, request.conduct)), request.shard)
     not_here = ""
     if request.network.offline:
@@ -210,7 +210,7 @@ def _list_missing_files(cases: Iterable[Case]) -> list[Problem]:
         (case.origin.file, field, path)
         for case in cases
         for field, url in (*list_urls(case), *_list_weights(case))
-        if (path := file_path(url)) and path not in case.blocked_reason and not os.path.exists(path)  # noqa: PTH110
+        if (path := file_path(url)) and path not in case.blocked_reason and not os.path.isfile(path)  # noqa: PTH113
     }
     return [problem_of_field(file, field, *missing(Path(path))) for file, field, path in sorted(gone)]
 

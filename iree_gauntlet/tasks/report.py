@@ -20,7 +20,7 @@ from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
 from iree_gauntlet.reports.runs_index import write_index
-from iree_gauntlet.settings import find_runs_folder, format_typed_command, shown
+from iree_gauntlet.settings import find_runs_folder, format_typed_command, resolve_links, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.reports.sweep_reports import write_micro_reports
 
@@ -94,14 +94,14 @@ def _locate_folder(named: str) -> Path:
 
 def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     """Makes a run's folder of the journals of some runs, with the logs that they name."""
-    places = [folder.resolve() for folder in folders]
+    places = [resolve_links(folder) for folder in folders]
     for index, folder in enumerate(folders):
         if places[index] in places[:index]:
             raise UsageError(f"{folder} is named twice", "Name each run once.")
     if (into / JOURNAL).exists():
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
-    opening = _make_opening(records, into.resolve().name, lenient=lenient)
+    opening = _make_opening(records, resolve_links(into).name, lenient=lenient)
     happened = [event for record in records for event in _list_happened(record)]
     happened.sort(key=lambda event: str(event["time"]))
     events = [{"event": "run", **opening.as_dict(), "steps": _collect_steps(records)}, *happened]
@@ -129,14 +129,14 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
         ) from error
     for remark in opening.remarks:
         messages.note(remark)
-    messages.news(f"merged into {shown(into.resolve())}")
+    messages.news(f"merged into {shown(resolve_links(into))}")
 
 
 def _take_logs(record: JournalRecord, into: Path) -> None:
     """The logs that a journal names, under the same names in the new folder."""
-    source = record.path.parent.resolve()
+    source = resolve_links(record.path.parent)
     for log in dict.fromkeys(result.log for result in record.results.values()):
-        path = (source / log).resolve()
+        path = resolve_links(source / log)
         if not log or not path.is_relative_to(source) or not path.is_file():
             continue
         target = into / path.relative_to(source)

@@ -31,7 +31,7 @@ from iree_gauntlet.dialects.fields import Checked, StrictDocument, in_schema, pr
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import resolve_links, shown
 from iree_gauntlet.targets import parse_target
 from iree_gauntlet.torch_models.plugins import PluginRegistry, Shape, list_shapes, number_shapes
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM, HIGHEST_POWER
@@ -163,10 +163,10 @@ def _check_device(text: str) -> str:
 
 def _check_model_config(text: str, folder: Path) -> str:
     """A `config.json` in a folder or below it, absolute, which holds a JSON object."""
-    found = (folder / text).resolve()
+    found = resolve_links(folder / text)
     if os.path.isdir(found):  # noqa: PTH112 - pathlib's raises where a name is too long
         found /= "config.json"
-    if _is_outside(text) or not found.resolve().is_relative_to(folder.resolve()):
+    if _is_outside(text) or not resolve_links(found).is_relative_to(resolve_links(folder)):
         message = f"{text!r} leaves the folder of the configuration"
         raise FieldError(None, message, "Put the file there, or below it.")
     try:

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from iree_gauntlet.errors import Problem, UsageError
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import resolve_links, shown
 from iree_gauntlet.torch_models.declarations import (
     FROM_PYBUDA,
     INSTALL_HINT,
@@ -271,7 +271,7 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
     """
     declared: list[Declaration] = []
     problems: list[Problem] = []
-    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+    for folder in dict.fromkeys(resolve_links(folder) for folder in folders):
         with collect_declarations() as found:
             wrong = _load_folder(folder)
         declared += found

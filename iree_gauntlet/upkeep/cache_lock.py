@@ -22,6 +22,7 @@ from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.errors import ArtifactError, ExitCode, Problem, SpecError, UsageError
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.reports.output import open_progress
+from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
 
@@ -52,7 +53,7 @@ def lock_hashes(asked: LockRequest) -> ExitCode:
             f"there is no project here: {Path.cwd()} is not inside a folder with specs/ and suites/",
             "Run it inside the project whose cache/registry.txt is to be written.",
         )
-    shared = place.root.resolve() != (place.project / "cache").resolve()
+    shared = resolve_links(place.root) != resolve_links(place.project / "cache")
     # What other projects have learnt in a shared cache is theirs.
     named = _find_named_artifacts(place.project) if asked.prune or shared else None
     with explain_refusals(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:

@@ -261,7 +261,7 @@ def _plan(program: OnnxProgram, sets: Sequence[Sequence[InputChoice]], folder: P
     """What `run_onnx` is told: to run a program on the first of several sets of inputs that will do."""
     folder.mkdir()
     inputs = tuple(tuple(_write_input(choice, folder) for choice in choices) for choices in sets)
-    return ReferencePlan(str(program.path.resolve()), inputs, str(folder), str(folder), None, last)
+    return ReferencePlan(str(program.path.absolute()), inputs, str(folder), str(folder), None, last)
 
 
 def _check_outputs(

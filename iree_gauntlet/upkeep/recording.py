@@ -29,6 +29,7 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerance, parse_tolerances
 from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.workers import iree_side
@@ -387,11 +388,13 @@ def _make_output(spec: Spec, folder: Path, index: int, answer: ReferenceAnswer, 
         np.lib.format.write_array(stream, array, version=(1, 0))
         content = stream.getvalue()
     path = folder / f"output_{index}.{'npy' if plain else 'bin'}"
-    external = spec.tree.external.resolve()
-    if spec.torch and path.resolve().is_relative_to(external):
-        source = path.resolve().relative_to(external).as_posix()
+    external = spec.tree.external
+    # Of the file itself no link is followed: the spec names it as it is called.
+    place = resolve_links(path.parent) / path.name
+    if spec.torch and place.is_relative_to(external):
+        source = place.relative_to(external).as_posix()
     else:
-        source = _make_path_beside(path.resolve(), spec.path.parent.resolve())
+        source = _make_path_beside(place, resolve_links(spec.path.parent))
     return RecordedOutput(path, content, source, "" if plain else item.type)
 
 
@@ -542,7 +545,7 @@ def output_folder(case: Case, spec: Spec) -> Path:
     if len(named) > 1:
         raise UsageError(f"{spec.name}: outputs lie in {len(named)} folders", "Keep them in one folder.")
     folder = named.pop() if named else own_folder
-    if not any(folder.resolve().is_relative_to(place.resolve()) for place in (spec.tree.folder, external)):
+    if not any(resolve_links(folder).is_relative_to(resolve_links(place)) for place in (spec.tree.folder, external)):
         raise UsageError(f"{spec.name}: its outputs lie outside of the specs, in {folder}", hint)
     return folder
 

@@ -39,7 +39,7 @@ from iree_gauntlet.measuring.goldens.golden_evidence import (
 from iree_gauntlet.records.run_folder import find_newest_run, run_named, runs_of_specs
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults, SelectionRequest
-from iree_gauntlet.settings import find_runs_folder, require_ones_own, shown
+from iree_gauntlet.settings import find_runs_folder, require_ones_own, resolve_links, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.targets import FAMILIES
 
@@ -74,7 +74,7 @@ class FileChange:
 
     def diff(self) -> str:
         """In the form that `git apply` takes; empty where nothing changes."""
-        name = shown(self.path.resolve()).as_posix() if self.path.is_absolute() else self.path.as_posix()
+        name = shown(resolve_links(self.path)).as_posix() if self.path.is_absolute() else self.path.as_posix()
         # By \n alone: `splitlines` splits also where no other program does, such as at U+2028.
         before, after = (list(io.StringIO(text, newline="\n")) for text in (self.before, self.after))
         lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")

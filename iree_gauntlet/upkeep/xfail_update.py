@@ -29,7 +29,7 @@ from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.outcome import read_outcome, state_of
 from iree_gauntlet.records.run_folder import asked_for, find_newest_run, free_folder, run_named
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, SelectionRequest, read
-from iree_gauntlet.settings import find_project_folder, find_runs_folder, shown
+from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
 
@@ -329,7 +329,7 @@ def _run_again(run: _ReadRun, chains: Collection[str], request: RunRequest, *, f
     from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     # Inside of the run, so that it stays the newest one.
-    folder = free_folder(run.folder.resolve() / "again" / "1")
+    folder = free_folder(resolve_links(run.folder) / "again" / "1")
     request = replace(
         request,
         folder=FolderRequest(run_dir=str(folder)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -67,6 +68,49 @@ def test_a_file_that_is_edited_in_place_is_seen_though_its_time_is_set_back(
     done = project.gauntlet("run", "--stages", "threshold")
     assert done.code == 1, done.text
     assert "values (" in done.out
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in the specs", "elsewhere"])
+def test_files_may_be_links_to_others_without_a_type(project: Project, inside: bool) -> None:
+    """As in the caches of the Hugging Face hub and of DVC."""
+    np.save(project.regressions / "input.npy", np.array([-0.5, -0.75, 0.5, 0.75], np.float32))
+    project.expected("abs", [0.5, 0.75, 0.5, 0.75])
+    project.regression(inputs=[{"source": "input.npy"}])
+    blobs = (project.regressions if inside else project.folder) / "blobs"
+    blobs.mkdir()
+    for name in ("input.npy", "abs.npy", "abs.mlir"):
+        link, blob = project.regressions / name, blobs / hashlib.sha1(name.encode()).hexdigest()
+        link.rename(blob)
+        link.symlink_to(blob)
+    assert project.gauntlet("lint").code == 0
+    done = project.gauntlet("run", "--stages", "threshold")
+    assert done.code == 0, done.text
+    command = project.result(_THRESHOLD)["command"]
+    assert f"--expected_output=@{project.regressions / 'abs.npy'}" in command
+    assert f"--input=@{project.regressions / 'input.npy'}" in command
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("abs.mlir", "is a link that leads round in a circle"),
+        ("nowhere", "is missing"),
+        ("/dev/zero", "is a folder or a device: expected a file"),
+        (".", "is a folder or a device: expected a file"),
+    ],
+)
+def test_a_link_that_leads_to_no_file_is_an_error_of_its_case_alone(project: Project, target: str, words: str) -> None:
+    project.add("ceil", "math.ceil %a : tensor<4xf32>")
+    np.save(project.regressions / "ceil.npy", np.ceil(parse_seeded(INPUT).generate()))
+    (project.regressions / "abs.mlir").unlink()
+    (project.regressions / "abs.mlir").symlink_to(target)
+    assert project.gauntlet("list").code == 0
+    checked = project.gauntlet("lint")
+    assert (checked.code, f"{_SPEC}:2: mlir: " in checked.err, words in checked.err) == (2, True, True), checked.text
+    done = project.gauntlet("run", "--stages", "threshold")
+    assert done.code == 3
+    assert f"abs.mlir {words}" in done.out or f"nowhere, which {words}" in done.out
+    assert "2 cases: 1 error, 1 passed" in done.out
 
 
 def test_values_that_are_left_out_are_zeros(project: Project) -> None:

@@ -290,6 +290,22 @@ def test_devices_and_sizes_that_cannot_be_meant_are_pointed_out(empty: Path) -> 
 
 
 @pytest.mark.iree
+def test_a_program_and_its_weights_may_be_links(empty: Path) -> None:
+    """As in a snapshot of the Hugging Face hub."""
+    program = heavy(empty / "given")
+    for number, link in enumerate((program, program.parent / "heavy.data")):
+        blob = empty / "blobs" / f"{number:040}"
+        blob.parent.mkdir(exist_ok=True)
+        link.rename(blob)
+        link.symlink_to(blob)
+    begun = gauntlet(empty, "init", "mine", "--program", str(program))
+    assert begun.code == 0, begun.text
+    assert "output_0.npy" in begun.out
+    assert "did not do" not in begun.out
+    assert "a reference" not in begun.out.replace("running a reference", "")
+
+
+@pytest.mark.iree
 def test_weights_beside_an_onnx_file_come_along_and_count(empty: Path) -> None:
     program = heavy(empty / "given")
     assert gauntlet(empty, "init", "mine", "--program", str(program)).code == 0

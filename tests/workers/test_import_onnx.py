@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.workers.iree_side import import_onnx
-from iree_gauntlet.workers.iree_side.import_onnx import InputError, find_functions, parse_shape, prepare
+from iree_gauntlet.workers.iree_side.import_onnx import (
+    InputError,
+    find_functions,
+    load_onnx,
+    parse_shape,
+    prepare,
+    read_with_weights,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,6 +138,43 @@ def test_a_model_is_imported_in_one_process(saved: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.iree
+@pytest.mark.parametrize("blob", ["../blobs/0a1b", "../store/md5/0a/1b", "model.data.real"])
+def test_weights_may_be_links(tmp_path: Path, blob: str) -> None:
+    """As in the caches of the Hugging Face hub and of DVC: onnx itself reads none."""
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    path, weights = folder / "model.onnx", folder / "weights.data"
+    changed = model()
+    changed.graph.node[0].input[1] = "inner"
+    value = helper.make_tensor("inner", FLOAT, [3, 4], np.arange(12, dtype=np.float32).tobytes(), raw=True)
+    changed.graph.node.insert(0, helper.make_node("Constant", [], ["inner"], value=value))
+    onnx.save_model(
+        changed, path, save_as_external_data=True, location=weights.name, size_threshold=0, convert_attribute=True
+    )
+    for file, target in ((weights, folder / blob), (path, tmp_path / "blobs/model")):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(target)
+        file.symlink_to(target)
+    read = read_with_weights(path)
+    assert onnx.numpy_helper.to_array(read.graph.node[0].attribute[0].t).tolist()[2] == [8, 9, 10, 11]
+    assert onnx.numpy_helper.to_array(read.graph.initializer[0]).size == 12
+
+
+def test_weights_outside_of_the_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "model.onnx"
+    changed = model()
+    tensor = changed.graph.initializer[0]
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    entry = tensor.external_data.add()
+    entry.key, entry.value = "location", "../secret"
+    path.write_bytes(changed.SerializeToString())
+    (tmp_path / "secret").write_bytes(bytes(48))
+    with pytest.raises(InputError, match="not a usable ONNX file"):
+        load_onnx(path)
+
+
 def test_what_the_importer_refuses_exits_1_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

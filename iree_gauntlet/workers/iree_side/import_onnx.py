@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import onnx
 
@@ -166,13 +166,47 @@ def _get_first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def _list_tensors(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    """All that may have its values in a file, in inner graphs, too."""
+    yield from getattr(graph, "initializer", ())
+    for sparse in getattr(graph, "sparse_initializer", ()):
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for item in node.attribute:
+            yield from (item.t, *item.tensors)
+        for inner in list_inner_graphs(node):
+            yield from _list_tensors(inner)
+
+
+def read_with_weights(path: Path) -> onnx.ModelProto:
+    """A model with its weights, also where those are links, as in the cache of the Hugging Face hub.
+
+    onnx reads no link: where there is one, it is told the files that the links lead to. Raises what `onnx.load` does.
+    """
+    import onnx.external_data_helper  # noqa: PLC0415
+
+    model = onnx.load(str(path), load_external_data=False)
+    folder = path.absolute().parent
+    tensors = [tensor for part in (model.graph, *model.functions) for tensor in _list_tensors(part)]
+    locations = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
+    files = {entry.value: Path(os.path.realpath(folder / entry.value)) for entry in locations}
+    # What leaves the folder by its name is refused by onnx, as ever.
+    inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
+    if inside and any(file != folder / name for name, file in files.items()):
+        folder = Path(os.path.commonpath([file.parent for file in files.values()]))
+        for entry in locations:
+            entry.value = str(files[entry.value].relative_to(folder))
+    onnx.external_data_helper.load_external_data_for_model(model, str(folder))
+    return model
+
+
 def load_onnx(path: Path) -> onnx.ModelProto:
     """The model of a file; an InputError where that cannot be read, or is none."""
     import onnx  # noqa: PLC0415
     from google.protobuf.message import DecodeError  # noqa: PLC0415
 
     try:
-        model = onnx.load(path)
+        model = read_with_weights(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (DecodeError, ValueError, onnx.checker.ValidationError) as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.workers.iree_side.import_onnx import list_inner_graphs, list_inputs
+from iree_gauntlet.workers.iree_side.import_onnx import list_inner_graphs, list_inputs, read_with_weights
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
 
@@ -165,10 +165,8 @@ ReferenceProgram = OnnxRuntime | OnnxEvaluator
 
 def load_model(path: Path) -> onnx.ModelProto:
     """A model with its weights; a PlanError where it cannot be read."""
-    import onnx  # noqa: PLC0415 - onnxruntime does without
-
     try:
-        return onnx.load(str(path))
+        return read_with_weights(path)
     # Of protobuf, by one of several names; or a weight's file is missing.
     except Exception as error:
         raise PlanError(f"cannot read {path.name}: {' '.join(str(error).split())[:200]}") from error
