@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_QUANTITY = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)\s*\Z")
+_BYTES = {
+    **{unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
+    **{unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)},
+}
+_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 # Of each word that judges: its tone, and the sign that says it without colours.
 LOOKS: Mapping[str, tuple[str, str]] = {
@@ -114,6 +123,27 @@ def byte_size(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.1f} {unit}"
     return f"{value:.0f} B"
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Bytes of a size with its unit; powers of 1000, or of 1024 with an `i`; units in either case."""
+    return int(_parse_quantity(text, _BYTES, option, "50GB"))
+
+
+def parse_age(text: str, option: str) -> float:
+    """Seconds of an age in hours, days or weeks."""
+    return float(_parse_quantity(text, _SECONDS, option, "30d"))
+
+
+def _parse_quantity(text: str, units: dict[str, int], option: str, example: str) -> Decimal:
+    match = _QUANTITY.match(text)
+    by_lower = {unit.lower(): factor for unit, factor in units.items()}
+    factor = by_lower.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(
+            f"{option} {text}: expected a number and a unit, such as {example}", f"Units: {', '.join(units)}."
+        )
+    return Decimal(match[1]) * factor
 
 
 def counted(count: int, noun: str) -> str:

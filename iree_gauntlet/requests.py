@@ -162,6 +162,11 @@ class SelectionRequest:
     rocm_chip: str = option("", "Chip of ROCm targets (default gfx942).")
     sku: str = option("", "Machine whose golden times are checked, such as mi300.")
     device: str = option("", "IREE device in place of the specs', such as hip://1 or local-sync.")
+    untrusted: bool = option(
+        False,
+        "The specs are a stranger's: refuse flags that start programs, load code or write elsewhere, files outside of "
+        "the project, and its gauntlet.toml.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,11 @@ class NetworkRequest:
 
     offline: bool = option(False, "Never touch the network; missing files are errors that name them.")
     timeout_stall: float = option(60.0, "Seconds without a byte after which a download is given up.", unit="seconds")
+    max_download: str = option(
+        "",
+        "Most that one file may bring, such as 20GB (default: what the disk has room for, and where a server says no "
+        "length, half of that; 1 GB of what has no pinned hash either).",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,13 +63,15 @@ class _Stamp(Recorded):
     ctime_ns: int
     inode: int
     sha256: str
+    # Whether somebody else has said what it must be, or how long it is.
+    vouched: bool = True
 
     @classmethod
-    def of(cls, path: Path | str, status: os.stat_result, sha256: str) -> _Stamp:
+    def of(cls, path: Path | str, status: os.stat_result, sha256: str, *, vouched: bool = True) -> _Stamp:
         # `Path.resolve` would follow links.
         absolute = os.path.abspath(path)  # noqa: PTH100
         state = FileState.of(status)
-        return cls(absolute, state.size, state.mtime_ns, state.ctime_ns, state.inode, sha256)
+        return cls(absolute, state.size, state.mtime_ns, state.ctime_ns, state.inode, sha256, vouched)
 
     @classmethod
     def read(cls, file: Path) -> _Stamp | None:
@@ -102,12 +104,18 @@ class VerifiedHashes:
         except OSError:
             return ""
         stamp = _Stamp.read(self._locate_stamp(path))
-        return stamp.sha256 if stamp and stamp == _Stamp.of(path, status, stamp.sha256) else ""
+        same = stamp and stamp == _Stamp.of(path, status, stamp.sha256, vouched=stamp.vouched)
+        return stamp.sha256 if stamp and same else ""
 
     def last(self, path: Path) -> str:
         """SHA-256 that the file at this path had when it was last hashed, whatever is there now."""
         stamp = _Stamp.read(self._locate_stamp(path))
         return stamp.sha256 if stamp else ""
+
+    def is_vouched(self, path: Path) -> bool:
+        """Whether somebody else has said what the file must be; True where nothing is remembered of it."""
+        stamp = _Stamp.read(self._locate_stamp(path))
+        return stamp is None or stamp.vouched
 
     def sha256(self, path: Path, expected: str = "") -> str:
         """SHA-256 of a file, from memory where it has not changed, else by reading it.
@@ -124,12 +132,12 @@ class VerifiedHashes:
         steady = _Stamp.of(path, before, "") == _Stamp.of(path, after, "")
         settled = before.st_ctime_ns + _CLOCK_TICK_NS < started_ns
         if steady and settled and sha256 == (expected or sha256):
-            self._store(_Stamp.of(path, before, sha256))
+            self._store(_Stamp.of(path, before, sha256, vouched=self.is_vouched(path)))
         return sha256
 
-    def remember(self, path: Path, sha256: str) -> None:
+    def remember(self, path: Path, sha256: str, *, vouched: bool = True) -> None:
         """Note the hash of a file that only the caller has written."""
-        self._store(_Stamp.of(path, path.stat(), sha256))
+        self._store(_Stamp.of(path, path.stat(), sha256, vouched=vouched))
 
     def touch(self, path: Path, used: float | None = None) -> None:
         """Note that a file with a stamp was used, at most once an hour; the stamp's own time tells when.

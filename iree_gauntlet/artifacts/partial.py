@@ -92,6 +92,12 @@ def look(folder: Path) -> tuple[PartialHeader | None, list[ByteRange]]:
     return header, [note.span for note in notes]
 
 
+def discard(folder: Path) -> None:
+    """Remove a partial download."""
+    for name in ("state.jsonl", "data"):
+        (folder / name).unlink(missing_ok=True)
+
+
 class Partial:
     """A partial download that is open for writing; used by several threads.
 
@@ -135,8 +141,7 @@ class Partial:
     def begin(cls, folder: Path, url: str, file: RemoteFile) -> Self:
         """Start again; what an earlier attempt has left is thrown away."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("state.jsonl", "data"):
-            (folder / name).unlink(missing_ok=True)
+        discard(folder)
         partial = cls(folder, *_open(folder), [])
         partial._append(PartialHeader(url, file.size, file.version, dict(file.checksums)))
         return partial

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
@@ -137,11 +137,19 @@ class HttpRemote:
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
         """See `Remote`."""
         done = [start]
-        try:
-            with self._answer(start, stop, version) as response:
-                yield self._read_body(response, start, version, done)
-        except requests.RequestException as error:
-            raise self._explain(error, done[0]) from error
+        with ExitStack() as opened:
+            try:
+                response = opened.enter_context(self._answer(start, stop, version))
+                body = self._read_body(response, start, version, done)
+            except requests.RequestException as error:
+                raise self._explain(error, done[0]) from error
+            except (HTTPError, ValueError, ArithmeticError) as error:
+                # Such as a `Location` that is no UTF-8, or a length of thousands of digits.
+                cause = f"{type(error).__name__}: {_find_cause(error)[:200]}"
+                what = f"the server's answer cannot be understood: {cause}: {self.url}"
+                hint = "Its redirection or one of its headers is damaged: tell who runs it, or name another source."
+                raise ArtifactError(self.url, what, hint) from error
+            yield body
 
     def _answer(self, start: int, stop: int | None, version: str) -> requests.Response:
         """The answer to a request, from where an earlier answer came if that still works."""
@@ -278,7 +286,7 @@ def _read_wait(value: str) -> float | None:
     """Seconds that a Retry-After header asks for from now on (RFC 9110: a number, or a date)."""
     try:
         return Retry().parse_retry_after(value) if value else None
-    except InvalidHeader:
+    except (InvalidHeader, ValueError, OverflowError):
         return None
 
 

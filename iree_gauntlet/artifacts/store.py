@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.artifacts.partial import discard
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, locked, publish
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
@@ -60,16 +61,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+_PAGE = re.compile(r"\.x?html?\Z", re.IGNORECASE)
+_PAGE_BYTES = 512
+_PAGES = (b"<!doctype html", b"<html")
 _POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """A file that is whole and right, in a temporary place."""
+    """A file that is whole and right, in a temporary place.
+
+    Attributes:
+        vouched: whether somebody else has said its hash, a checksum or at least its length.
+    """
 
     path: Path
     size: int
     sha256: str
+    vouched: bool = True
     notes: tuple[str, ...] = ()
 
 
@@ -182,15 +191,16 @@ class _Arrival:
     def _fetch(self, remote: Remote) -> CheckedFile:
         """The file from one server; what an earlier attempt had left is used once, and then doubted."""
         url, store = self.source.url, self.store
+        pinned = self.expected is not None
         for fresh in (False, True):
-            arrived = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress).run(fresh=fresh)
+            transfer = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress, pinned)
+            arrived = transfer.run(fresh=fresh)
             try:
                 checked = self._check(partial(_link, arrived.path), arrived.file)
                 there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(checked.size)}"
                 return replace(checked, notes=(there,)) if arrived.resumed else checked
             except _WrongContentError as error:
-                for name in ("data", "state.jsonl"):
-                    (self.folder / name).unlink(missing_ok=True)
+                discard(self.folder)
                 if not arrived.resumed or fresh:
                     raise self._explain(remote.url, error) from error
                 self.progress.note(url, f"what an earlier attempt had left is damaged ({error}): beginning again")
@@ -230,6 +240,11 @@ class _Arrival:
             raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
         if expected is not None:
             return CheckedFile(path, sizes[0], expected.sha256)
+        if is_page(path) and not _PAGE.search(urlsplit(url).path):
+            discard(self.folder)
+            what = f"an HTML page came in place of the file: {url}; nothing was kept"
+            hint = "Open the URL in a browser: it may be a page about the file, or one to sign in."
+            raise ArtifactError(url, what, hint)
         done = 0
 
         def read(count: int) -> None:
@@ -242,7 +257,8 @@ class _Arrival:
             if found[algorithm] != value:
                 reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
                 raise _WrongContentError(reason, sizes[0])
-        return CheckedFile(path, sizes[0], found["sha256"])
+        vouched = not isinstance(self.source, RemoteSource) or file.size is not None or bool(file.checksums)
+        return CheckedFile(path, sizes[0], found["sha256"], vouched)
 
     def _explain(self, place: str, error: _WrongContentError) -> ArtifactError:
         url, expected = self.source.url, self.expected
@@ -257,6 +273,12 @@ class _Arrival:
         return ArtifactError(url, what, hint)
 
 
+def is_page(path: Path) -> bool:
+    """Whether a file begins as HTML does."""
+    with path.open("rb") as file:
+        return file.read(_PAGE_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGES)
+
+
 def _link(data: Path, path: Path) -> None:
     """Gives Pooch a file that stays where it is, so that a kill while it is checked loses none of it."""
     path.unlink(missing_ok=True)
@@ -269,7 +291,8 @@ def _link(data: Path, path: Path) -> None:
 class ArtifactStore:
     """Artifacts of a cache; safe to share between threads, and between runs on one machine.
 
-    Without a `policy` the configuration says how hard to try, and `stall_timeout` how many seconds without a byte.
+    Without a `policy` the configuration says how hard to try, `stall_timeout` how many seconds without a byte, and
+    `most_bytes` how large a file may be.
     """
 
     def __init__(
@@ -282,6 +305,7 @@ class ArtifactStore:
         progress: Progress | None = None,
         configuration: Configuration | None = None,
         policy: Policy | None = None,
+        most_bytes: int | None = None,
     ) -> None:
         self.root = root
         self.registry = registry
@@ -289,7 +313,9 @@ class ArtifactStore:
         self.configuration = configuration or Configuration()
         self.progress: Progress = progress or Progress()
         said = self.configuration
-        self.policy = policy or Policy(said.connections, retries=said.retries, stall_timeout=stall_timeout)
+        self.policy = policy or Policy(
+            said.connections, retries=said.retries, stall_timeout=stall_timeout, most_bytes=most_bytes
+        )
         self.offline = offline
         self.slots = threading.BoundedSemaphore(self.policy.all_connections)
         # Hosts that one file was waited for in vain.
@@ -414,7 +440,7 @@ class ArtifactStore:
             digests = f"sha256 {sha256[:12]}…, not {expected[:12]}…"
             progress.note(source.url, f"{path} is not what it should be ({digests}): getting it again")
             return ""
-        if pin is None:
+        if pin is None and self.verified.is_vouched(path):
             self._record(source, sha256, progress)
         self.verified.touch(path)
         return sha256
@@ -430,8 +456,10 @@ class ArtifactStore:
             arrived.path.chmod(0o644)
             publish(arrived.path, path)
         progress.notes[:0] = arrived.notes
-        self.verified.remember(path, arrived.sha256)
-        if pin is None:
+        self.verified.remember(path, arrived.sha256, vouched=arrived.vouched)
+        if not arrived.vouched:
+            progress.note(source.url, "its hash is not pinned: its server said neither its length nor a checksum")
+        elif pin is None:
             self._record(source, arrived.sha256, progress)
         return arrived.sha256
 

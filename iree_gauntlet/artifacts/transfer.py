@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import random
+import shutil
 import threading
 import time
 import zlib
@@ -15,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.partial import ByteRange, Partial, find_missing_blocks
+from iree_gauntlet.artifacts.partial import ByteRange, Partial, discard, find_missing_blocks
 from iree_gauntlet.artifacts.publishing import require_space
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, Body, ChangedError, Remote, RemoteFile, TransientError
 from iree_gauntlet.errors import ArtifactError
@@ -33,7 +34,8 @@ _NOTED_BYTES = 4 << 20
 _PROGRESS_SECONDS = 0.1
 _VERSIONS = 3
 _NOTES = 5
-_ENDLESS = 1 << 62
+# Of a file of which nobody says how long it is, nor which one it must be.
+_MOST_UNKNOWN = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Policy:
             runs do not come back in step.
         longest_wait: that a server may ask for (Retry-After); more is an error at once.
         stall_timeout: without a byte, after which a connection is given up. There is no limit in total.
+        most_bytes: of a file; None for what the disk has room for, or half of that where its server says no length.
     """
 
     connections: int = 4
@@ -57,6 +60,7 @@ class Policy:
     longest_backoff: float = 30.0
     longest_wait: float = 120.0
     stall_timeout: float = 60.0
+    most_bytes: int | None = None
     now: Callable[[], float] = time.monotonic
     wait: Callable[[threading.Event, float], object] = threading.Event.wait
 
@@ -72,7 +76,11 @@ class Arrived:
 
 @dataclass(slots=True)
 class Transfer:
-    """One download into the folder of a partial, whose lock the caller holds; what the progress raises ends it."""
+    """One download into the folder of a partial, whose lock the caller holds; what the progress raises ends it.
+
+    Attributes:
+        pinned: whether its hash is known before.
+    """
 
     remote: Remote
     name: str
@@ -80,6 +88,7 @@ class Transfer:
     policy: Policy
     slots: threading.BoundedSemaphore
     progress: Progress
+    pinned: bool
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
     _failure: BaseException | None = None
@@ -108,7 +117,7 @@ class Transfer:
             opened.callback(partial.close)
             there = sum(span.stop - span.start for span in partial.spans)
             if earlier:
-                require_space(self.folder, self.name, (file.size or 0) - there)
+                self._require_room(file.size or 0, there)
             self._done = there
             self.progress.download(self.name, there, file.size)
             if file.size is not None:
@@ -126,11 +135,16 @@ class Transfer:
                     with self.remote.open(0, self.policy.part_bytes, "") as body:
                         self.folder.mkdir(parents=True, exist_ok=True)
                         if body.file.size is not None:
-                            require_space(self.folder, self.name, body.file.size)
+                            self._require_room(body.file.size)
                         partial = Partial.begin(self.folder, self.remote.url, body.file)
                         opened.callback(partial.close)
                         self._take_first(partial, body)
                         return partial, body.file
+                except ArtifactError:
+                    # Nor is it when the answer was damaged, or without end.
+                    if partial is not None and not (body.file.size and body.file.version):
+                        discard(self.folder)
+                    raise
                 except TransientError as error:
                     # With parts, the others continue where this one broke off; a stream begins again.
                     if partial is not None and body.file.ranged and body.file.size and body.file.version:
@@ -138,7 +152,28 @@ class Transfer:
                         return partial, body.file
                     # No progress: what a stream has brought is of no use for the next one.
                     failures += 1
+                    discard(self.folder)
                     self._wait_after_failure(error, failures)
+
+    def _require_room(self, size: int, there: int = 0) -> None:
+        """Refuse a file that is too large before any more of it is brought; some of it is there."""
+        most = self.policy.most_bytes
+        if most is not None and size > most:
+            what = f"{self.remote.url} has {byte_size(size)}, and --max-download allows {byte_size(most)}"
+            raise ArtifactError(self.name, what, "Allow more with --max-download, if this is the file that you want.")
+        require_space(self.folder, self.name, size - there)
+
+    def _find_limit(self) -> int:
+        """The most bytes of a file whose length the server does not say."""
+        if self.policy.most_bytes is not None:
+            return self.policy.most_bytes
+        half = shutil.disk_usage(self.folder).free // 2
+        return half if self.pinned else min(half, _MOST_UNKNOWN)
+
+    def _refuse_endless(self, limit: int) -> ArtifactError:
+        what = f"more than {byte_size(limit)} came from {self.remote.url}, which does not say how much it has"
+        hint = "Nothing of it was kept. Allow more with --max-download, if this is the file that you want."
+        return ArtifactError(self.name, what, hint)
 
     def _take_first(self, partial: Partial, body: Body) -> None:
         file = body.file
@@ -146,13 +181,16 @@ class Transfer:
         end = file.size
         if file.ranged and end is not None:
             end = min(end, self.policy.part_bytes)
-        cursor = _Cursor(0, _ENDLESS if end is None else end)
+        limit = self._find_limit() if end is None else end
+        cursor = _Cursor(0, limit + (end is None))
         try:
             self._take(partial, body, cursor, file.size)
         finally:
             partial.spans.append(ByteRange(0, cursor.position))
         if end is not None and cursor.position < end:
             raise TransientError(f"cut off after {byte_size(cursor.position)} of {byte_size(end)}")
+        if end is None and cursor.position > limit:
+            raise self._refuse_endless(limit)
 
     def _bring_rest(self, partial: Partial, file: RemoteFile, size: int) -> None:
         """Everything that is not there yet, over several connections."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 import zipfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -234,6 +235,9 @@ class Engine:
             # Of this step alone: a full disk, a file that somebody has removed.
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             result = Result(Verdict.ERROR, what, notes=step.notes)
+        except Exception as error:  # noqa: BLE001 - of this step alone, whatever it is
+            said = True
+            result = self._explain_defect(step, error)
         bad = result.verdict is Verdict.FAILED or result.verdict.is_error
         inputs = step.inputs if bad and step.command and not said else ()
         if gone := next((item.path for item in inputs if not Path(item.path).exists()), ""):
@@ -245,6 +249,16 @@ class Engine:
         result = with_expectation(step, result, lenient=self.options.lenient)
         # Less than a millisecond is the cost of asking.
         return replace(result, seconds=round(time.monotonic() - began - waited, 6), waited_seconds=round(waited, 3))
+
+    def _explain_defect(self, step: Step, error: Exception) -> Result:
+        """The result of a step in which the toolkit itself went wrong; the traceback is kept in the step's folder."""
+        what = shorten(f"a defect of iree-gauntlet: {type(error).__name__}: {error}")
+        log, tail = "", ("Please report it.",)
+        with suppress(GauntletError):  # there is no room for it
+            lines = "".join(traceback.format_exception(error)).splitlines()
+            log = self.session.processes.write_log(step, "traceback.txt", lines)
+            tail = (f"Please report it, with its traceback: {log} in the run's folder.",)
+        return Result(Verdict.ERROR, what, notes=step.notes, tail=tail, log=log)
 
     def conclude(self, step: Step, result: Result) -> Verdict:
         """Journals the result of a step."""

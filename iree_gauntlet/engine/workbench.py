@@ -20,6 +20,7 @@ from iree_gauntlet.engine.modules.shared_modules import SharedModules, shared_mo
 from iree_gauntlet.engine.plan_modules import PlanContext
 from iree_gauntlet.engine.rounds.machine_lock import require_lock_folder
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.figures import parse_bytes
 from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import find_cache_folder, find_project_folder, make_cache_folder
@@ -107,6 +108,7 @@ def open_workbench(
         Registry.of_project(find_project_folder()),
         offline=network.offline,
         stall_timeout=network.timeout_stall,
+        most_bytes=parse_bytes(network.max_download, "--max-download") if network.max_download else None,
         progress=progress,
         configuration=read_configuration(find_project_folder(), os.environ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMES = 5
+_MOST_RISKS = 10
 _DIRS_HINT = "Write it relative to the suite's file."
 # Options that leave the default suite in place: they say how it is run.
-_BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device")
+_BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device", "untrusted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Selection:
         notes: what was selected otherwise than its options alone say, a line each.
         device_optional: where there is no such device, it is compiled and not run.
         read_from: folders of specs and of what they name, the suite's file, and configs.
+        risks: flags of the cases that do more than compile and run them.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Selection:
     notes: tuple[str, ...] = ()
     device_optional: bool = False
     read_from: tuple[Path, ...] = ()
+    risks: tuple[Problem, ...] = ()
 
     def require_sound(self) -> None:
         """Raises SpecError where a selected spec has problems."""
@@ -73,7 +77,10 @@ class Selection:
             f"{file} cannot be used ({counted(count, 'problem')}; `lint` shows them); nothing selected needs it"
             for file, count in left_out.items()
         )
-        return [*self.file_warnings(), *unusable, *missing]
+        risky = [str(replace(problem, hint="")) for problem in self.risks]
+        if len(risky) > _MOST_RISKS:
+            risky[_MOST_RISKS:] = [f"{len(risky) - _MOST_RISKS} more flags do such things; `lint` lists them"]
+        return [*self.file_warnings(), *risky, *unusable, *missing]
 
     def file_warnings(self, *, listed: bool = False) -> list[str]:
         """What is probably not as it was meant, one line each; without those of files where they are listed too."""
@@ -141,7 +148,10 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         find_unselected_failures,
         with_failures_of,
     )
+    from iree_gauntlet.engine.trust import list_risks, require_plain_settings  # noqa: PLC0415
 
+    if request.untrusted:
+        require_plain_settings(find_project_folder())
     suite = _find_suite(request, defaults)
     targets = _choose_targets(request, defaults, suite)
     folders = [Path(folder) for folder in request.spec_dir] or (_list_dirs(suite) if suite else [_locate_own_specs()])
@@ -173,6 +183,10 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         families = {target.family for target in targets}
         unread = sorted({problem.file for problem in cases.left_out})
         raise explain_no_match(includes, specs, families, cases.known_markers, cases.elsewhere, unread)
+    read_from = tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path)
+    risks = {item for case in (*cases.cases, *cases.required) for item in list_risks(case)}
+    if request.untrusted:
+        cases = _block_risky_cases(cases, [find_project_folder(), find_shipped_folder(), *read_from])
     return Selection(
         name=suite.name if suite else "custom",
         stages=suite.stages if suite else DEFAULT_STAGES,
@@ -182,8 +196,21 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         not_asked=_list_not_asked(specs, targets) if configs else (),
         notes=tuple(notes),
         device_optional=bool(suite and suite.device_optional),
-        read_from=tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path),
+        read_from=read_from,
+        risks=tuple(sorted(risks)),
     )
+
+
+def _block_risky_cases(cases: CaseSet, folders: Sequence[Path]) -> CaseSet:
+    """The cases, of which none runs that could do more than compile and run its model."""
+    from iree_gauntlet.engine.trust import list_outside_files, list_risks  # noqa: PLC0415 - they bring pydantic
+
+    def block(case: Case) -> Case:
+        found = next(itertools.chain(list_risks(case), list_outside_files(case, folders)), None)
+        reason = f"refused by --untrusted: {replace(found, hint='')}" if found else case.blocked_reason
+        return replace(case, blocked_reason=reason, blocked_at=None if found else case.blocked_at)
+
+    return replace(cases, cases=tuple(map(block, cases.cases)), required=tuple(map(block, cases.required)))
 
 
 def _find_folder(option: str, named: str, what: str) -> Path | None:

@@ -171,7 +171,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     part = any((request.model, request.submodel, request.filename, request.markers))
     # Of a part of a suite, `file_warnings` has said how many entries name none of its cases.
     unmatched = () if part or len(found.unmatched) > len(found.cases) else found.unmatched
-    passed_over = (*found.warnings, *unmatched, *doubtful, *beside)
+    passed_over = (*found.warnings, *unmatched, *doubtful, *beside, *selection.risks)
     for problem in passed_over:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:

@@ -12,14 +12,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import shutil
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +30,7 @@ from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, UsageError
-from iree_gauntlet.figures import byte_size, counted
+from iree_gauntlet.figures import byte_size, counted, parse_age, parse_bytes
 from iree_gauntlet.reports.output import open_progress, print_table, write_line
 from iree_gauntlet.system.file_state import FileState
 from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, format_age, open_cache
@@ -53,12 +51,6 @@ _SETTLED_SECONDS = 1.0
 # What is being written has no lock of its own everywhere: nothing is written for this long without a change.
 _LEFTOVER_SECONDS = 86400.0
 _LOCK_SECONDS = 3600.0
-_QUANTITY = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)\s*\Z")
-_BYTES = {
-    **{unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
-    **{unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)},
-}
-_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 class Condition(StrEnum):
@@ -216,7 +208,7 @@ def _check_artifact(
         what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({pin.path if pin else 'when it was fetched'})"
         return CacheFinding(item, Condition.DAMAGED, what, url)
     if verified.known(path) != sha256 and unchanged and time.time() - after.st_ctime > _SETTLED_SECONDS:
-        verified.remember(path, sha256)
+        verified.remember(path, sha256, vouched=verified.is_vouched(path))
         # To be checked is not to be used.
         verified.touch(path, item.last_use)
     return CacheFinding(item, Condition.GOOD)
@@ -456,24 +448,3 @@ def _is_held(lock: Path) -> bool:
     """Whether someone holds a lock."""
     with try_lock(lock, shared=True) as locked:
         return not locked and lock.exists()
-
-
-def parse_bytes(text: str, option: str) -> int:
-    """Bytes of a size with its unit; powers of 1000, or of 1024 with an `i`; units in either case."""
-    return int(_parse_quantity(text, _BYTES, option, "50GB"))
-
-
-def parse_age(text: str, option: str) -> float:
-    """Seconds of an age in hours, days or weeks."""
-    return float(_parse_quantity(text, _SECONDS, option, "30d"))
-
-
-def _parse_quantity(text: str, units: dict[str, int], option: str, example: str) -> Decimal:
-    match = _QUANTITY.match(text)
-    by_lower = {unit.lower(): factor for unit, factor in units.items()}
-    factor = by_lower.get(match[2].lower()) if match else None
-    if match is None or factor is None:
-        raise UsageError(
-            f"{option} {text}: expected a number and a unit, such as {example}", f"Units: {', '.join(units)}."
-        )
-    return Decimal(match[1]) * factor

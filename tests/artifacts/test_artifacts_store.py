@@ -141,7 +141,7 @@ def test_local_files_are_used_in_place(tmp_path: Path) -> None:
     assert not (tmp_path / "cache" / "artifacts").exists()
     with pytest.raises(ArtifactError, match=r"none\.npy is missing"):
         files.fetch((tmp_path / "none.npy").as_uri())
-    with pytest.raises(ArtifactError, match="directory"):
+    with pytest.raises(ArtifactError, match="is a folder or a device"):
         files.fetch(tmp_path.as_uri())
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.records import run_folder
@@ -32,6 +33,8 @@ from tests.support.toy_project import Project
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from iree_gauntlet.results import Fetched
 
 pytestmark = pytest.mark.iree
 
@@ -75,6 +78,30 @@ def started(tmp_path: Path, stage: str) -> Iterator[Project]:
     made = Project(tmp_path / "project", cache="flags" if stage == "compile" else "warm")
     yield made
     made.close()
+
+
+def test_an_unexpected_exception_is_an_error_of_its_step_alone(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.add("bad")
+    fetch = ArtifactStore.fetch
+
+    def raising(self: ArtifactStore, url: str) -> Fetched:
+        if url.endswith("/bad.mlir"):
+            raise RecursionError("nobody thought of it")
+        return fetch(self, url)
+
+    monkeypatch.setattr(ArtifactStore, "fetch", raising)
+    done = project.gauntlet("run", "--stages", "compile")
+    assert done.code == 3
+    assert "a defect of iree-gauntlet: RecursionError: nobody thought of it" in done.out
+    assert (
+        "Please report it, with its traceback: steps/toy/bad.cpu/fetch/traceback.txt in the run's folder." in done.out
+    )
+    assert "2 cases: 1 error, 1 passed" in done.out
+    text = (project.newest / "steps/toy/bad.cpu/fetch/traceback.txt").read_text()
+    assert text.startswith("Traceback (most recent call last):")
+    assert "in raising" in text
 
 
 # Tools

@@ -17,13 +17,12 @@ from iree_gauntlet.artifacts.inventory import Item, ItemKind
 from iree_gauntlet.artifacts.leases import Leases, try_lock
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.figures import parse_age, parse_bytes
 from iree_gauntlet.upkeep.cache_cleaning import (
     CacheLimits,
     Users,
     collect,
     list_leftovers,
-    parse_age,
-    parse_bytes,
     plan_collection,
     remove_leftovers,
 )

@@ -1,0 +1,105 @@
+"""What a spec of somebody else's could do beyond compiling and running its model, as far as its words tell.
+
+A flag is judged by its name, and by a path in its value. Whatever its name, one that leads out of the run's folder may
+be written to, unless it is known that the flag only reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.dialects.load import list_urls
+from iree_gauntlet.dialects.locations import file_path, problem_of_flag
+from iree_gauntlet.dialects.spec_file import problem_of_field
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.settings import resolve_links, shown
+from iree_gauntlet.toolchains.flags import split_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from iree_gauntlet.cases import Case
+    from iree_gauntlet.errors import Problem
+
+
+# Names as the compiler writes them, with `-`. Programs that IREE starts; what it loads into its own process, or links
+# into the modules that are run.
+_PROGRAMS = re.compile(r"iree-.*linker-path|iree-.*ptxas-from|iree-hal-preprocess-executables-with|device-capture-tool")
+_CODE = re.compile(
+    r"load|.*(?:load|opt|pass)-.*plugin.*|executable-plugin|.*dylib-path|vulkan-libvulkan-search-path|module"
+    r"|iree-link-bitcode|iree-hal-substitute-executable-.*|iree-hal-executable-object-search-path|iree-\w+-bc-dir"
+)
+_FLAG_FILES = re.compile(r"flagfile|config(?:-file)?")
+# What a file is only read for.
+_READS = re.compile(
+    r"input|expected-output|parameters|iree-(?:parameter|opt)-import.*|iree-codegen-tuning-spec-path|iree-preprocessing-.*"
+    r"|iree-codegen-transform-dialect-library|iree-codegen-debug-patched-func-ops-file-name"
+)
+_HINT = "Read what it does before you run it (docs/explanation/trust.md); --untrusted refuses it."
+# Of a project's settings, what cannot lead a run astray.
+_HARMLESS_TABLES = {"downloads"}
+
+
+@functools.lru_cache(maxsize=4096)
+def find_risky_flags(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The flags of a command line that start programs, load code, or name files outside; each with what it does."""
+    found = []
+    for flag in split_flags(words, frozenset()):
+        name, text = flag.name.replace("_", "-"), flag.text if flag.name else flag.words[0]
+        outside = next(filter(_leads_out, re.split(r"[,;=@]", flag.value or ("" if flag.name else text))), "")
+        if text.startswith("@") or _FLAG_FILES.fullmatch(name):
+            found.append((text, "takes more flags from a file"))
+        elif _PROGRAMS.fullmatch(name):
+            found.append((text, "names a program, which is started"))
+        elif _CODE.fullmatch(name):
+            found.append((text, "loads code, which is run"))
+        elif outside and not _READS.fullmatch(name):
+            found.append((text, f"may write outside of the run's folder: {outside}"))
+    return tuple(found)
+
+
+def _leads_out(text: str) -> bool:
+    path = PurePosixPath(text)
+    return path.is_absolute() or ".." in path.parts or text.startswith("~")
+
+
+def list_risks(case: Case) -> Iterator[Problem]:
+    """The flags of a case that do more than compile and run it."""
+    modules = (*case.modules, *case.extra_modules)
+    named: list[tuple[str, Sequence[str]]] = [
+        ((case.flags_origin or case.origin).file, case.run_flags),
+        (case.origin.file, case.own_flags),
+        *(((module.flags_origin or module.origin).file, module.flags) for module in modules),
+        *((module.origin.file, [f"--{flag.lstrip('-')}" for flag, _ in module.file_flags]) for module in modules),
+    ]
+    for file, flags in named:
+        for flag, what in find_risky_flags(tuple(flags)):
+            yield problem_of_flag(file, flag, f"{flag} {what}", _HINT)
+
+
+def list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem]:
+    """The files that a case reads outside of the folders of its project, by their paths or by links."""
+    places = [resolve_links(folder) for folder in folders]
+    for field, url in list_urls(case):
+        path = resolve_links(Path(file_path(url))) if file_path(url) else None
+        if path is not None and not any(path.is_relative_to(place) for place in places):
+            yield problem_of_field(case.origin.file, field, f"{path} is outside of the project", _HINT)
+
+
+def require_plain_settings(project: Path) -> None:
+    """Refuses a project's own settings, which say where files, modules and IREEs come from, and to whom secrets go."""
+    path = project / "gauntlet.toml"
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).keys() - _HARMLESS_TABLES
+    except OSError:
+        return
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{shown(path)}: not TOML: {error}", "Correct it.") from error
+    if tables:
+        what = f"{shown(path)} sets {', '.join(sorted(tables))}, which --untrusted does not take from a project"
+        hint = "Read it, and move what you want to ~/.config/iree-gauntlet/config.toml; then remove the file."
+        raise UsageError(what, hint)

@@ -1,0 +1,144 @@
+"""What flags of a stranger's spec could do: what is said of them, and that `--untrusted` runs none of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from iree_gauntlet.engine.trust import find_risky_flags
+from iree_gauntlet.toolchains.flags import parse_compiler_help, parse_runtime_help
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.toy_project import FLAGS
+
+if TYPE_CHECKING:
+    from tests.support.toy_project import Project
+
+# What a flag's name, or the tool's words about it, have where it starts a program or loads code.
+_TELLING = re.compile(
+    r"linker-path|plugin|dylib|ptxas-from|preprocess-|substitute|bc-dir|object-search|link-bitcode|libvulkan"
+)
+# They list or choose what is built in, or give a program its options.
+_HARMLESS = {
+    "iree-plugin",
+    "iree-list-plugins",
+    "iree-print-plugin-info",
+    "iree-hal-substitute",
+    "iree-llvmcpu-link-ukernel-bitcode",
+}
+
+
+def risks(*flags: str) -> list[str]:
+    return [what for _, what in find_risky_flags(flags)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (["--iree-llvmcpu-embedded-linker-path=ld"], "names a program"),
+        (["-iree-llvmcpu-system-linker-path", "/bin/ld"], "names a program"),
+        (["--iree-hal-preprocess-executables-with=rm -rf ."], "names a program"),
+        (["--iree-cuda-use-ptxas-from=x"], "names a program"),
+        (["--iree-load-plugin=x.so"], "loads code"),
+        (["--load=x.so"], "loads code"),
+        (["--executable_plugin=x.so"], "loads code"),
+        (["--hip_dylib_path=."], "loads code"),
+        (["--module=x.vmfb"], "loads code"),
+        (["--iree-link-bitcode=x.bc"], "loads code"),
+        (["--iree-hal-substitute-executable-objects-from=."], "loads code"),
+        (["--flagfile=x"], "takes more flags"),
+        (["@x"], "takes more flags"),
+        (["--mlir-print-ir-tree-dir=/home/me"], "may write outside"),
+        (["-o", "/home/me/x"], "may write outside"),
+        (["--output=@../x.npy"], "may write outside"),
+        (["--iree-parameter-export=scope=../../x.irpa"], "may write outside"),
+        (["--benchmark_out=~/x"], "may write outside"),
+        (["--a-flag-of-the-next-release=/x"], "may write outside"),
+    ],
+)
+def test_what_a_flag_can_do_is_said(flags: list[str], what: str) -> None:
+    assert any(text.startswith(what) for text in risks(*flags)), risks(*flags)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *FLAGS,
+        "--iree-opt-level=O3",
+        "--mlir-print-ir-tree-dir=here",
+        "--iree-hal-dump-executable-files-to=-",
+        "--iree-codegen-tuning-spec-path=/specs/attention.mlir",
+        "--iree-codegen-transform-dialect-library=/specs/tuner.mlir@__transform",
+        "--parameters=model=/data/x.irpa",
+        "--iree-preprocessing-pass-pipeline=builtin.module(iree-preprocessing-transpose-convolution-pipeline)",
+        "--expected_f32_threshold=0.1",
+        "--benchmark_repetitions=3",
+        "--device=hip://0",
+    ],
+)
+def test_usual_flags_are_not_suspected(flag: str) -> None:
+    assert risks(flag) == []
+
+
+@pytest.mark.iree
+def test_every_such_flag_of_the_tools_is_known() -> None:
+    """Of this release: a new one that starts or loads something makes this red."""
+    toolchain = find_installed()
+    compiler = subprocess.run(
+        [toolchain.compiler.compile, "--help-list-hidden"], capture_output=True, text=True, check=True
+    ).stdout
+    runtime = subprocess.run(
+        [toolchain.runtime.run_module, "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    names = parse_compiler_help(compiler).names | parse_runtime_help(runtime).names
+    telling = {name for name in names if _TELLING.search(name.replace("_", "-"))} - _HARMLESS
+    assert len(telling) > 15
+    assert {name for name in telling if not risks(f"--{name}=x")} == set()
+
+
+@pytest.mark.iree
+def test_specs_of_a_stranger(project: Project) -> None:
+    project.add("evil")
+    np.save(project.regressions / "evil.npy", np.zeros(4, np.float32))
+    proof = project.folder / "started"
+    program = project.folder / "linker.sh"
+    program.write_text(f"#!/bin/sh\ntouch {proof}\nexit 1\n")
+    program.chmod(0o755)
+    flag = f"--iree-llvmcpu-embedded-linker-path={program}"
+    project.regression("evil", compiler_flags=[*FLAGS, flag])
+    what = f"specs/regression_tests/toy/evil_cpu.json:18: compiler_flags[3]: {flag} names a program, which is started"
+    checked = project.gauntlet("lint")
+    assert (checked.code, f"warning: {what}" in checked.out) == (0, True), checked.text
+    refused = project.gauntlet("run", "--untrusted", "--stages", "compile")
+    assert refused.code == 3
+    assert f"refused by --untrusted: {what}" in refused.out
+    assert "2 cases: 1 error, 1 passed" in refused.out
+    assert not proof.exists()
+    done = project.gauntlet("run", "--stages", "compile")
+    assert f"warning: {what}" in done.err
+    assert proof.exists()
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("link", [False, True])
+def test_files_outside_of_a_strangers_project_are_not_read(project: Project, link: bool) -> None:
+    secret = project.folder.parent / "secret.npy"
+    np.save(secret, np.ones(4, np.float32))
+    if link:
+        (project.regressions / "in.npy").symlink_to(secret)
+    project.regression(inputs=[{"source": "in.npy" if link else secret.as_uri()}])
+    done = project.gauntlet("run", "--untrusted", "--stages", "threshold")
+    assert done.code == 3
+    assert f"inputs[0].source: {secret} is outside of the project" in done.out
+
+
+def test_a_strangers_settings_are_not_taken(project: Project) -> None:
+    (project.folder / "gauntlet.toml").write_text('[downloads]\nretries = 1\n[modules]\nurl = "s3://b/m"\n')
+    done = project.gauntlet("list", "--untrusted")
+    assert done.code == 2
+    assert "gauntlet.toml sets modules, which --untrusted does not take from a project" in done.err
+    (project.folder / "gauntlet.toml").write_text("[downloads]\nretries = 1\n")
+    assert project.gauntlet("list", "--untrusted").code == 0
