@@ -79,6 +79,7 @@ _MISTAKES = tuple(
         ),
     )
 )
+NUMPY_ADVICE = "save it again: numpy.save(path, numpy.ascontiguousarray(array.astype(array.dtype.newbyteorder('='))))"
 INPUT = "--input="
 EXPECTED = "--expected_output="
 # Lies beside expected outputs that were recorded.
@@ -239,14 +240,17 @@ def require_whole_files(command: Command) -> None:
 
 
 def _describe_unreadable(command: Command) -> str:
-    """Which .npy of a command is missing or damaged, behind the tool's name; empty where all can be read."""
-    from iree_gauntlet.measuring.numerics.arrays import read_arguments  # noqa: PLC0415 - it brings NumPy
+    """Which .npy of a command the tool cannot read, behind its name; empty where it can read all."""
+    from iree_gauntlet.measuring.numerics.arrays import explain_refusal, read_arguments  # noqa: PLC0415 - with NumPy
 
     try:
         for flag in (INPUT, EXPECTED):
             # Of these alone, what cannot be read here cannot be read by the tool.
             arrays = [text for text in values_of(command, flag) if text.startswith(_FILE_MARKS)]
             read_arguments(arrays, Path(command.cwd))
+            for path in (Path(command.cwd, text[1:]) for text in arrays):
+                if why := explain_refusal(path):
+                    return f"cannot use {path}: {why}; {NUMPY_ADVICE}"
     except GauntletError as error:
         return f"cannot use {error.what}; {error.hint or 'fetch or record this file again'}"
     return ""

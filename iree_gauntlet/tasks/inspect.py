@@ -122,7 +122,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         find_void_tolerances,
         find_wrong_tolerances,
     )
-    from iree_gauntlet.upkeep.lint_checks import list_doubts  # noqa: PLC0415 - it brings NumPy
+    from iree_gauntlet.upkeep.lint_checks import list_doubts, list_unreadable_arrays  # noqa: PLC0415 - with NumPy
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.file_warnings(listed=True))
@@ -140,7 +140,9 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
 
         of_files, beside = list_project_problems()
         problems += of_files
-    problems += _list_missing_files(case for case in cases if case.origin.file not in broken)
+    sound = [case for case in cases if case.origin.file not in broken]
+    problems += _list_missing_files(sound)
+    problems += {problem for case in sound for problem in list_unreadable_arrays(case)}
     texts = [(case, text) for case in cases for text in (*case.notes, case.blocked_reason) if text]
     # What a benchmark lacks of a regression of the same name is there once that can be read.
     faulty = {_pair(problem.file) for problem in problems}

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import re
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
+from iree_gauntlet.dialects.load import list_urls
+from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_of_field
 from iree_gauntlet.engine.commands import format_shape
+from iree_gauntlet.engine.judging import NUMPY_ADVICE
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import NothingSelectedError, Problem, SpecError, UsageError
+from iree_gauntlet.measuring.numerics.arrays import TensorError, explain_refusal
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.targets import FAMILIES
@@ -51,6 +56,21 @@ def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
         if tuple(shape) not in given:
             what = f"none is {format_shape(shape)}, which onnx_import.shapes says of {name}"
             yield problem_of_field(case.origin.file, "inputs", what, "Give the same sizes in both.")
+
+
+def list_unreadable_arrays(case: Case) -> Iterator[Problem]:
+    """The .npy files of a case that cannot be read by what reads them: IREE's tool, or NumPy where that compares."""
+    by_numpy = {item.url for item in case.expected_outputs} if case.allclose is not None else set()
+    for field, url in list_urls(case):
+        path = Path(file_path(url))
+        if path.suffix == ".npy" and path.is_file():
+            try:
+                why = explain_refusal(path)
+            except TensorError as error:
+                yield problem_of_field(case.origin.file, field, error.what, error.hint or "Record or fetch it again.")
+            else:
+                if why and url not in by_numpy:
+                    yield problem_of_field(case.origin.file, field, f"{path}: {why}", f"S{NUMPY_ADVICE[1:]}.")
 
 
 def list_project_problems() -> tuple[list[Problem], list[Problem]]:

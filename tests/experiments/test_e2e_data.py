@@ -113,6 +113,35 @@ def test_a_link_that_leads_to_no_file_is_an_error_of_its_case_alone(project: Pro
     assert "2 cases: 1 error, 1 passed" in done.out
 
 
+@pytest.mark.parametrize("name", ["abs.npy", "input.npy"])
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.asfortranarray(np.ones((2, 2), np.float32)), "its values are in Fortran order"),
+        (np.ones((2, 2), ">f4"), "its values are big-endian (>f4)"),
+        (np.full((2, 2), "text"), "data type '<U4' is not supported by iree-run-module"),
+        (np.ones((2, 2), [("x", "f4")]), "not an array of plain numbers"),
+    ],
+    ids=["Fortran", "big endian", "text", "structured"],
+)
+def test_an_array_that_the_tool_does_not_read_is_an_error_of_the_data(
+    project: Project, name: str, array: Any, words: str
+) -> None:
+    program = "func.func @abs(%a: tensor<2x2xf32>) -> tensor<2x2xf32> {\n  return %a : tensor<2x2xf32>\n}\n"
+    (project.regressions / "abs.mlir").write_text(program)
+    for file in ("abs.npy", "input.npy"):
+        np.save(project.regressions / file, np.ones((2, 2), np.float32))
+    np.save(project.regressions / name, array)
+    project.regression(inputs=[{"source": "input.npy"}])
+    field = "outputs[0].source" if name == "abs.npy" else "inputs[0].source"
+    checked = project.gauntlet("lint")
+    assert checked.code == 2
+    assert f"{field}: {project.regressions / name}: {words}" in checked.err
+    done = project.gauntlet("run", "--stages", "threshold")
+    assert done.code == 3, done.text
+    assert f"iree-run-module cannot use {project.regressions / name}: {words}" in done.out
+
+
 def test_values_that_are_left_out_are_zeros(project: Project) -> None:
     project.regression(inputs=[{"value": "4xf32"}], outputs=[{"value": "4xf32"}])
     assert project.gauntlet("run", "--stages", "threshold").code == 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import math
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from iree_gauntlet.measuring.numerics.arrays import (
     TensorError,
     TensorType,
     UnreadError,
+    explain_refusal,
     get_storage_dtype,
     parse_inline_values,
     parse_tensor_type,
@@ -25,8 +27,10 @@ from iree_gauntlet.measuring.numerics.arrays import (
     read_output,
     read_raw,
 )
+from iree_gauntlet.toolchains.installed import find_installed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NAMES = ["i1", "i4", "i8", "si16", "ui32", "i64", "f16", "bf16", "f32", "f64", "cf64", "f8E4M3FN", "*16", "f128"]
@@ -258,3 +262,73 @@ def test_no_two_threads_read_the_syntax_of_a_header_at_once(tmp_path: Path, monk
     assert read_npy(tmp_path / "a.npy").shape == (3,)
     assert held == [True]
     assert not arrays._ONE_TREE_AT_A_TIME.locked()
+
+
+def _write_npy(path: Path, header: str, data: bytes, version: tuple[int, int] = (1, 0)) -> None:
+    text = header.encode() + b"\n"
+    size = len(text).to_bytes(2 if version[0] == 1 else 4, "little")
+    path.write_bytes(b"\x93NUMPY" + bytes(version) + size + text + data)
+
+
+_VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+_HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module that gives what it is given."""
+    folder = tmp_path_factory.mktemp("identity")
+    program = "func.func @f(%a: tensor<2x3xf32>) -> tensor<2x3xf32> { return %a : tensor<2x3xf32> }"
+    (folder / "f.mlir").write_text(program)
+    target = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx")
+    command = [find_installed().compiler.compile, str(folder / "f.mlir"), *target, "-o", str(folder / "f.vmfb")]
+    subprocess.run(command, check=True)
+    return folder / "f.vmfb"
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize(
+    ("write", "reads"),
+    [
+        (lambda path: np.save(path, _VALUES), True),
+        (lambda path: np.save(path, np.asfortranarray(_VALUES)), False),
+        (lambda path: np.save(path, _VALUES.astype(">f4")), False),
+        (lambda path: np.save(path, np.zeros((2, 3), ">i2")), False),
+        (lambda path: np.save(path, np.zeros((2, 3), [("x", "f4")])), False),
+        (lambda path: np.save(path, np.full((2, 3), None, object), allow_pickle=True), False),
+        (lambda path: np.save(path, np.full((2, 3), "text")), False),
+        (lambda path: np.save(path, np.zeros((2, 3), "M8[s]")), False),
+        (lambda path: np.save(path, _VALUES.astype(np.complex64)), True),
+        (lambda path: np.save(path, _VALUES.astype(np.longdouble)), True),
+        (lambda path: np.save(path, _VALUES.astype(bool)), True),
+        (lambda path: np.save(path, _VALUES.view("V4")), True),
+        (lambda path: _write_npy(path, _HEADER, _VALUES.tobytes(), (2, 0)), True),
+        (lambda path: _write_npy(path, _HEADER, _VALUES.tobytes(), (3, 0)), True),
+        (lambda path: _write_npy(path, _HEADER, _VALUES.tobytes(), (4, 0)), False),
+        (lambda path: _write_npy(path, _HEADER.replace("2, 3", "2L, 3L"), _VALUES.tobytes()), True),
+        (lambda path: _write_npy(path, _HEADER.replace("'", '"'), _VALUES.tobytes()), False),
+        (lambda path: _write_npy(path, _HEADER.replace(": ", ":"), _VALUES.tobytes()), True),
+        (lambda path: _write_npy(path, _HEADER.replace(", }", "}"), _VALUES.tobytes()), False),
+        (lambda path: _write_npy(path, _HEADER.replace("{", "{ "), _VALUES.tobytes()), False),
+        (lambda path: _write_npy(path, _HEADER, _VALUES.tobytes()[:-4]), False),
+        (lambda path: path.write_bytes(b"\x93NUMPY\x01\0v\0{'descr'"), False),
+        (lambda path: path.write_bytes(b""), False),
+    ],
+)
+def test_what_the_tool_reads_of_a_npy_is_known(
+    identity: Path, tmp_path: Path, write: Callable[[Path], object], reads: bool
+) -> None:
+    path = tmp_path / "a.npy"
+    write(path)
+    tool = find_installed().runtime.run_module
+    done = subprocess.run(
+        [tool, f"--module={identity}", "--device=local-sync", "--function=f", f"--input=@{path}"],
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode == 0) == reads, done.stderr.decode()
+    try:
+        why = explain_refusal(path)
+    except TensorError as error:
+        why = error.what
+    assert bool(why) != reads, why

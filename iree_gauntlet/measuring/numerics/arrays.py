@@ -62,6 +62,9 @@ _MAX_BITS = 255  # the width is a byte of IREE's element type
 _MAX_RANK = 128
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER_BYTES = 1 << 20
+_LONG = re.compile(r"(?<=\d)L\b")
+# A header that runtime/src/iree/tooling/numpy_io.c reads: single quotes, the first at once, and a comma at the end.
+_SPELLED = re.compile(r"\{'[^\"]*,\s*\}")
 _KINDS = {"b": "i", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
 _IGNORED = ("(ignored)", "(null)")
 # CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
@@ -300,7 +303,7 @@ def _read_typed_argument(text: str, folder: Path, offsets: _Offsets) -> Tensor:
 
 def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
     """The array that starts at `offset`, and the offset behind it."""
-    header, start = _read_header(path, offset)
+    _, header, start = _read_header(path, offset)
     match header:
         case {"descr": str(descr), "fortran_order": bool(fortran), "shape": tuple(shape)} if all(
             isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0 for dim in shape
@@ -320,7 +323,25 @@ def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
     return replace(tensor, array=array), start + tensor_type.byte_count
 
 
-def _read_header(path: Path, offset: int) -> tuple[object, int]:
+def explain_refusal(path: Path) -> str:
+    """Why iree-run-module refuses a .npy that is read here; empty where it does not.
+
+    Raises:
+        TensorError: it cannot be read here either.
+    """
+    text, header, _ = _read_header(path, 0)
+    _read_npy(path, 0)
+    match header:
+        case {"fortran_order": True}:
+            return "its values are in Fortran order, which iree-run-module does not read"
+        case {"descr": str(descr)} if descr.startswith(">"):
+            return f"its values are big-endian ({descr}), which iree-run-module does not read"
+    spelled = _SPELLED.fullmatch(text)
+    return "" if spelled else "iree-run-module reads its header only as NumPy writes it: {'descr': …, 'shape': …, }"
+
+
+def _read_header(path: Path, offset: int) -> tuple[str, object, int]:
+    """The text of a header, what it says, and where the values begin."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -340,8 +361,10 @@ def _read_header(path: Path, offset: int) -> tuple[object, int]:
     except OSError as error:
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
     try:
+        # Python 2 has written integers as `3L`.
+        header = _LONG.sub("", text.decode("utf-8" if prefix[6] == 3 else "latin-1").strip())
         with _ONE_TREE_AT_A_TIME:
-            return ast.literal_eval(text.decode("utf-8" if prefix[6] == 3 else "latin-1").strip()), start
+            return header, ast.literal_eval(header), start
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         raise TensorError(f"{path}: damaged .npy header") from error
 
