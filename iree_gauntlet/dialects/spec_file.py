@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import itertools
 import json
@@ -74,6 +75,12 @@ def read_text(path: Path, name: str, kind: str = "spec files") -> str:
         line = raw[: error.start].count(b"\n") + 1
         message = f"is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}"
         raise SpecError([Problem(name, line, "", message, "Save the file as UTF-8.")], kind) from error
+
+
+def read_mark(path: Path) -> str:
+    """The byte order mark that a file begins with, which its text here is without; empty where it has none."""
+    with path.open("rb") as file:
+        return "\ufeff" if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else ""
 
 
 def _refuse(name: str, line: int, message: str, hint: str, field: str = "") -> SpecError:

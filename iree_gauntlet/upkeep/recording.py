@@ -21,7 +21,7 @@ from iree_gauntlet.artifacts.onnx_data import list_data_files, list_operators
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.dialects.sharktank_schema import RegressionV1
-from iree_gauntlet.dialects.spec_file import read_text
+from iree_gauntlet.dialects.spec_file import read_mark, read_text
 from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.engine.commands import format_argument
 from iree_gauntlet.engine.judging import PROVENANCE_FILE, read_provenance
@@ -476,7 +476,7 @@ def _name_in(spec: Spec, outputs: Sequence[RecordedOutput], tolerance: Sequence[
     if tolerance:
         after = with_member(after, flags, [*getattr(spec.document, flags), *tolerance])
     if after != before:
-        write_atomic(spec.path, after.encode())
+        write_atomic(spec.path, read_mark(spec.path) + after)
 
 
 def _make_path_beside(path: Path, folder: Path) -> str:

@@ -22,10 +22,10 @@ from iree_gauntlet import messages
 from iree_gauntlet.cases import Golden, Metric, Statistic
 from iree_gauntlet.dialects.json_text import find_path, with_value, without_comments
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
-from iree_gauntlet.dialects.spec_file import load_json
+from iree_gauntlet.dialects.spec_file import load_json, read_mark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.workspace import Selection, select
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import counted, milliseconds, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.golden_evidence import (
@@ -228,11 +228,16 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
     records = [read_journal(run / JOURNAL) for run in runs]
     evidence = collect_evidence([record for record in records if record.runs])
     names = ", ".join(record.path.parent.name for record in records)
+    today, broken = _as_written(evidence, request)
     wanted = {
         golden: items
-        for golden, items in _as_written(evidence, request).items()
+        for golden, items in today.items()
         if not asked.match or fnmatch.fnmatch(items[0].chain, asked.match)
     }
+    if broken and not wanted:
+        raise SpecError(broken)
+    for problem in broken:
+        messages.warn(f"{problem}\n    The goldens of this file stay.")
     if not wanted:
         raise NothingSelectedError(
             f"no golden was measured in {names}{' that is asked for' if evidence else ''}",
@@ -256,27 +261,35 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
         for file in dict.fromkeys(item.golden.origin.file for item in proposals)
     ]
     hand_out(changes, asked.output, write=asked.write)
-    return ExitCode.OK
+    return ExitCode.USAGE if broken else ExitCode.OK
 
 
 def _as_written(
     evidence: Mapping[Golden, list[GoldenEvidence]], request: SelectionRequest
-) -> dict[Golden, list[GoldenEvidence]]:
-    """The figures by the goldens that stand in the specs today, which may have been edited since the runs."""
+) -> tuple[dict[Golden, list[GoldenEvidence]], list[Problem]]:
+    """The figures by the goldens that stand in the specs today, which may have been edited since the runs.
+
+    Also what is wrong with those of the specs whose goldens cannot be read.
+    """
     everything = request == SelectionRequest()
     try:
         selection = select(request, Defaults(targets=FAMILIES))
     except (UsageError, NothingSelectedError):
         if not everything:
             raise
-        return dict(evidence)
+        return dict(evidence), []
     today = {(golden.origin.file, golden.origin.field): golden for _, golden in _collect_goldens(selection, request)}
     found: dict[Golden, list[GoldenEvidence]] = {}
+    lost: set[str] = set()
     for golden, items in evidence.items():
         present = today.get((golden.origin.file, golden.origin.field), golden if everything else None)
         if present is not None:
             found.setdefault(present, []).extend(items)
-    return found
+        else:
+            lost.add(golden.origin.file)
+    cases = selection.cases
+    problems = {item for item in (*cases.problems, *cases.left_out, *cases.broken) if item.file in lost}
+    return found, sorted(problems)
 
 
 def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
@@ -302,7 +315,8 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
     if moved and document.get(_COMPILER_FIELD) not in moved:
         _require_all_measured(file, document, proposals)
         after = with_value(after, (_COMPILER_FIELD,), moved.pop())
-    return FileChange(path, text, after)
+    mark = read_mark(path)
+    return FileChange(path, mark + text, mark + after)
 
 
 def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Sequence[Proposal]) -> None:

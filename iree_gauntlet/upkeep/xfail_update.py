@@ -19,7 +19,7 @@ from iree_gauntlet.diagnostics import find_diagnostic, strip_unstable
 from iree_gauntlet.dialects.json_text import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.load import read_specs
 from iree_gauntlet.dialects.op_suites import DIALECT, OpSpec
-from iree_gauntlet.dialects.spec_file import read_toml
+from iree_gauntlet.dialects.spec_file import read_mark, read_toml
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import find_suite
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
@@ -134,7 +134,8 @@ def _change_suite(run: _ReadRun, path: Path) -> FileChange:
     new = {(failure.case, failure.stage) for failure in added}
     removed |= {index for index, old in enumerate(suite.expected_failures) if (old.case, old.stage) in new}
     text, _ = read_toml(path)
-    return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
+    mark = read_mark(path)
+    return FileChange(path, mark + text, mark + with_expected_failures(text, removed=removed, added=added))
 
 
 def _judge_entry(entry: ExpectedFailure, run: _ReadRun) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence, Proposal, propose
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import update
@@ -304,3 +305,40 @@ def test_a_bench_is_no_newest_run(project: Path, capsys: pytest.CaptureFixture[s
     assert '"golden_dispatch": {"cpu": 20' in capsys.readouterr().out
     assert _update(last=2) is ExitCode.OK
     assert "2 runs (run-1 … run-2)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("time", [0.0, -1.0])
+def test_times_that_cannot_be_are_proposed_by_nobody(
+    project: Path, capsys: pytest.CaptureFixture[str], time: float
+) -> None:
+    _run(project, "run-1", times=(time, time))
+    _update()
+    captured = capsys.readouterr()
+    assert '"golden_time_ms"' not in "".join(line for line in captured.out.splitlines() if line[:1] in "+-")
+    assert f"its benchmark says {time:g} ms, which cannot be" in captured.err
+    assert '"cpu": 20' in captured.out
+
+
+def test_a_byte_order_mark_stays(project: Path) -> None:
+    marked = b"\xef\xbb\xbf" + _SPEC.encode()
+    (project / _FILE).write_bytes(marked)
+    _run(project, "run-1")
+    _update(output="goldens.patch")
+    apply_diff(project, (project / "goldens.patch").read_text(encoding="utf-8"))
+    patched = (project / _FILE).read_bytes()
+    (project / _FILE).write_bytes(marked)
+    _update(write=True)
+    assert (
+        (project / _FILE).read_bytes()
+        == patched
+        == marked.replace(b"2.50}", b"3.1}").replace(b'{"cpu": 19', b'{"cpu": 20')
+    )
+
+
+def test_a_spec_that_cannot_be_read_is_named(project: Path) -> None:
+    _run(project, "run-1")
+    (project / _FILE).write_text(_SPEC.replace('"golden_dispatch"', '"golden_dispatch" 1,'))
+    with pytest.raises(SpecError, match=re.escape(_FILE)):
+        update(SelectionRequest(model="toy"), read(GoldenUpdateRequest, {}))
+    with pytest.raises(GauntletError, match=re.escape(_FILE)):
+        _update()

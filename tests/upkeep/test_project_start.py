@@ -306,6 +306,19 @@ def test_a_program_and_its_weights_may_be_links(empty: Path) -> None:
 
 
 @pytest.mark.iree
+def test_recording_keeps_the_byte_order_mark_of_a_spec(empty: Path) -> None:
+    program = heavy(empty / "given")
+    assert gauntlet(empty, "init", "mine", "--program", str(program), "--no-record").code == 0
+    spec = empty / "mine/specs/regression_tests/heavy/model_cpu.json"
+    before = spec.read_bytes()
+    spec.write_bytes(b"\xef\xbb\xbf" + before)
+    assert gauntlet(empty / "mine", "golden.record").code == 0
+    after = spec.read_bytes()
+    assert after.startswith(b"\xef\xbb\xbf{")
+    assert b"output_0.npy" in after
+
+
+@pytest.mark.iree
 def test_weights_beside_an_onnx_file_come_along_and_count(empty: Path) -> None:
     program = heavy(empty / "given")
     assert gauntlet(empty, "init", "mine", "--program", str(program)).code == 0

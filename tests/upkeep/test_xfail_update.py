@@ -112,6 +112,15 @@ def test_what_passes_now_goes_and_what_fails_newly_comes(project: Path, capsys: 
     assert '[[include]]\nmodel = "toy"\n\n[[expect_failure]]\ncase = "toy/lstm"' in text
 
 
+def test_a_byte_order_mark_of_a_suite_stays(project: Path) -> None:
+    path = project / "suites" / "ours.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    _run(project, {("toy/gru", "compile"): "xpassed"})
+    assert _update(write=True) is ExitCode.OK
+    assert path.read_bytes().startswith(b'\xef\xbb\xbf# Our models.\nname = "ours"')
+    assert b"toy/gru" not in path.read_bytes()
+
+
 def test_a_new_entry_has_the_kind_and_what_the_tool_says_every_time(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

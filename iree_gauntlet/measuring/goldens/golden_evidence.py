@@ -146,6 +146,11 @@ def _collect_figures(
             if not figures or not golden.origin.field:
                 continue
             objections = reasons + (times if golden.metric is Metric.TIME_MS else [])
+            least_possible = 0.0 if golden.metric is Metric.DISPATCH_COUNT else math.ulp(0.0)
+            wrong = next((figure for figure in figures if not least_possible <= figure < math.inf), None)
+            if wrong is not None:
+                what = f"its {step.stage} says {wrong:g} {golden.metric.unit}, which cannot be"
+                objections = [(what, True), *objections]
             refused, barred = next((item for item in objections if item[0]), ("", False))
             least = golden.statistic is Statistic.MIN
             evidence = GoldenEvidence(
