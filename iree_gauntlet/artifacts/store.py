@@ -240,7 +240,7 @@ class _Arrival:
             raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
         if expected is not None:
             return CheckedFile(path, sizes[0], expected.sha256)
-        if is_page(path) and not _PAGE.search(urlsplit(url).path):
+        if _is_page(path) and not _PAGE.search(urlsplit(url).path):
             discard(self.folder)
             what = f"an HTML page came in place of the file: {url}; nothing was kept"
             hint = "Open the URL in a browser: it may be a page about the file, or one to sign in."
@@ -273,7 +273,7 @@ class _Arrival:
         return ArtifactError(url, what, hint)
 
 
-def is_page(path: Path) -> bool:
+def _is_page(path: Path) -> bool:
     """Whether a file begins as HTML does."""
     with path.open("rb") as file:
         return file.read(_PAGE_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGES)
