@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_PAGE = re.compile(r"\.x?html?\Z", re.IGNORECASE)
+# How HTML begins.
+_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 _PAGE_BYTES = 512
-_PAGES = (b"<!doctype html", b"<html")
 _POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
 
 
@@ -240,7 +240,9 @@ class _Arrival:
             raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
         if expected is not None:
             return CheckedFile(path, sizes[0], expected.sha256)
-        if _is_page(path) and not _PAGE.search(urlsplit(url).path):
+        with path.open("rb") as content:
+            page = _PAGE.match(content.read(_PAGE_BYTES))
+        if page and not urlsplit(url).path.lower().endswith((".html", ".htm", ".xhtml")):
             discard(self.folder)
             what = f"an HTML page came in place of the file: {url}; nothing was kept"
             hint = "Open the URL in a browser: it may be a page about the file, or one to sign in."
@@ -273,12 +275,6 @@ class _Arrival:
         return ArtifactError(url, what, hint)
 
 
-def _is_page(path: Path) -> bool:
-    """Whether a file begins as HTML does."""
-    with path.open("rb") as file:
-        return file.read(_PAGE_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGES)
-
-
 def _link(data: Path, path: Path) -> None:
     """Gives Pooch a file that stays where it is, so that a kill while it is checked loses none of it."""
     path.unlink(missing_ok=True)
@@ -291,8 +287,7 @@ def _link(data: Path, path: Path) -> None:
 class ArtifactStore:
     """Artifacts of a cache; safe to share between threads, and between runs on one machine.
 
-    Without a `policy` the configuration says how hard to try, `stall_timeout` how many seconds without a byte, and
-    `most_bytes` how large a file may be.
+    Without a `policy` the configuration says how hard to try.
     """
 
     def __init__(
@@ -301,11 +296,9 @@ class ArtifactStore:
         registry: Registry,
         *,
         offline: bool = False,
-        stall_timeout: float = 60.0,
         progress: Progress | None = None,
         configuration: Configuration | None = None,
         policy: Policy | None = None,
-        most_bytes: int | None = None,
     ) -> None:
         self.root = root
         self.registry = registry
@@ -313,9 +306,7 @@ class ArtifactStore:
         self.configuration = configuration or Configuration()
         self.progress: Progress = progress or Progress()
         said = self.configuration
-        self.policy = policy or Policy(
-            said.connections, retries=said.retries, stall_timeout=stall_timeout, most_bytes=most_bytes
-        )
+        self.policy = policy or Policy(said.connections, retries=said.retries)
         self.offline = offline
         self.slots = threading.BoundedSemaphore(self.policy.all_connections)
         # Hosts that one file was waited for in vain.

@@ -170,11 +170,6 @@ class Transfer:
         half = shutil.disk_usage(self.folder).free // 2
         return half if self.pinned else min(half, _MOST_UNKNOWN)
 
-    def _refuse_endless(self, limit: int) -> ArtifactError:
-        what = f"more than {byte_size(limit)} came from {self.remote.url}, which does not say how much it has"
-        hint = "Nothing of it was kept. Allow more with --max-download, if this is the file that you want."
-        return ArtifactError(self.name, what, hint)
-
     def _take_first(self, partial: Partial, body: Body) -> None:
         file = body.file
         self.progress.download(self.name, 0, file.size)
@@ -190,7 +185,9 @@ class Transfer:
         if end is not None and cursor.position < end:
             raise TransientError(f"cut off after {byte_size(cursor.position)} of {byte_size(end)}")
         if end is None and cursor.position > limit:
-            raise self._refuse_endless(limit)
+            what = f"more than {byte_size(limit)} came from {self.remote.url}, which does not say how much it has"
+            hint = "Nothing of it was kept. Allow more with --max-download, if this is the file that you want."
+            raise ArtifactError(self.name, what, hint)
 
     def _bring_rest(self, partial: Partial, file: RemoteFile, size: int) -> None:
         """Everything that is not there yet, over several connections."""

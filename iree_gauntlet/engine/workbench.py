@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, make_key
@@ -103,19 +104,24 @@ def open_workbench(
         require_lock_folder(os.environ)
     cache_dir = (find_cache_folder if look_only else make_cache_folder)(request.cache_dir)
     compiler, runtime = chosen(request, os.environ)
+    configuration = read_configuration(find_project_folder(), os.environ)
     store = ArtifactStore(
         cache_dir,
         Registry.of_project(find_project_folder()),
         offline=network.offline,
-        stall_timeout=network.timeout_stall,
-        most_bytes=parse_bytes(network.max_download, "--max-download") if network.max_download else None,
         progress=progress,
-        configuration=read_configuration(find_project_folder(), os.environ),
+        configuration=configuration,
+        policy=Policy(
+            configuration.connections,
+            retries=configuration.retries,
+            stall_timeout=network.timeout_stall,
+            most_bytes=parse_bytes(network.max_download, "--max-download") if network.max_download else None,
+        ),
     )
     leases = Leases(cache_dir)
     offline = network.offline or not need_toolchain
     place = make_toolchain_place(
-        cache_dir, store.configuration, leases, store.verified.sha256, offline=offline, importer=importer
+        cache_dir, configuration, leases, store.verified.sha256, offline=offline, importer=importer
     )
     toolchain: Toolchain | None = None
     missing: ToolchainError | None = None

@@ -102,7 +102,7 @@ def test_real_models_in_a_suite_of_onnx_models(cache: Path, project: Project) ->
         "speechmos/model/dnsmos": "pypi://speechmos==0.0.1.1/speechmos/dnsmos_models/model_v8.onnx",
     }
     registry = Registry.read(ROOT / "cache" / "registry.txt")
-    store = ArtifactStore(cache, registry, offline=False, stall_timeout=60.0, progress=Progress())
+    store = ArtifactStore(cache, registry, offline=False, progress=Progress())
     zoo = project.folder / "zoo"
     for name, url in models.items():
         write_tree(zoo, {f"validated/vision/classification/{name}.onnx": store.fetch(url).path.read_bytes()})
