@@ -125,6 +125,9 @@ def _require_named(asked: SelectionRequest, what: str) -> None:
 @contextmanager
 def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]], ArtifactStore, ReferenceWorkers]]:
     """The selected quality cases that a reference can run, with their specs; what fetches and what runs them."""
+    if request.selection.untrusted:
+        what = "--untrusted is not for commands that change specs"
+        raise UsageError(what, "Read the specs, and leave it out; `run --untrusted` judges them as they are.")
     selection = select(request.selection, request.defaults)
     selection.require_sound()
     cases = [case for case in selection.cases.cases if case.kind is Kind.QUALITY]
