@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from platformdirs import user_cache_path
+
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
+TOOLCHAINS_VARIABLE = "IREE_GAUNTLET_TOOLCHAINS"
 _CMAKE_OPTION = re.compile(r"-D[A-Za-z_]\w*(?::[A-Z]+)?=[^\n]*")
 
 
@@ -130,8 +133,18 @@ def find_cache_folder(cache_dir: str) -> Path:
     project = find_project_folder()
     if (project / "suites").is_dir():
         return project / "cache"
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "iree-gauntlet"
+    return user_cache_path("iree-gauntlet")
+
+
+def find_toolchains_folder() -> Path:
+    """Where IREEs are kept for all projects: $IREE_GAUNTLET_TOOLCHAINS, else `toolchains/` of $IREE_GAUNTLET_CACHE.
+
+    Where neither is set, it is that of the user's cache folder.
+    """
+    if named := os.environ.get(TOOLCHAINS_VARIABLE, ""):
+        return Path(named).expanduser().resolve()
+    cache = Path(_names_cache()).expanduser().resolve() if _names_cache() else user_cache_path("iree-gauntlet")
+    return cache / "toolchains"
 
 
 def make_cache_folder(cache_dir: str) -> Path:

@@ -30,7 +30,7 @@ from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA
 from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate, bisect_outcome
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
-from iree_gauntlet.settings import find_cache_folder, find_project_folder, shown
+from iree_gauntlet.settings import find_cache_folder, find_project_folder, find_toolchains_folder, shown
 from iree_gauntlet.toolchains.candidates import (
     Candidate,
     list_candidates_among,
@@ -188,7 +188,9 @@ def place_of(request: RunRequest) -> ToolchainPlace:
     root = find_cache_folder(request.toolchain.cache_dir)
     configuration = read_configuration(find_project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
-    return make_toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=request.network.offline)
+    return make_toolchain_place(
+        find_toolchains_folder(), root, configuration, Leases, hashes.sha256, offline=request.network.offline
+    )
 
 
 def _require_one_way(asked: BisectRequest, metric: str) -> None:

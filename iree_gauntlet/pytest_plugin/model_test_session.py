@@ -137,7 +137,7 @@ class ModelTestSession:
     def __init__(self, tests: Sequence[TorchTest], run_dir: Path, artifacts: Path, settings: SessionSettings) -> None:
         self.run_dir = run_dir
         self._log = _Log()
-        self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True)
+        self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True, as_shell=True)
         required = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
         conduct = ConductRequest(force_recompile=settings.force_recompile)

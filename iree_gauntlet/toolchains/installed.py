@@ -15,6 +15,8 @@ from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.toolchain import (
     BENCHMARK_MODULE,
@@ -95,7 +97,11 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     distribution = next(iter(Distribution.discover(name=kind.distribution, path=[str(root)])), None)
     if distribution is None or not distribution.version:
         what = f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata"
-        raise ToolchainError(what, f"take it from the path, or install the wheel: {install}")
+        hint = (
+            "a build is used by its folder, --iree build:DIR, or by its tools on the PATH, --iree path "
+            f"(IREE_GAUNTLET_IREE=path); else take it off PYTHONPATH, or install the wheel: {install}"
+        )
+        raise ToolchainError(what, hint)
     version, commit = _read_version(root / kind.version_file, install)
     ingredients = [
         ("platform", f"{platform.system()}-{platform.machine()}"),
@@ -160,6 +166,16 @@ def _list_content(kind: WheelKind, root: Path, record: str | None) -> list[tuple
 def find_installed() -> Toolchain:
     """The IREE wheels of the running Python; see `find_on`."""
     return find_on(sys.path, sys.executable)
+
+
+def find_installed_release() -> Version | None:
+    """The release that the running Python has whole: both wheels of it, and what its ONNX importer needs."""
+    try:
+        found = find_installed()
+    except ToolchainError:
+        return None
+    is_whole = found.compiler.release == found.runtime.release and found.compiler.onnx_version
+    return Version(found.compiler.release) if is_whole else None
 
 
 def find_site_packages(python: Path) -> list[Path]:

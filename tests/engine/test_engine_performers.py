@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Stage, Verdict
@@ -29,6 +28,7 @@ from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.toolchains.flags import NO_FLAGS
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.iree_source import place_in
 from tests.support.sessions import session_in
 from tests.support.steps import make_step
 
@@ -67,7 +67,7 @@ def performed(
 ) -> tuple[ExitCode, Kept, JournalRecord]:
     kept, cache = Kept(), tmp_path / "cache"
     store, modules = ArtifactStore(cache, Registry()), ModuleCache(cache)
-    bench = Workbench(None, None, NO_FLAGS, cache, store, modules, None, Leases(cache))
+    bench = Workbench(None, None, NO_FLAGS, cache, store, modules, None, place_in(cache))
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
     with (
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,

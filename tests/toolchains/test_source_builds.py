@@ -206,7 +206,7 @@ def test_a_branch_of_the_remote_is_named_whole(source: IreeSource, tmp_path: Pat
 
 def test_builds_of_a_work_tree_that_nobody_uses_go(source: IreeSource, tmp_path: Path) -> None:
     first = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
-    shutil.rmtree(tmp_path / "cache" / "leases")
+    shutil.rmtree(tmp_path / "cache" / "toolchains" / "leases")
     source.write(flag="--iree-opt-level=O1")
     second = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
     assert not first.path.exists()
@@ -217,7 +217,7 @@ def test_builds_of_another_checkouts_work_tree_stay(source: IreeSource, tmp_path
     clone = IreeSource(tmp_path / "clone")
     source.git("clone", "-q", "--recurse-submodules", str(source.folder), str(clone.folder))
     first = builds_in(tmp_path / "cache").ready(of(clone), _BOTH)
-    shutil.rmtree(tmp_path / "cache" / "leases")
+    shutil.rmtree(tmp_path / "cache" / "toolchains" / "leases")
     builds_in(tmp_path / "cache").ready(of(source), _BOTH)
     assert first.path.exists()
 
