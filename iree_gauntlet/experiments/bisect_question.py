@@ -418,7 +418,7 @@ def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
         result = record.results.get(step.id)
         if result and result.verdict.counts_as_pass:
             continue
-        reason = (result.reason if result else "") or "it did not end"
+        reason = (result.full_reason if result else "") or "it did not end"
         label = step.id.removeprefix(f"{chain}:")
         if result is None or step.stage in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
             return False, f"{label}: {reason}"

@@ -99,7 +99,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     record = read_journal(run_dir / JOURNAL)
     failures = find_failures(record, patterns)
     toolchain = record.run.toolchain.as_dict()
-    cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
+    cases = [{"case": item.case, "kind": item.kind, "reason": item.result.full_reason} for item in failures]
     with presenter.progress() as progress:
         machine = open_iree(run_dir, toolchain, cache, progress)
         twins: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}

@@ -96,7 +96,7 @@ class _Log(PlainProgress):
         self.running.discard(step.id)
         if result.command:
             self._write_line(result.command)
-        self._write_line(f"{step.chain} {step.stage}: {result.verdict} {result.reason}".rstrip())
+        self._write_line(f"{step.chain} {step.stage}: {result.verdict} {result.full_reason}".rstrip())
 
     def _write_line(self, text: str, verdict: str = "") -> None:
         del verdict
