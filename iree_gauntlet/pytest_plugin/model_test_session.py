@@ -158,6 +158,11 @@ class ModelTestSession:
         self._session: Session[Journal] | None = None
         self._opened = ExitStack()
 
+    @property
+    def why(self) -> str:
+        """Why it is this IREE, where several are here."""
+        return self._machine.iree.why
+
     def prepare(self, case: Case) -> None:
         """Runs what a test's check needs.
 

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 IMPORTER = "iree.compiler.tools.import_onnx"
 
 
+_OF_A_BUILD = (
+    "a source build is used by its folder, --iree build:DIR, or by its tools on the PATH, --iree path "
+    "(IREE_GAUNTLET_IREE=path)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class WheelKind:
     """What one of IREE's two wheels looks like.
@@ -97,11 +103,7 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     distribution = next(iter(Distribution.discover(name=kind.distribution, path=[str(root)])), None)
     if distribution is None or not distribution.version:
         what = f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata"
-        hint = (
-            "a build is used by its folder, --iree build:DIR, or by its tools on the PATH, --iree path "
-            f"(IREE_GAUNTLET_IREE=path); else take it off PYTHONPATH, or install the wheel: {install}"
-        )
-        raise ToolchainError(what, hint)
+        raise ToolchainError(what, f"take it off PYTHONPATH, or install the wheel: {install}; {_OF_A_BUILD}")
     version, commit = _read_version(root / kind.version_file, install)
     ingredients = [
         ("platform", f"{platform.system()}-{platform.machine()}"),
@@ -232,7 +234,7 @@ def find_on(search_path: Sequence[str], python: str) -> Toolchain:
         try:
             find_runtime_on(search_path, python, "installed")
         except ToolchainError as other:
-            hint = f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime"
+            hint = f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime; {_OF_A_BUILD}"
             raise ToolchainError(f"{problem.what}; {other.what}", hint) from None
         raise
     # They may lie in two folders of the search path; people know the environment by the compiler's.
