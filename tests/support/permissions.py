@@ -16,8 +16,9 @@ from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-__all__ = ["may_mount", "mounting", "permissions_respected"]
+__all__ = ["may_mount", "mounting", "permissions_respected", "read_only"]
 
 _CAPABILITY_VERSION = 0x20080522
 # capabilities(7): those by which root passes over the permissions of files.
@@ -95,6 +96,17 @@ def mounting(test: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
         assert "1 passed" in done.stdout, done.stdout
 
     return wrapped
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder that nobody may write to, of a test that is `mounting`."""
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def may_mount() -> bool:

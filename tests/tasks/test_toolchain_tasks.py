@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,11 @@ from iree_gauntlet.toolchains import installed
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import run_here
 from tests.support.iree_wheels import release_wheels
-from tests.support.permissions import mounting, permissions_respected
+from tests.support.permissions import mounting, permissions_respected, read_only
 from tests.support.session_folder import made_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.command_line import Done
@@ -199,17 +197,6 @@ def test_doctor_says_what_a_run_says_of_a_project_that_cannot_be_written(project
         found = run_here(("doctor",), project.folder, environ)
     assert "cannot be written: what is in it is used, nothing is added" in found.out
     assert "missing or broken: runs" in found.out
-
-
-@contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """A folder that nobody may write to, whose owner is root or not."""
-    subprocess.run(["mount", "--bind", folder, folder], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
-        yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_what_is_in_use_is_not_removed(project: Project) -> None:
