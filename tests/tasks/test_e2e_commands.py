@@ -135,7 +135,7 @@ def test_what_the_pythonpath_names_does_not_import_in_place_of_the_iree_that_was
     monkeypatch.setenv("PYTHONPATH", str(bindings))
     done = project.gauntlet("run", "--submodel", "net", "--stages", "compile")
     assert done.code == 0, done.text
-    site = Path(find_installed().compiler.site_packages)
+    site = find_installed().compiler.site_packages
     assert f"PYTHONPATH={site} " in project.result("toy/net@cpu:import")["command"]
 
 

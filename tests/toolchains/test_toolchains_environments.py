@@ -354,7 +354,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(releases: Rele
     ("said", "what", "hint"),
     [
         (
-            "error: Failed to initialize cache\n  cause: cannot make `/home/me/.cache/uv`: Permission denied (os error 13)",
+            "error: Failed to begin\n  cause: cannot make `/home/me/.cache/uv`: Permission denied (os error 13)",
             "/home/me/.cache/uv: Permission denied",
             "Give the right to write there, or name other folders: $UV_CACHE_DIR is uv's own, ",
         ),
