@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from packaging.version import Version
 
-from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.errors import ToolchainError, name_place
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.settings import TOOLCHAINS_VARIABLE
 from iree_gauntlet.system.atomic import write_atomic
@@ -158,7 +158,7 @@ def name_refusals(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = f"Check its rights and the space there, or name another folder with ${TOOLCHAINS_VARIABLE}."
-        raise ToolchainError(f"{error.filename or folder}: {error.strerror or error}", hint) from error
+        raise ToolchainError(f"{name_place(error) or folder}: {error.strerror or error}", hint) from error
 
 
 @dataclass(frozen=True, slots=True)

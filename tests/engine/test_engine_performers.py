@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -222,3 +223,15 @@ def test_waiting_for_locks_is_no_part_of_a_steps_time(
     result = record.results[STEP.id]
     assert (result.seconds, result.waited_seconds) == (seconds, waited)
     assert format_finished(kept.started[0], result, "[1/1]").endswith(" (waited 20.5 s)") == (waited > 1)
+
+
+def test_a_step_without_room_names_where_it_writes(tmp_path: Path) -> None:
+    def copy(step: Step) -> Result:
+        raise OSError(errno.ENOSPC, "No space left on device", "/cache/module", None, "/runs/x/module.vmfb")
+
+    step = make_step(Stage.COMPILE, dialect="op_tests")
+    code, _, record = performed(tmp_path, [step], {Stage.COMPILE: copy})
+    result = record.results[step.id]
+    assert (code, result.verdict) == (ExitCode.ERROR, Verdict.ERROR)
+    assert result.reason == "/runs/x/module.vmfb: No space left on device"
+    assert result.tail == ("Make room there, then resume the run.",)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["may_mount", "mounting", "permissions_respected", "read_only"]
+__all__ = ["full_disk", "may_mount", "mounting", "permissions_respected", "read_only"]
 
 _CAPABILITY_VERSION = 0x20080522
 # capabilities(7): those by which root passes over the permissions of files.
@@ -104,6 +104,17 @@ def read_only(folder: Path) -> Iterator[None]:
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@contextmanager
+def full_disk(folder: Path, size: str) -> Iterator[None]:
+    """A disk of that size, such as `64k`, in a folder, of a test that is `mounting`."""
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=True)
+    try:
         yield
     finally:
         subprocess.run(["umount", folder], check=True)
