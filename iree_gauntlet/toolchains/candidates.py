@@ -1,7 +1,7 @@
 """Which IREEs lie between two: releases of the package index, nightlies of the links page, or those that are named.
 
 The index is asked by uv with the user's own settings, as when a release is installed. Without a network what is
-installed in the cache is all there is.
+installed is all there is.
 """
 
 from __future__ import annotations
