@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
+from iree_gauntlet.cache_folders import find_toolchains_folder
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts, total_memory
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.settings import find_toolchains_folder
 from iree_gauntlet.toolchains.devices import find_device, read_host_cpu
 from iree_gauntlet.toolchains.environments import Environment, make_environment_tag
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder, make_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, make_key
@@ -22,7 +23,7 @@ from iree_gauntlet.engine.rounds.machine_lock import require_lock_folder
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
-from iree_gauntlet.settings import find_cache_folder, find_project_folder, find_toolchains_folder, make_cache_folder
+from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
 from iree_gauntlet.toolchains.find import find_requested, make_toolchain_place

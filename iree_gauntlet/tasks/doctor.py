@@ -13,6 +13,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
+from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE, find_cache_folder, find_toolchains_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, counted, signed
@@ -26,14 +27,7 @@ from iree_gauntlet.measuring.machine.machine_state import (
 )
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import (
-    TOOLCHAINS_VARIABLE,
-    Configuration,
-    find_cache_folder,
-    find_project_folder,
-    find_runs_folder,
-    find_toolchains_folder,
-)
+from iree_gauntlet.settings import Configuration, find_project_folder, find_runs_folder
 from iree_gauntlet.toolchains.cmake_build import find_build_tools
 from iree_gauntlet.toolchains.devices import (
     ask_host_cpu,

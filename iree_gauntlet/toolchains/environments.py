@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from packaging.version import Version
 
+from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
 from iree_gauntlet.errors import ToolchainError, name_place
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.settings import TOOLCHAINS_VARIABLE
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_site_packages, find_wheel

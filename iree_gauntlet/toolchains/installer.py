@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.settings import TOOLCHAINS_VARIABLE
 from iree_gauntlet.system.short_process import Answer, run_short, show_last_words
 
 if TYPE_CHECKING:

@@ -17,12 +17,13 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Pins, Registry
 from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, Source, local_name, parse_source
 from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import Configuration, find_cache_folder, find_project_folder, find_toolchains_folder, shown
+from iree_gauntlet.settings import Configuration, find_project_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

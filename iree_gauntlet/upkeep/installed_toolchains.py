@@ -14,18 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder, make_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import (
-    Configuration,
-    find_cache_folder,
-    find_project_folder,
-    find_toolchains_folder,
-    is_cmake_option,
-    make_cache_folder,
-)
+from iree_gauntlet.settings import Configuration, find_project_folder, is_cmake_option
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import ToolchainPlace, find_requested, make_toolchain_place, provide_environment
 from iree_gauntlet.toolchains.installed import find_installed

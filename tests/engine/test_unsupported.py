@@ -50,7 +50,12 @@ def write_model(path: Path, nodes: list[Any], inputs: list[list[int]], output: l
     ],
 )
 def test_a_compile_names_the_operator_of_an_onnx_model_first(
-    project: Project, name: str, nodes: list[Any], inputs: list[list[int]], output: list[int], operator: object
+    project: Project,
+    name: str,
+    nodes: list[Any],
+    inputs: list[list[int]],
+    output: list[int],
+    operator: UnsupportedOperator,
 ) -> None:
     write_model(project.regressions / f"{name}.onnx", nodes, inputs, output)
     flags = ["--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=generic"]
@@ -63,15 +68,15 @@ def test_a_compile_names_the_operator_of_an_onnx_model_first(
         assert result.cache is not None
         assert result.cache.hit is cached
         assert result.reason.startswith("iree-compile failed with exit code 1: failed to legalize operation 'torch.")
-        first = f"operator {result.unsupported.name} of {result.unsupported.domain}, version "
+        first = f"operator {operator.name} of {operator.domain}, version "
         assert f": {first}" in done.out
         assert f"\n{first}" in done.out
         (summary,) = project.newest.glob("summary.json")
         (chain,) = json.loads(summary.read_text())["chains"]
         (step,) = (step for step in chain["steps"] if step["stage"] == "compile")
-        assert step["reason"].startswith(f"{first}{result.unsupported.version}, has no lowering in this IREE as it is")
+        assert step["reason"].startswith(f"{first}{operator.version}, has no lowering in this IREE as it is")
         assert "; iree-compile failed with exit code 1: " in step["reason"]
-        assert step["unsupported"]["count"] == result.unsupported.count
+        assert step["unsupported"]["count"] == operator.count
         assert f'message="{first}' in (project.newest / "junit.xml").read_text()
 
 
