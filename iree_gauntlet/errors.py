@@ -5,6 +5,7 @@ Tasks catch `GauntletError` alone; what else escapes is a defect of the toolkit 
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -46,6 +47,15 @@ _MEANINGS = {
     ExitCode.NOTHING_SELECTED: "nothing selected",
     ExitCode.OK: "all as expected",
 }
+
+
+# No room: on the disk, in a quota, below a limit of the process.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def name_place(error: OSError) -> str:
+    """The file that an error of the system is about, of a copy without room the copy's; empty where it names none."""
+    return str((error.filename2 if error.errno in NO_ROOM else None) or error.filename or "")
 
 
 class GauntletError(Exception):

@@ -25,6 +25,31 @@ SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
 
 @dataclass(frozen=True, slots=True)
+class UnsupportedOperator(Recorded):
+    """An operator of a model that a compiler has no lowering for.
+
+    Attributes:
+        domain: of ONNX, or the dialect of the importer; empty where several could be meant.
+        version: of the domain's operators; None where there are none, or it is not known.
+        count: how often it stands in the model; None where that is not known.
+    """
+
+    name: str
+    domain: str
+    version: int | None
+    count: int | None
+
+    @property
+    def sentence(self) -> str:
+        """`operator Det of ai.onnx, version 17, has no lowering in this IREE as it is used; the model has it once`."""
+        version = "" if self.version is None else f", version {self.version},"
+        often = "once" if self.count == 1 else f"{self.count} times"
+        stands = f"; the model has it {often}" if self.count else ""
+        domain = f" of {self.domain}" if self.domain else ""
+        return f"operator {self.name}{domain}{version} has no lowering in this IREE as it is used{stands}"
+
+
+@dataclass(frozen=True, slots=True)
 class CacheUse(Recorded):
     """Whether a step's result came from a cache, and why or why not."""
 
@@ -238,6 +263,7 @@ class Result(Recorded):
         statistics: figures of a module or of the machine.
         log: path of the full output, relative to the run's folder.
         failure: how what is tested has failed, expected or not; None where it has not, or nothing is said of it.
+        unsupported: the operator of the model that it did not compile for.
         said: what the tool wrote, where a text is looked for in it; not part of the record.
     """
 
@@ -263,7 +289,13 @@ class Result(Recorded):
     waited_seconds: float = 0.0
     worker: str = ""
     failure: FailureKind | None = None
+    unsupported: UnsupportedOperator | None = field(default=None, metadata=UNLESS_DEFAULT)
     said: str = field(default="", metadata=UNRECORDED)
+
+    @property
+    def full_reason(self) -> str:
+        """The reason, behind a sentence that says it of the model."""
+        return f"{self.unsupported.sentence}; {self.reason}" if self.unsupported else self.reason
 
     @property
     def known(self) -> StepStatistics:

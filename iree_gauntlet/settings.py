@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
 _CMAKE_OPTION = re.compile(r"-D[A-Za-z_]\w*(?::[A-Z]+)?=[^\n]*")
 
 
@@ -128,36 +127,6 @@ def require_ones_own(path: Path) -> None:
     if resolve_links(path).is_relative_to(inside.resolve()):
         what = f"{path.name} in {path.parent} came with the toolkit, and is not changed"
         raise UsageError(what, "`gauntlet init` begins a project of your own; or name other specs with --spec-dir.")
-
-
-def find_cache_folder(cache_dir: str) -> Path:
-    """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
-    named = cache_dir or _names_cache()
-    if named:
-        return resolve_links(Path(named).expanduser())
-    project = find_project_folder()
-    if (project / "suites").is_dir():
-        return project / "cache"
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "iree-gauntlet"
-
-
-def make_cache_folder(cache_dir: str) -> Path:
-    """The same, which is there now; UsageError where it cannot be made."""
-    folder = find_cache_folder(cache_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        named = f"--cache-dir {cache_dir}" if cache_dir else f"${_CACHE_VARIABLE}" if _names_cache() else "the cache"
-        why = "it is a file" if folder.exists() else error.strerror
-        raise UsageError(
-            f"{named}: cannot make the folder {folder}: {why}", "Name another folder with --cache-dir."
-        ) from error
-    return folder
-
-
-def _names_cache() -> str:
-    return os.environ.get(_CACHE_VARIABLE, "")
 
 
 def find_runs_folder() -> Path:

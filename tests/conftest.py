@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from iree_gauntlet.engine.rounds.machine_lock import LOCKS_VARIABLE
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.devices import find_device
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.upkeep import cache_cleaning
 from tests.support.artifact_server import Server, serving
 from tests.support.budgets import register_budgets
@@ -51,6 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[LOCKS_VARIABLE] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / f"locks{worker}")
     # No settings of the user's; those of a test's project are read.
     os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "config")
+    # No IREEs of the user's, and none for them: neither in their cache nor on their PATH.
+    own = Path(sys.executable).parent
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
+    kept = [str(folder) for folder in folders if folder == own or not (folder / COMPILE).exists()]
+    os.environ["PATH"] = os.pathsep.join(kept)
+    os.environ["XDG_CACHE_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "user-cache")
     register_budgets()
     if config.getoption("timeout", None) is None:
         config.option.timeout = _SECONDS

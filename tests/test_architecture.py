@@ -27,7 +27,7 @@ ROOMS = {
     # The words: they import each other alone.
     **dict.fromkeys(("cases", "diagnostics", "document", "errors", "figures", "journal_events", "journal_format"), 0),
     **dict.fromkeys(("messages", "progress", "recorded", "requests", "results", "settings", "steps"), 0),
-    **dict.fromkeys(("targets", "__version__"), 0),
+    **dict.fromkeys(("cache_folders", "targets", "__version__"), 0),
     "system": 1,
     **dict.fromkeys(("artifacts", "dialects", "measuring", "records", "toolchains"), 2),
     **dict.fromkeys(("engine", "history"), 3),

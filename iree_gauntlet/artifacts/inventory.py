@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _KEY = re.compile(r"[0-9a-f]{64}")
 # `registry.txt` and what is next to it belong to the project whose cache this is, not to the cache.
 _NOT_OURS = frozenset({"registry.txt", "README.md", ".gitignore"})
+# What has toolchains in it; see `toolchains/environments.py` and `source_builds.py`.
+_OF_TOOLCHAINS = ("envs", "builds", "work")
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own is
 
 
@@ -39,6 +41,7 @@ class ItemKind(StrEnum):
     UNFINISHED = "unfinished"
     MODULE = "module"
     WHEEL = "wheel"
+    TOOLCHAIN = "toolchain"
     OTHER = "other"
 
 
@@ -79,9 +82,23 @@ def take_inventory(root: Path, pins: Pins) -> list[Item]:
             items += _list_modules(root)
         elif top.name == "wheels" and top.is_dir():
             items += _list_wheels(root)
+        elif top.name == "toolchains" and top.is_dir():
+            items += (toolchains := list_toolchains(root, Path(top.path)))
+            rest = _describe(root, Path(top.path), ItemKind.OTHER)
+            items.append(replace(rest, bytes=rest.bytes - sum(item.bytes for item in toolchains)))
         elif top.name not in _NOT_OURS:
             items.append(_describe(root, Path(top.path), ItemKind.OTHER))
     return items
+
+
+def list_toolchains(root: Path, folder: Path) -> list[Item]:
+    """Environments, builds and folders that are built in, of a folder of toolchains; paths are from the root."""
+    entries = (entry for kind in _OF_TOOLCHAINS for entry in _scan(folder / kind))
+    return [
+        replace(_describe(root, Path(entry.path), ItemKind.TOOLCHAIN), name=entry.name)
+        for entry in entries
+        if entry.is_dir() and not entry.name.startswith(".")
+    ]
 
 
 def lock_of(root: Path, url: str) -> Path:

@@ -6,6 +6,7 @@ Only what leads to a tensor is looked at (onnx.proto3 has the numbers), and weig
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,13 @@ _FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
     "function": {7: "node"},
-    "node": {4: "operator", 5: "attribute"},
+    "node": {4: "operator", 5: "attribute", 7: "domain"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
     "sparse tensor": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
     "entry": {1: "key", 2: "value"},
 }
+_TEXTS = ("operator", "domain")
 _BYTES_OF = {1: 8, 5: 4}
 _VARINT, _LENGTH = 0, 2
 _LONGEST_VARINT = 10
@@ -40,33 +42,35 @@ def list_data_files(path: Path) -> tuple[str, ...]:
     return tuple(sorted(name for name, file in found.items() if ".." not in file.parts and not file.is_absolute()))
 
 
-def list_operators(path: Path) -> frozenset[str]:
-    """Types of the operators of an ONNX file, its functions and inner graphs; none of a file that cannot be read."""
-    _, operators = _read_names(path)
-    return frozenset(operators)
+def count_operators(path: Path) -> Counter[tuple[str, str]]:
+    """How often each operator stands in an ONNX file, its functions and inner graphs, by domain and type.
+
+    The default domain is an empty text. None of a file that cannot be read.
+    """
+    return _read_names(path)[1]
 
 
-def _read_names(path: Path) -> tuple[set[str], set[str]]:
+def _read_names(path: Path) -> tuple[set[str], Counter[tuple[str, str]]]:
     """What a file names: places of weights, and operators."""
     locations: set[str] = set()
-    operators: set[str] = set()
+    operators: Counter[tuple[str, str]] = Counter()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             waiting = [("model", 0, len(content))]
             while waiting:
                 kind, begin, end = waiting.pop()
-                if kind == "operator":
-                    operators.add(content[begin:end].decode())
-                    continue
                 found = list(_read_parts(content, begin, end, _FIELDS[kind]))
-                if kind != "entry":
-                    waiting += found
+                if kind == "entry":
+                    match {word: content[first:last] for word, first, last in found}:
+                        case {"key": b"location", "value": place}:
+                            locations.add(place.decode())
                     continue
-                match {word: content[first:last] for word, first, last in found}:
-                    case {"key": b"location", "value": place}:
-                        locations.add(place.decode())
+                if kind == "node":
+                    texts = {word: content[first:last].decode() for word, first, last in found if word in _TEXTS}
+                    operators[texts.get("domain", ""), texts.get("operator", "")] += 1
+                waiting += (part for part in found if part[0] not in _TEXTS)
     except (OSError, ValueError, IndexError):
-        return set(), set()
+        return set(), Counter()
     return locations, operators
 
 

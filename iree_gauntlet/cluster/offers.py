@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
+from iree_gauntlet.cache_folders import find_toolchains_folder
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts, total_memory
 from iree_gauntlet.recorded import Recorded
@@ -112,7 +113,8 @@ def measured(
     if same is not None:
         raise UsageError(f"--device: {same.uri} is named more than once", "Name each device once.")
     cache_dir.mkdir(parents=True, exist_ok=True)
-    installed = Environment.list_in(cache_dir / "toolchains" / "envs")
+    folders = dict.fromkeys((find_toolchains_folder(), cache_dir.absolute() / "toolchains"))
+    installed = [row for folder in folders for row in Environment.list_in(folder / "envs")]
     tag = f"-{make_environment_tag()}"
     try:
         # Since when the machine runs, which all its containers have in common; elsewhere its name.
@@ -129,7 +131,9 @@ def measured(
         free_disk_bytes=shutil.disk_usage(cache_dir).free,
         iree=toolchain.compiler.version if toolchain else "",
         # Those that are whole, for this Python.
-        toolchains=tuple(found.label for path, found, _ in installed if found and path.name.endswith(tag)),
+        toolchains=tuple(
+            dict.fromkeys(found.label for path, found, _ in installed if found and path.name.endswith(tag))
+        ),
         version=__version__,
         machine={key: value for key, value in facts.as_dict().items() if key in _STABLE},
     )

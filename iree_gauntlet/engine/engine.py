@@ -22,7 +22,7 @@ from iree_gauntlet.engine.modules.shared_modules import until_cancelled
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
-from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, MachinesLostError
+from iree_gauntlet.errors import NO_ROOM, ArtifactError, ExitCode, GauntletError, MachinesLostError, name_place
 from iree_gauntlet.figures import counted
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
@@ -233,8 +233,9 @@ class Engine:
             result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
         except OSError as error:
             # Of this step alone: a full disk, a file that somebody has removed.
-            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            result = Result(Verdict.ERROR, what, notes=step.notes)
+            what = f"{name_place(error)}: {error.strerror}" if error.filename else str(error)
+            tail = ("Make room there, then resume the run.",) if error.errno in NO_ROOM else ()
+            result = Result(Verdict.ERROR, what, notes=step.notes, tail=tail)
         except Exception as error:  # noqa: BLE001 - of this step alone, whatever it is
             said = True
             result = self._explain_defect(step, error)

@@ -290,13 +290,18 @@ def read_provenance(folder: Path) -> GoldenProvenance | None:
 
 
 def find_changed_goldens(command: Command) -> list[str]:
-    """Expected outputs of a command that are not what was recorded, by the record beside them."""
-    found = []
+    """What of a command is not as its expected outputs were recorded, or for: outputs and the model's own files."""
+    found: dict[str, None] = {}
     for text in values_of(command, EXPECTED):
         _, mark, name = text.partition("@")
         path = Path(command.cwd, name)
         record = read_provenance(path.parent) if mark and path.is_file() else None
         known = record.hashes.get(path.name) if record is not None else None
         if known and hash_file(path) != known:
-            found.append(f"{path.name} is not what was recorded ({PROVENANCE_FILE} has another hash)")
-    return found
+            found[f"{path.name} is not what was recorded ({PROVENANCE_FILE} has another hash)"] = None
+        model = record.model if record is not None and known else None
+        for item in (model, *model.data) if model else ():
+            file = path.parent / item.source
+            if item.sha256 and file.is_file() and hash_file(file) != item.sha256:
+                found[f"{file.name} has changed since the expected outputs were recorded"] = None
+    return list(found)

@@ -203,8 +203,8 @@ def started_runs(
         yield None
         return
     # The compiler's Python has to have the very runtime that is under test: both are wheels of one environment.
-    site, runtime = _find_site_packages(toolchain), Path(toolchain.runtime.run_module).parent
-    if site is None or runtime.parts[-2:] != ("iree", "_runtime_libs") or site != runtime.parents[1]:
+    site, runtime = toolchain.compiler.site_packages, Path(toolchain.runtime.run_module).parent
+    if not site or runtime.parts[-2:] != ("iree", "_runtime_libs") or Path(site) != runtime.parents[1]:
         yield None
         return
     environment = _make_environment(toolchain)
@@ -260,17 +260,11 @@ def _has_compiler(toolchain: Toolchain) -> bool:
     return bool(toolchain.compiler.python) and sys.platform == "linux"
 
 
-def _find_site_packages(toolchain: Toolchain) -> Path | None:
-    """The folder that the compiler is installed in; None where it is no wheel."""
-    compiler = Path(toolchain.compiler.compile).parent
-    return compiler.parents[2] if compiler.parts[-3:] == ("iree", "compiler", "_mlir_libs") else None
-
-
 def _make_environment(toolchain: Toolchain) -> dict[str, str]:
     """What the servers inherit: what a user's PYTHONPATH names must not stand in for the IREE that was chosen."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    site = _find_site_packages(toolchain)
-    return environment if site is None else {**environment, "PYTHONPATH": str(site)}
+    site = toolchain.compiler.site_packages
+    return {**environment, "PYTHONPATH": site} if site else environment
 
 
 def check_served_threshold(step: Step, servers: RunServers, processes: Processes) -> Result | None:

@@ -64,7 +64,8 @@ def import_step(step: Step, module: Module, options: OnnxImport, context: PlanCo
     }
     argv = import_argv(context.python, context.import_script, source.path, output, options)
     step = replace(step, inputs=(source, *data), outputs=(("program", output),), onnx=options)
-    return _plan_making(step, argv, ingredients, context)
+    step = _plan_making(step, argv, ingredients, context)
+    return replace(step, command=Command(argv, step.folder, context.python_env))
 
 
 def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | None, context: PlanContext) -> Step:
@@ -293,6 +294,7 @@ class PlanContext:
     Attributes:
         run_dir: absolute.
         compile, run_module, benchmark_module, python: paths of the tools.
+        python_env: changes of the environment for that Python.
         own_python: the interpreter that this toolkit runs in.
         reference_script: the program that runs a model in onnxruntime, in that interpreter.
         onnxruntime: its version there; empty where there is none.
@@ -332,3 +334,4 @@ class PlanContext:
     counter: Callable[[], Counter]
     timeouts: Mapping[Stage, float] = field(default_factory=dict)
     force_recompile: bool = False
+    python_env: tuple[tuple[str, str], ...] = ()

@@ -102,6 +102,7 @@ def run_event(
         toolchain=machine.toolchain.facts if machine.toolchain else ToolchainFacts(),
         machine=replace(read_machine_facts(), devices=plan.devices),
         lock_folder=lock_facts(os.environ).get("lock_folder", ""),
+        remarks=(machine.toolchain.why,) if machine.toolchain and machine.toolchain.why else (),
     )
 
 

@@ -83,7 +83,8 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
         result = _with_figures(step, processes, result, complaints)
     if changed := "" if passed else "; ".join(find_changed_goldens(step.process)):
-        result = replace(result, reason=shorten(f"{changed}; {result.reason}"))
+        advice = f"`gauntlet golden.record --model {step.model}` records them again"
+        result = replace(result, reason=shorten(f"{changed}; {advice}; {result.reason}"))
     return processes.complete(step, outcome, result)
 
 

@@ -14,6 +14,7 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
+from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder, make_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, make_key
@@ -24,10 +25,10 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.figures import parse_bytes
 from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
-from iree_gauntlet.settings import find_cache_folder, find_project_folder, make_cache_folder
+from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
-from iree_gauntlet.toolchains.find import chosen, find_toolchain, make_toolchain_place
+from iree_gauntlet.toolchains.find import find_requested, make_toolchain_place
 from iree_gauntlet.toolchains.flags import NO_FLAGS, Translation, read_known_flags, translate
 from iree_gauntlet.workers import iree_side
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.progress import Progress
+    from iree_gauntlet.toolchains.find import ToolchainPlace
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -47,7 +49,7 @@ class Workbench:
         missing: why there is no IREE; None where there is one.
         known: the flags that its tools know.
         shared: modules that several machines share; None where there are none.
-        leases: what of the cache this process uses, in addition to artifacts and modules: the toolchain.
+        place: where the toolchain is from, which this process uses for as long as this lives.
     """
 
     toolchain: Toolchain | None
@@ -57,7 +59,7 @@ class Workbench:
     store: ArtifactStore
     modules: ModuleCache
     shared: SharedModules | None
-    leases: Leases
+    place: ToolchainPlace
 
     @property
     def iree(self) -> Toolchain:
@@ -84,6 +86,7 @@ def open_workbench(
     need_toolchain: bool,
     look_only: bool = False,
     importer: bool = False,
+    as_shell: bool = False,
 ) -> Workbench:
     """Finds the toolchain, installs it where it is a release that is not there, and opens the caches.
 
@@ -94,6 +97,7 @@ def open_workbench(
         need_toolchain: whether a missing one is an error; nothing is installed otherwise.
         look_only: whether nothing runs, so that the folders of caches and locks need not be there.
         importer: whether ONNX programs are to be imported.
+        as_shell: whether tools on the PATH come before what is installed, where nothing says which IREE is meant.
 
     Raises:
         ToolchainError: there is no IREE, and `need_toolchain`.
@@ -103,7 +107,6 @@ def open_workbench(
     if not look_only:
         require_lock_folder(os.environ)
     cache_dir = (find_cache_folder if look_only else make_cache_folder)(request.cache_dir)
-    compiler, runtime = chosen(request, os.environ)
     configuration = read_configuration(find_project_folder(), os.environ)
     store = ArtifactStore(
         cache_dir,
@@ -118,22 +121,27 @@ def open_workbench(
             most_bytes=parse_bytes(network.max_download, "--max-download") if network.max_download else None,
         ),
     )
-    leases = Leases(cache_dir)
     offline = network.offline or not need_toolchain
     place = make_toolchain_place(
-        cache_dir, configuration, leases, store.verified.sha256, offline=offline, importer=importer
+        find_toolchains_folder(),
+        cache_dir,
+        configuration,
+        Leases,
+        store.verified.sha256,
+        offline=offline,
+        importer=importer,
     )
     toolchain: Toolchain | None = None
     missing: ToolchainError | None = None
     try:
-        toolchain = find_toolchain(compiler, runtime, place)
+        toolchain = find_requested(request, os.environ, place, as_shell=as_shell)
     except ToolchainError as error:
         if need_toolchain:
             raise
         missing = error
     known = read_known_flags(toolchain, cache_dir) if toolchain else NO_FLAGS
     shared = shared_modules(store.configuration, offline=network.offline)
-    return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
+    return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, place)
 
 
 def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> PlanContext:
@@ -181,6 +189,10 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         counter=cache(partial(find_counter, conduct.counter, conduct.count_cpu)),
         timeouts=conduct.timeouts,
         force_recompile=conduct.force_recompile,
+        # What a user's PYTHONPATH names must not stand in for the importer of the IREE that was chosen.
+        python_env=(("PYTHONPATH", toolchain.compiler.site_packages),)
+        if toolchain and os.environ.get("PYTHONPATH")
+        else (),
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.dialects.load import CaseSet
@@ -30,7 +31,7 @@ from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA
 from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate, bisect_outcome
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
-from iree_gauntlet.settings import find_cache_folder, find_project_folder, shown
+from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.toolchains.candidates import (
     Candidate,
     list_candidates_among,
@@ -188,7 +189,9 @@ def place_of(request: RunRequest) -> ToolchainPlace:
     root = find_cache_folder(request.toolchain.cache_dir)
     configuration = read_configuration(find_project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
-    return make_toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=request.network.offline)
+    return make_toolchain_place(
+        find_toolchains_folder(), root, configuration, Leases, hashes.sha256, offline=request.network.offline
+    )
 
 
 def _require_one_way(asked: BisectRequest, metric: str) -> None:
@@ -416,7 +419,7 @@ def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
         result = record.results.get(step.id)
         if result and result.verdict.counts_as_pass:
             continue
-        reason = (result.reason if result else "") or "it did not end"
+        reason = (result.full_reason if result else "") or "it did not end"
         label = step.id.removeprefix(f"{chain}:")
         if result is None or step.stage in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
             return False, f"{label}: {reason}"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.workbench import open_workbench
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, name_place
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.explaining.bundle import (
     PROGRAM,
@@ -99,7 +99,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     record = read_journal(run_dir / JOURNAL)
     failures = find_failures(record, patterns)
     toolchain = record.run.toolchain.as_dict()
-    cases = [{"case": item.case, "kind": item.kind, "reason": item.result.reason} for item in failures]
+    cases = [{"case": item.case, "kind": item.kind, "reason": item.result.full_reason} for item in failures]
     with presenter.progress() as progress:
         machine = open_iree(run_dir, toolchain, cache, progress)
         twins: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}
@@ -155,7 +155,7 @@ def explain_each(
             try:
                 bundled = look(CaseNotes(session, case))
             except OSError as error:
-                raise GauntletError(f"{error.filename or shown(folder)}: {error.strerror}", GO_ON) from error
+                raise GauntletError(f"{name_place(error) or shown(folder)}: {error.strerror}", GO_ON) from error
             seconds = round(time.monotonic() - began, 3)
             log.write("case", CaseEnd(case, bundled, asked.no_weights, seconds, asked.budget).as_dict())
             all_bundled = all_bundled and bundled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import shutil
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -152,10 +153,11 @@ def run(
             if chosen.machines is not None:
                 elsewhere = held.enter_context(chosen.machines.taking_part(chosen, machine, run_dir, progress))
             plan, shard = _plan(chosen, machine, run_dir, elsewhere)
-        later = tuple(step for step in plan.steps if step.stage is hold)
-        plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
-        parts = RunParts(machine, run_dir, progress, runs, elsewhere, measured=hold is not None)
-        with _open_engine(plan, shard, chosen, parts) as (engine, steps, finished), engine.recorded() as performed:
+            later = tuple(step for step in plan.steps if step.stage is hold)
+            plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
+            parts = RunParts(machine, run_dir, progress, runs, elsewhere, measured=hold is not None)
+            engine, steps, finished = held.enter_context(_open_engine(plan, shard, chosen, parts))
+        with engine.recorded() as performed:
             performed.verdicts = engine.perform(steps, finished)
     presenter.ran(run_dir, brief=brief)
     if hold is None:
@@ -166,13 +168,13 @@ def run(
 
 @contextmanager
 def _remove_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]:
-    """A slip of the keyboard, which planning finds, leaves no run behind."""
+    """A slip of the keyboard, which planning finds, leaves no run behind, nor does a journal that cannot begin."""
     try:
         yield
     except BaseException:
-        if made:
+        if made and not (run_dir / JOURNAL).exists():
+            shutil.rmtree(run_dir, ignore_errors=True)
             with suppress(OSError):
-                run_dir.rmdir()
                 run_dir.parent.rmdir()
         raise
 

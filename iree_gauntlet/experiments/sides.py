@@ -169,7 +169,7 @@ def unready(side: PreparedSide, step: Step) -> str:
             continue
         result = results.get(item.id)
         if item.stage in _BEFORE and (result is None or result.verdict is not Verdict.PASSED):
-            return f"{item.stage}: {result.reason if result else 'it did not finish'}"
+            return f"{item.stage}: {result.full_reason if result else 'it did not finish'}"
         if item.stage is Stage.THRESHOLD and result is not None and result.verdict is Verdict.FAILED:
             return f"its numbers are wrong: {result.reason}"
     counted = results.get(step.id) if step.stage is Stage.COUNT else None

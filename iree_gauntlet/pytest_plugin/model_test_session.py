@@ -96,7 +96,7 @@ class _Log(PlainProgress):
         self.running.discard(step.id)
         if result.command:
             self._write_line(result.command)
-        self._write_line(f"{step.chain} {step.stage}: {result.verdict} {result.reason}".rstrip())
+        self._write_line(f"{step.chain} {step.stage}: {result.verdict} {result.full_reason}".rstrip())
 
     def _write_line(self, text: str, verdict: str = "") -> None:
         del verdict
@@ -137,7 +137,7 @@ class ModelTestSession:
     def __init__(self, tests: Sequence[TorchTest], run_dir: Path, artifacts: Path, settings: SessionSettings) -> None:
         self.run_dir = run_dir
         self._log = _Log()
-        self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True)
+        self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True, as_shell=True)
         required = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
         conduct = ConductRequest(force_recompile=settings.force_recompile)
@@ -157,6 +157,11 @@ class ModelTestSession:
         self._journal.run(replace(event, markers=settings.markers), plan.steps)
         self._session: Session[Journal] | None = None
         self._opened = ExitStack()
+
+    @property
+    def why(self) -> str:
+        """Why it is this IREE, where several are here."""
+        return self._machine.iree.why
 
     def prepare(self, case: Case) -> None:
         """Runs what a test's check needs.

@@ -245,6 +245,7 @@ class ModelTestPlugin:
         self._reported = False
         # What is said at the end: a warning would be an error to a project that makes errors of all.
         self._notices: list[str] = []
+        self._remarks: list[str] = []
         self._set_arguments()
 
     def _set_arguments(self) -> None:
@@ -344,6 +345,7 @@ class ModelTestPlugin:
             )
             chosen = [test.test for test in tests]
             self.session = ModelTestSession(chosen, self.run_folder(), self._artifacts, settings)
+            self._remarks += filter(None, [self.session.why])
         except GauntletError as error:
             if self._worker:
                 raise
@@ -365,8 +367,9 @@ class ModelTestPlugin:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take in what a process of xdist noticed; one that died says nothing."""
-        noticed = getattr(node, "workeroutput", {}).get("gauntlet_notices", [])
-        self._notices = list(dict.fromkeys([*self._notices, *noticed]))
+        output = getattr(node, "workeroutput", {})
+        self._notices = list(dict.fromkeys([*self._notices, *output.get("gauntlet_notices", [])]))
+        self._remarks = list(dict.fromkeys([*self._remarks, *output.get("gauntlet_remarks", [])]))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
@@ -374,7 +377,8 @@ class ModelTestPlugin:
         if self.session is not None:
             self.session.close()
         if self._worker:
-            self._config.workeroutput["gauntlet_notices"] = self._notices  # type: ignore[attr-defined] # xdist's
+            said = {"gauntlet_notices": self._notices, "gauntlet_remarks": self._remarks}
+            self._config.workeroutput.update(said)  # type: ignore[attr-defined] # xdist's
         if self._worker or self._run_folder is None or self._config.option.collectonly:
             return
         try:
@@ -386,6 +390,8 @@ class ModelTestPlugin:
         """Say what was noticed, and where the reports are."""
         for notice in self._notices:
             terminalreporter.write_line(f"warning: {notice}", yellow=True)
+        for remark in self._remarks:
+            terminalreporter.write_line(f"note: {remark}")
         if self._reported:
             summary = _locate_folder(self._config, "job_summary_path") / "job_summary.md"
             terminalreporter.write_line(f"job summary: {summary}; logs and reports: {self._run_folder}")

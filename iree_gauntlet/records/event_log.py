@@ -180,15 +180,21 @@ class EventLog:
                 os.fsync(descriptor)
         except OSError as error:
             # Half a line would spoil what follows. The lock makes this the only writer.
+            begun = True
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-            raise self._explain_unwritable(error) from error
+                begun = os.fstat(descriptor).st_size > 0
+            if not begun:
+                # There is nothing to resume.
+                self._path.unlink(missing_ok=True)
+            raise self._explain_unwritable(error, begun=begun) from error
         self._held.clear()
 
-    def _explain_unwritable(self, error: OSError) -> GauntletError:
+    def _explain_unwritable(self, error: OSError, *, begun: bool = True) -> GauntletError:
+        again = "resume the run" if begun else "run it again: nothing of it has begun"
         return GauntletError(
             f"{error.filename or self._path}: cannot write {self._path.name}: {error.strerror}",
-            "make room there, or make it writable, then resume the run",
+            f"make room there, or make it writable, then {again}",
         )
 
 

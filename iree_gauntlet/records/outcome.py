@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from iree_gauntlet.cases import COUNTED, VERDICTS, FailureKind, Golden, Origin, 
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import listed, one_line
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
+from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
-_RESULT = tuple(field.name for field in fields(Result))
+_RESULT = tuple(item.name for item in fields(Result))
 _PLANNED = (
     *("id", "chain", "dialect", "model", "submodel", "target", "sku", "stage"),
     *("flags", "device", "goldens", "origin"),
@@ -59,6 +60,7 @@ class StepOutcome(Result):
     result; the command is what was planned where the result has none.
 
     Attributes:
+        diagnosis: the reason as the tool says it.
         role: the module that it is about; empty for the main one.
         behind: id of the step whose coming out badly kept this one from running, else empty.
         unfinished: the journal has no result of it.
@@ -77,6 +79,7 @@ class StepOutcome(Result):
     sku: str
     stage: Stage
     role: str
+    diagnosis: str = field(default="", metadata=UNRECORDED)
     behind: str = ""
     unfinished: bool
     never_started: bool
@@ -293,7 +296,8 @@ def read_step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
     came_to = {name: getattr(result, name) for name in _RESULT}
     unexplained = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, and the journal does not say why"
     came_to |= {
-        "reason": one_line(result.reason or unexplained),
+        "reason": one_line(result.full_reason or unexplained),
+        "diagnosis": one_line(result.reason or unexplained),
         "command": result.command or (step.command.typed if step.command else ""),
         "notes": tuple(dict.fromkeys((*step.notes, *result.notes))),
     }

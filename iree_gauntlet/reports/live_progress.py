@@ -112,6 +112,9 @@ class Painter(Progress):
         self._ids: dict[tuple[str, str], TaskID] = {}
         self._urls: set[str] = set()
         self._status = self._waiting = ""
+        # When the last step ended, when what is waited for began to be, and how long was waited before.
+        self._ended_at = self._waits_since = clock()
+        self._waited_seconds = 0.0
         self._cancelled = False
 
     def __enter__(self) -> Self:
@@ -149,7 +152,7 @@ class Painter(Progress):
             self.step_put_back(step)
             title = f"{format_step_title(step)}{f' on {worker}' if worker else ''}"
             self._ids["step", step.id] = self._steps.add_task(title, total=None)
-            self._waiting = ""
+            self._set_waiting("")
 
     def step_put_back(self, step: Step) -> None:
         """Show it no more."""
@@ -167,6 +170,7 @@ class Painter(Progress):
             self._counts[verdict] = self._counts.get(verdict, 0) + 1
             self._steps.advance(self._run_id)
             self._left.finished(step.id)
+            self._ended_at = self._clock()
             if not self._many or result.verdict.is_bad or messages.is_verbose():
                 self._write_line(format_finished(step, result, self._place), verdict)
             for line in list_details(result) if messages.is_verbose() else ():
@@ -245,13 +249,14 @@ class Painter(Progress):
     def status(self, text: str) -> None:
         """Show it."""
         with self._lock:
-            self._status, self._waiting = text, ""
+            self._status = text
+            self._set_waiting("")
         self._show()
 
     def waiting(self, text: str) -> None:
         """Show it."""
         with self._lock:
-            self._waiting = text
+            self._set_waiting(text)
         self._show()
 
     def _write_line(self, text: str, verdict: str = "") -> None:
@@ -277,8 +282,21 @@ class Painter(Progress):
         seconds = run.elapsed or 0.0
         if seconds < _EARLY_SECONDS:
             return format_pace(dict(self._counts), seconds, None)
-        left = self._left.seconds(seconds)
-        return format_pace(dict(self._counts), seconds, run.time_remaining if left is None else left)
+        left = self._estimate_left()
+        usual = None if self._waiting or left is not None else run.time_remaining
+        return format_pace(dict(self._counts), seconds, usual if left is None else left)
+
+    def _set_waiting(self, text: str) -> None:
+        now = self._clock()
+        if self._waiting:
+            self._waited_seconds += now - self._waits_since
+        self._waiting, self._waits_since = text, now
+
+    def _estimate_left(self) -> float | None:
+        """Seconds that are left; None where nothing tells: while it waits, and where a step took longer than that."""
+        left = self._left.seconds((self._run.elapsed or 0.0) - self._waited_seconds)
+        late = left is not None and left < self._clock() - max(self._ended_at, self._waits_since)
+        return None if self._waiting or late else left
 
     @property
     def _place(self) -> str:
@@ -425,8 +443,7 @@ class PlainProgress(Painter):
             parts.append(one_line(self._status))
         if self._waiting:
             parts.append(f"waiting {one_line(self._waiting)}")
-        left = self._left.seconds(run.elapsed or 0.0)
-        if left is not None:
+        if (left := self._estimate_left()) is not None:
             parts.append(f"about {duration(left)} left")
         return f"{self._place} {'; '.join(parts)}" if run.visible else "; ".join(parts)
 

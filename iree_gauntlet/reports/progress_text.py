@@ -64,7 +64,7 @@ def format_finished(step: Step, result: Result, place: str) -> str:
     cached = " (cached)" if result.cache and result.cache.hit else ""
     waited = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _WORTH_WAITING else ""
     took = f"  {duration(result.seconds)}{cached}{waited}" if result.verdict is not Verdict.SKIPPED else ""
-    reason = f": {one_line(result.reason)}" if result.reason else ""
+    reason = f": {one_line(result.full_reason)}" if result.reason else ""
     verdict = signed(f"{result.verdict:<7}", result.verdict)
     return f"{place} {verdict} {format_step_title(step)}{took}{reason}"
 

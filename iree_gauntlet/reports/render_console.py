@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, TextIO
@@ -142,7 +143,7 @@ def _make_plain(text: Text) -> str:
 
 
 def _print_table(console: rich.console.Console, table: Table) -> None:
-    """As one that fits; as several where none of its columns may go or can be folded."""
+    """As one that fits; as several where no more of its columns may go. Nothing but text is broken."""
     columns, rows, width = table.columns, table.rows[: table.most or None], console.width + _GAP
     cells = [list(map(_format_cell, columns, row)) for row in rows]
     # Each column with the gap before the next one; text that is longer is folded.
@@ -158,9 +159,8 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
         if columns[least].rank == 0:
             break
         shown.remove(least)
-    fits = sum(needed[index] for index in shown) <= width
-    foldable = any(columns[index].kind is ColumnKind.TEXT for index in shown)
-    for part in [shown] if foldable else _split_parts(shown, needed, width):
+    leading = len(list(itertools.takewhile(lambda index: columns[index].kind is ColumnKind.NAME, shown)))
+    for part in _split_parts(shown, max(leading, 1), needed, width):
         found = rich.table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for index in part:
             column = columns[index]
@@ -168,12 +168,15 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
                 one_line(column.heading),
                 justify="right" if column.right else "left",
                 overflow="fold",
-                no_wrap=fits and column.kind is not ColumnKind.TEXT,
+                no_wrap=column.kind is not ColumnKind.TEXT,
             )
         for row, written in zip(rows, cells, strict=True):
             styles = {index: STYLES.get(columns[index].word(row[index]), "") for index in part}
             found.add_row(*(rich.text.Text(written[index], style) for index, style in styles.items()))
-        console.print(found)
+        # What is wider than the terminal is broken by that alone: what is copied is whole.
+        console.width = max(width, sum(needed[index] for index in part)) - _GAP
+        console.print(found, crop=False)
+        console.width = width - _GAP
     hidden = [column.heading for index, column in enumerate(columns) if index not in shown]
     if hidden:
         _write_line(console, f"  no room for {', '.join(hidden)}: widen the terminal", "dim")
@@ -185,13 +188,13 @@ def _format_cell(column: Column, cell: Cell) -> str:
     return signed(text, column.word(cell)) if column.kind is ColumnKind.VERDICT else text
 
 
-def _split_parts(shown: Sequence[int], needed: Sequence[int], width: int) -> Iterator[list[int]]:
-    """The first column, with as many of the others as there is room for, and so on; at least one."""
-    part = [*shown[:1]]
-    for index in shown[1:]:
-        if len(part) > 1 and sum(needed[other] for other in part) + needed[index] > width:
+def _split_parts(shown: Sequence[int], leading: int, needed: Sequence[int], width: int) -> Iterator[list[int]]:
+    """The columns that say what a row is about, with as many of the others as there is room for; at least one."""
+    part = [*shown[:leading]]
+    for index in shown[leading:]:
+        if len(part) > leading and sum(needed[other] for other in part) + needed[index] > width:
             yield part
-            part = [*shown[:1]]
+            part = [*shown[:leading]]
         part.append(index)
     yield part
 

@@ -241,6 +241,7 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         "log": step.log,
         "origin": _describe_fields(step.origin),
         **({"worker": step.worker} if step.worker else {}),
+        **({"unsupported": step.unsupported.as_dict()} if step.unsupported else {}),
     }
 
 

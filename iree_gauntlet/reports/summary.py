@@ -362,7 +362,7 @@ def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
 
 def _show_groups(title: str, steps: Sequence[StepOutcome]) -> Iterator[Block]:
     """What steps failed of, the most frequent first."""
-    groups = group_failures((step.chain, step.name, step.reason) for step in steps)
+    groups = group_failures((step.chain, step.name, step.diagnosis) for step in steps)
     if not groups:
         return
     rows = tuple(

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
+from iree_gauntlet.cache_folders import make_cache_folder
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.progress import Progress
@@ -26,7 +27,6 @@ from iree_gauntlet.requests import (
     StatusRequest,
     WorkerRequest,
 )
-from iree_gauntlet.settings import make_cache_folder
 from iree_gauntlet.tasks.task_options import gauntlet_task
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
+from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE, find_cache_folder, find_toolchains_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, counted, signed
@@ -26,7 +27,7 @@ from iree_gauntlet.measuring.machine.machine_state import (
 )
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import Configuration, find_cache_folder, find_project_folder
+from iree_gauntlet.settings import Configuration, find_project_folder, find_runs_folder
 from iree_gauntlet.toolchains.cmake_build import find_build_tools
 from iree_gauntlet.toolchains.devices import (
     ask_host_cpu,
@@ -37,7 +38,7 @@ from iree_gauntlet.toolchains.devices import (
     list_drivers,
     read_host_cpu,
 )
-from iree_gauntlet.toolchains.find import chosen, find_toolchain
+from iree_gauntlet.toolchains.find import find_requested
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
 from iree_gauntlet.upkeep.installed_toolchains import format_version, open_place
 
@@ -93,7 +94,8 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Doc
         findings.append(DoctorFinding("iree", "missing", toolchain.what, toolchain.hint))
     else:
         findings += _check_iree(toolchain)
-    return [*findings, _check_counter(), _check_source_builds(), *_check_packages(), *_check_cache(cache_dir)]
+    findings += [_check_counter(), _check_source_builds(), *_check_packages(), *_check_cache(cache_dir)]
+    return [*findings, *_check_runs(find_runs_folder()), _check_toolchains(find_toolchains_folder())]
 
 
 def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
@@ -101,6 +103,8 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
     for noun, part in (("compiler", compiler), ("runtime", runtime)):
         yield DoctorFinding("iree", "ok", f"{noun} {format_version(part, digits=8)}")
     yield DoctorFinding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
+    if toolchain.why:
+        yield DoctorFinding("iree", "info", toolchain.why)
     if compiler.release != runtime.release != UNKNOWN_VERSION:
         what = f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load"
         hint = (
@@ -194,16 +198,19 @@ def _check_packages() -> Iterator[DoctorFinding]:
 
 
 def _check_cache(cache_dir: Path) -> Iterator[DoctorFinding]:
-    # The folder may not be made yet: what counts is the nearest one that is.
-    there = next((folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists()), cache_dir)
+    there = _find_nearest(cache_dir)
+    hint = "name another cache with --cache-dir, or change its owner or mode"
     if not there.is_dir():
         yield DoctorFinding("cache", "missing", f"{there} is not a folder", "move the file away, or name another cache")
         return
-    if os.access(there, os.W_OK | os.X_OK):
+    if _may_write(there):
         yield DoctorFinding("cache", "ok", f"{cache_dir} can be written")
-    else:
+    elif there == cache_dir:
         what = f"{cache_dir} cannot be written: what is in it is used, nothing is added"
-        yield DoctorFinding("cache", "warn", what, "name another cache, or change its owner or mode")
+        yield DoctorFinding("cache", "warn", what, hint)
+    else:
+        what = f"{cache_dir} cannot be made, as {there} cannot be written: nothing runs"
+        yield DoctorFinding("cache", "missing", what, hint)
     free = shutil.disk_usage(there).free
     text = f"{byte_size(free)} free for {cache_dir}"
     if free < _LOW_DISK_BYTES:
@@ -211,6 +218,32 @@ def _check_cache(cache_dir: Path) -> Iterator[DoctorFinding]:
         yield DoctorFinding("cache", "warn", f"only {text}", hint)
     else:
         yield DoctorFinding("cache", "ok", text)
+
+
+def _check_runs(folder: Path) -> Iterator[DoctorFinding]:
+    there = _find_nearest(folder)
+    if not there.is_dir() or not _may_write(there):
+        why = f"{there} cannot be written" if there.is_dir() else f"{there} is not a folder"
+        hint = "name a folder for each run with --run-dir, or change the owner or mode"
+        yield DoctorFinding("runs", "missing", f"no run can be kept in {folder}: {why}", hint)
+
+
+def _check_toolchains(folder: Path) -> DoctorFinding:
+    there = _find_nearest(folder)
+    if there.is_dir() and _may_write(there):
+        return DoctorFinding("toolchains", "ok", f"releases that --iree names are in {folder}, for all projects")
+    what = f"{folder} cannot be written: no release is installed there, and none is built"
+    hint = f"name another folder with ${TOOLCHAINS_VARIABLE}, or change the owner or mode"
+    return DoctorFinding("toolchains", "warn", what, hint)
+
+
+def _find_nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there: it may not be made yet."""
+    return next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+
+
+def _may_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _check_configuration() -> Iterator[DoctorFinding]:
@@ -232,13 +265,13 @@ def _check_configuration() -> Iterator[DoctorFinding]:
 
 def _find_asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
     """What `--iree` names; nothing is installed, and settings that cannot be read are a finding of their own."""
-    compiler, runtime = chosen(request, os.environ)
     try:
         configuration = read_configuration(find_project_folder(), os.environ)
     except GauntletError:
         configuration = Configuration()
+    place = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
     try:
-        return find_toolchain(compiler, runtime, open_place(request.cache_dir, configuration, offline=True))
+        return find_requested(request, os.environ, place)
     except ToolchainError as error:
         return error
 
@@ -298,4 +331,5 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
         if count := sum(item.status == "warn" for item in findings):
             answer += f"; {counted(count, 'warning')}"
         write_text(sys.stdout, f"\n{answer}\n")
-    return ExitCode.ERROR if isinstance(toolchain, ToolchainError) else ExitCode.OK
+    blocked = any(item.status == "missing" and item.area in ("cache", "runs") for item in findings)
+    return ExitCode.ERROR if blocked or isinstance(toolchain, ToolchainError) else ExitCode.OK

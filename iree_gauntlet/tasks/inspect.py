@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
+from iree_gauntlet.cache_folders import find_cache_folder
 from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import file_path, problem_of_flag
 from iree_gauntlet.dialects.spec_file import problem_of_field
@@ -21,7 +22,7 @@ from iree_gauntlet.figures import counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
-from iree_gauntlet.settings import find_cache_folder, find_runs_folder, resolve_links
+from iree_gauntlet.settings import find_runs_folder, resolve_links
 from iree_gauntlet.system.collector import pause_collector
 from iree_gauntlet.targets import FAMILIES
 

@@ -284,7 +284,7 @@ def toolchain_build_task(sources: tuple[str, ...], asked: BuildRequest) -> ExitC
 
 @gauntlet_task("toolchain.list", CacheRequest, FormatRequest)
 def toolchain_list_task(cache: CacheRequest, output: FormatRequest) -> ExitCode:
-    """Show which IREE is installed here, and those in the cache with their size and last use."""
+    """Show which IREE is installed here, and those that all projects share, with their size and last use."""
     from iree_gauntlet.upkeep.installed_toolchains import list_toolchains  # noqa: PLC0415
 
     return list_toolchains(cache.cache_dir, as_json=output.as_json)

@@ -32,7 +32,7 @@ from iree_gauntlet.toolchains.toolchain import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 _TOOLS = ("tools", "iree/tools", "bin")
@@ -54,12 +54,18 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BuildTree:
-    """A folder with IREE's native tools, with its commit where that is known by more than what the tools say."""
+    """A folder with IREE's native tools.
+
+    Attributes:
+        commit: where that is known by more than what the tools say.
+        bindings: those of the compiler, where they are not looked for in the folder.
+    """
 
     root: Path
     tools: Path
     source: str
     commit: str = ""
+    bindings: Path | None = None
 
     @classmethod
     def of(cls, root: Path, needed: Sequence[str]) -> BuildTree:
@@ -89,7 +95,7 @@ def find_compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environmen
         raise ToolchainError(what, "Run it by hand; build it again where it does not start.")
     version, commit = found[1], found[2] or ""
     identity = _compute_identity(_list_compiler_files(tree), version, commit, hash_of)
-    bindings = next((tree.root / name for name in _BINDINGS if (tree.root / name / "iree/compiler").is_dir()), None)
+    bindings = tree.bindings or find_bindings(tree.root / name for name in _BINDINGS)
     python, onnx = ("", "") if bindings is None else _provide_binding_python(tree.root, bindings, environments)
     opt = tree.tools / "iree-opt"
     return Compiler(
@@ -104,6 +110,11 @@ def find_compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environmen
         identity=identity,
         ir_tool=str(opt) if os.access(opt, os.X_OK) else "",
     )
+
+
+def find_bindings(folders: Iterable[Path]) -> Path | None:
+    """The first folder from which Python imports IREE's compiler."""
+    return next((folder for folder in folders if (folder / "iree/compiler").is_dir()), None)
 
 
 def find_runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:

@@ -1,7 +1,7 @@
 """Which IREEs lie between two: releases of the package index, nightlies of the links page, or those that are named.
 
 The index is asked by uv with the user's own settings, as when a release is installed. Without a network what is
-installed in the cache is all there is.
+installed is all there is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from packaging.specifiers import SpecifierSet
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.toolchains.checkout import Checkout
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.find import list_versions_here
 from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL
 from iree_gauntlet.toolchains.installer import Installer, Sources
 
@@ -57,7 +58,7 @@ def list_candidates_between(
     nightlies = nightlies or low.is_prerelease or high.is_prerelease
     environments = place.environments
     if environments.offline:
-        found = set(environments.versions())
+        found = set(list_versions_here(environments))
     else:
         sources = _make_nightly_sources(place) if nightlies else Sources()
         found = set(_list_versions(environments.installer, COMPILER_WHEEL.distribution, low, high, sources))
@@ -126,7 +127,7 @@ def _find_version(text: str, option: str, place: ToolchainPlace) -> Version:
         raise UsageError(what, "Name a release such as 3.12.0, or say with --among, in order, what lies between.")
     environments = place.environments
     if environments.offline:
-        found = [version for version in environments.versions() if version.is_prerelease]
+        found = [version for version in list_versions_here(environments) if version.is_prerelease]
     else:
         found = environments.installer.versions(
             COMPILER_WHEEL.distribution, SpecifierSet(), _make_nightly_sources(place)

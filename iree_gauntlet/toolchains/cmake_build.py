@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.figures import byte_size, duration
 from iree_gauntlet.system.atomic import write_atomic
@@ -220,7 +221,7 @@ class BuildFolder:
         if (free := shutil.disk_usage(place).free) < needed:
             raise GauntletError(
                 f"a build needs about {byte_size(needed)}, and {place} has {byte_size(free)} left",
-                "Free disk space (cache.gc, toolchain.remove), or name another folder with --cache-dir.",
+                f"Free disk space (toolchain.remove), or name another folder with ${TOOLCHAINS_VARIABLE}.",
             )
 
     def _run(self, argv: Sequence[str], what: str, follow: Callable[[str], None] = lambda _: None) -> str:

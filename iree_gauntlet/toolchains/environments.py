@@ -1,8 +1,9 @@
-"""IREE in virtual environments of the cache, one for each release: made once, whole or not at all.
+"""IREE in virtual environments that all projects share, one for each release: made once, whole or not at all.
 
-    <cache>/toolchains/envs/<label>-<python and platform>/     an environment, `gauntlet-environment.json` in it
-    <cache>/toolchains/envs/.making-<name>-<random>            one that is being made, or was left by a kill
-    <cache>/toolchains/envs/.<name>.lock                       held while it is made; dies with its holder
+    <toolchains>/envs/<label>-<python and platform>/     an environment, `gauntlet-environment.json` in it
+    <toolchains>/envs/.making-<name>-<random>            one that is being made, or was left by a kill
+    <toolchains>/envs/.<name>.lock                       held while it is made; dies with its holder
+    <toolchains>/leases, <toolchains>/locks              which process uses what
 
 An environment is made aside and renamed when it is whole. What breaks when a virtual environment is moved are
 the scripts in `bin`, which name their interpreter by its path: they are left out. `bin/python` finds its
@@ -28,7 +29,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from packaging.version import Version
 
-from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
+from iree_gauntlet.errors import ToolchainError, name_place
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
@@ -155,8 +157,8 @@ def name_refusals(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "Check the cache's folder, its rights and space."
-        raise ToolchainError(f"{error.filename or folder}: {error.strerror or error}", hint) from error
+        hint = f"Check its rights and the space there, or name another folder with ${TOOLCHAINS_VARIABLE}."
+        raise ToolchainError(f"{name_place(error) or folder}: {error.strerror or error}", hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,11 @@ def make_environment_tag() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of a cache, in a folder that is made with the first one."""
+    """The environments of a folder that is made with the first one.
+
+    Attributes:
+        earlier: folders of projects' caches, where they were made before: what is there is used, and nothing added.
+    """
 
     folder: Path
     installer: Installer
@@ -217,19 +223,22 @@ class Environments:
     offline: bool
     use: Callable[[Path], None]
     news: Callable[[str], None]
+    earlier: tuple[Path, ...] = ()
 
     def path_of(self, label: str) -> Path:
-        """Where the environment of a label is, if it is there."""
+        """Where the environment of a label is made."""
         return self.folder / f"{label}-{make_environment_tag()}"
 
     def find(self, label: str) -> Environment | None:
         """The environment of a label; None where there is no whole one. It is in use from now on."""
-        path = self.path_of(label)
-        self.use(path)
-        found, _ = Environment.inspect(path)
-        if found is not None:
-            found.note_use()
-        return found
+        name = self.path_of(label).name
+        for folder in (self.folder, *self.earlier):
+            self.use(folder / name)
+            found, _ = Environment.inspect(folder / name)
+            if found is not None:
+                found.note_use()
+                return found
+        return None
 
     def ready(self, recipe: Recipe) -> Environment:
         """The environment of a recipe, installed where it is not there.
@@ -243,10 +252,10 @@ class Environments:
         _, why = Environment.inspect(path)
         if self.offline:
             hint = f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}"
-            raise ToolchainError(f"IREE {recipe.asked} is not installed in the cache: {path} {why}", hint)
+            raise ToolchainError(f"IREE {recipe.asked} is not installed: {path} {why}", hint)
         with name_refusals(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._hold_lock(recipe.label) as held:
+            with self._hold_lock(path, recipe.label) as held:
                 # Somebody else may have made it meanwhile.
                 if (found := self.find(recipe.label)) is not None:
                     return found
@@ -260,25 +269,25 @@ class Environments:
 
     def all(self) -> list[tuple[Path, Environment | None, str]]:
         """Every environment of any Python and platform: folder, what it is, and what is wrong where it is none."""
-        return Environment.list_in(self.folder)
+        return [row for folder in (self.folder, *self.earlier) for row in Environment.list_in(folder)]
 
     def versions(self) -> list[Version]:
         """The releases and nightlies that are here for this Python, rising; no folders of wheels."""
         whole = [(path, found) for path, found, _ in self.all() if found is not None and found.label == found.compiler]
-        return sorted(Version(found.label) for path, found in whole if path == self.path_of(found.label))
+        return sorted({Version(found.label) for path, found in whole if path.name == self.path_of(found.label).name})
 
     def remove(self, path: Path, label: str) -> None:
         """Delete an environment; the caller has made sure that it is not in use."""
-        with name_refusals(self.folder), self._hold_lock(label):
+        with name_refusals(path), self._hold_lock(path, label):
             discard(path)
 
-    def _hold_lock(self, label: str) -> AbstractContextManager[int]:
+    def _hold_lock(self, path: Path, label: str) -> AbstractContextManager[int]:
         """Hold the lock of an environment; its descriptor."""
 
         def waiting(seconds: float) -> None:
             self.news(f"waiting for another process that installs IREE {label} ({seconds:.0f} s so far)")
 
-        return file_lock(self.folder / f".{self.path_of(label).name}.lock", waiting)
+        return file_lock(path.with_name(f".{path.name}.lock"), waiting)
 
     def _make(self, recipe: Recipe, path: Path, held: int) -> None:
         started = time.monotonic()

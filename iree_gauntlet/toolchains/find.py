@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import time
 import zipfile
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from iree_gauntlet.figures import byte_size
 from iree_gauntlet.messages import news
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.toolchains.build_tree import BuildTree, find_compiler_of, find_runtime_of
+from iree_gauntlet.toolchains.build_tree import BuildTree, find_bindings, find_compiler_of, find_runtime_of
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import (
     Environment,
@@ -37,6 +38,7 @@ from iree_gauntlet.toolchains.installed import (
     RUNTIME_WHEEL,
     find_compiler_on,
     find_installed,
+    find_installed_release,
     find_runtime_on,
     find_site_packages,
 )
@@ -66,6 +68,9 @@ _BLOCK = 1 << 20
 _NO_ACCESS = (401, 403, 429)
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 IREE_VARIABLE = "IREE_GAUNTLET_IREE"
+_VERSIONS = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY)
+# What lies in a folder of toolchains.
+_KINDS = ("envs", "builds", "work")
 # Of a commit's hash, in the name of its environment.
 _COMMIT_DIGITS = 12
 
@@ -239,39 +244,101 @@ class ToolchainPlace:
     hash_of: Callable[[Path], str]
     search_path: str
     importer: bool = False
+    python_path: str = ""
 
 
-def chosen(request: ToolchainRequest, environ: Mapping[str, str]) -> tuple[Choice, Choice]:
+def choose_halves(
+    request: ToolchainRequest, environ: Mapping[str, str], default: ChoiceKind = ChoiceKind.INSTALLED
+) -> tuple[Choice, Choice]:
     """Compiler and runtime that are asked for, by their own options, else by `--iree`, else by the variable."""
     iree, compiler, runtime = request.iree, request.iree_compiler, request.iree_runtime
-    whole = parse_choice(iree) if iree else parse_choice(environ.get(IREE_VARIABLE, ""), f"${IREE_VARIABLE}")
+    named = environ.get(IREE_VARIABLE, "") or str(default)
+    whole = parse_choice(iree) if iree else parse_choice(named, f"${IREE_VARIABLE}")
     return (
         parse_choice(compiler, "--iree-compiler") if compiler else whole,
         parse_choice(runtime, "--iree-runtime") if runtime else whole,
     )
 
 
+def find_requested(
+    request: ToolchainRequest, environ: Mapping[str, str], place: ToolchainPlace, *, as_shell: bool = False
+) -> Toolchain:
+    """The IREE that a command asks for, with why it is that one, where no option says it and several are here.
+
+    Where nothing says which, it is the wheels of this Python; `as_shell`, first what a shell would start.
+
+    Raises:
+        UsageError: an option, or the variable, names no IREE.
+        ToolchainError: as of `find_toolchain`.
+    """
+    shell = [_find_shell_tool(tool, place.search_path) for tool in (COMPILE, RUN_MODULE, BENCHMARK_MODULE)]
+    other = next((path for path in shell if path), None)
+    default = ChoiceKind.PATH if as_shell and all(shell) else ChoiceKind.INSTALLED
+    choices = choose_halves(request, environ, default)
+    named = environ.get(IREE_VARIABLE, "")
+    try:
+        found = find_toolchain(*choices, place)
+    except ToolchainError as error:
+        if other and not named and ChoiceKind.INSTALLED in (choice.kind for choice in choices):
+            error.hint += f"\n  Or use {other}, which is on the PATH: --iree path, or export {IREE_VARIABLE}=path."
+        raise
+    why = ""
+    if request.iree or (request.iree_compiler and request.iree_runtime):
+        return found
+    if named:
+        why = f"IREE is {found.source}, as ${IREE_VARIABLE} says: {named}"
+    elif default is ChoiceKind.PATH:
+        why = f"IREE is {found.source}, as its tools are on the PATH; {IREE_VARIABLE}=installed takes this Python's"
+    elif other:
+        why = f"IREE is {found.source}; {other}, which is on the PATH, is used with --iree path or {IREE_VARIABLE}=path"
+    return replace(found, why=why)
+
+
 def make_toolchain_place(
+    folder: Path,
     cache_dir: Path,
     configuration: Configuration,
-    uses: Uses,
+    uses_of: Callable[[Path], Uses],
     hash_of: Callable[[Path], str],
     *,
     offline: bool,
     importer: bool = False,
 ) -> ToolchainPlace:
-    """Where toolchains are looked for, and installed and built unless this is offline.
+    """Where toolchains are looked for, and installed and built unless this is offline: in a folder for all projects.
 
-    With `importer`, what is built imports ONNX programs as well.
+    What a project's cache has from before is used as well. With `importer`, what is built imports ONNX programs too.
     """
-    folder = cache_dir.absolute() / "toolchains"
-    environments = Environments(folder / "envs", Installer(), offline=offline, use=uses.use, news=news)
+    before = cache_dir.absolute() / "toolchains"
+    has_some = before != folder and any((before / kind).is_dir() for kind in _KINDS)
+    places = (folder, before) if has_some else (folder,)
+    uses = [uses_of(place) for place in places]
+
+    def use(path: Path) -> None:
+        for each in uses:
+            each.use(path)
+
+    environments = Environments(
+        folder / "envs",
+        Installer(),
+        offline=offline,
+        use=use,
+        news=news,
+        earlier=tuple(place / "envs" for place in places[1:]),
+    )
     builds = SourceBuilds(
-        folder / "builds", configuration.build_options, os.environ, offline=offline, uses=uses, news=news
+        folder / "builds",
+        configuration.build_options,
+        os.environ,
+        offline=offline,
+        uses=uses[0],
+        use=use,
+        news=news,
+        earlier=tuple(place / "builds" for place in places[1:]),
     )
     packages = CommitPackages(configuration.packages_api, os.environ, news)
     links, search_path = configuration.nightly_links, os.environ.get("PATH", "")
-    return ToolchainPlace(environments, builds, packages, links, hash_of, search_path, importer=importer)
+    python_path = os.environ.get("PYTHONPATH", "")
+    return ToolchainPlace(environments, builds, packages, links, hash_of, search_path, importer, python_path)
 
 
 def find_toolchain(compiler: Choice, runtime: Choice, place: ToolchainPlace) -> Toolchain:
@@ -310,7 +377,11 @@ def _describe_environment(python: Path, choice: Choice) -> tuple[list[str], str,
 def _locate(choice: Choice, place: ToolchainPlace, parts: AbstractSet[str]) -> Path | BuildTree | None:
     """The interpreter of an environment, or a build; None for what is installed."""
     tools = (COMPILE,) if COMPILER in parts else (RUN_MODULE, BENCHMARK_MODULE)
-    if choice.kind is ChoiceKind.INSTALLED:
+    version = None
+    if choice.kind in _VERSIONS:
+        version = _choose_version(choice, place, list_versions_here(place.environments))
+    # What this Python has already is not installed again.
+    if choice.kind is ChoiceKind.INSTALLED or (version and version == find_installed_release()):
         return None
     if choice.kind is ChoiceKind.SOURCE:
         build = place.builds.ready(choice, frozenset(parts))
@@ -325,9 +396,12 @@ def _locate(choice: Choice, place: ToolchainPlace, parts: AbstractSet[str]) -> P
         with tool.open("rb") as file:
             is_script = file.read(2) == b"#!"
         # A script belongs to the environment that it lies in.
-        tree = BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
+        folders = (Path(folder).absolute() for folder in place.python_path.split(os.pathsep) if folder)
+        bindings = find_bindings(folders)
+        tree = BuildTree(native.parent.parent, native.parent, f"path: {native.parent}", bindings=bindings)
         return python if is_script and python.exists() else tree
-    return provide_environment(choice, place).python
+    environment = _provide_version(choice, version, place) if version else provide_environment(choice, place)
+    return environment.python
 
 
 def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
@@ -345,6 +419,13 @@ def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
     return paths[0]
 
 
+def _find_shell_tool(tool: str, search_path: str) -> Path | None:
+    """What a shell starts by a tool's name; None where there is none, or a script of the wheels in this Python."""
+    path = shutil.which(tool, path=search_path)
+    own = Path(sys.executable).parent.resolve()
+    return Path(path).absolute() if path and Path(path).absolute().parent.resolve() != own else None
+
+
 def _find_venv_python(folder: Path) -> Path:
     if folder.is_file():
         return folder
@@ -357,20 +438,28 @@ def _find_venv_python(folder: Path) -> Path:
 
 def provide_environment(choice: Choice, place: ToolchainPlace) -> Environment:
     """The environment of the cache that a choice means: a release, a nightly, or wheels; UsageError for other kinds."""
-    environments = place.environments
     if choice.kind is ChoiceKind.WHEELS and choice.folder:
-        return environments.ready(_make_wheels_recipe(choice.folder, place.hash_of))
+        return place.environments.ready(_make_wheels_recipe(choice.folder, place.hash_of))
     if choice.kind is ChoiceKind.COMMIT:
         return _install_commit(choice, place)
-    if choice.kind in (ChoiceKind.RELEASE, ChoiceKind.RANGE):
-        sources = Sources()
-    elif choice.kind is ChoiceKind.NIGHTLY:
-        # The exact version allows itself; nothing else is to be a pre-release.
-        sources = Sources(place.nightly_links)
-    else:
-        hint = "Name a release, a range, a nightly, commit:SHA or wheels:DIR."
-        raise UsageError(f"{choice.text} is not installed by this toolkit", hint)
-    version = choice.version or _find_newest(choice, place, sources)
+    if choice.kind in _VERSIONS:
+        return _provide_version(choice, _choose_version(choice, place, place.environments.versions()), place)
+    hint = "Name a release, a range, a nightly, commit:SHA or wheels:DIR."
+    raise UsageError(f"{choice.text} is not installed by this toolkit", hint)
+
+
+def _choose_version(choice: Choice, place: ToolchainPlace, here: Sequence[Version]) -> Version:
+    """Its own, or the newest that it means; without a network, of those that are here."""
+    return choice.version or _find_newest(choice, place, _make_sources(choice, place), here)
+
+
+def _make_sources(choice: Choice, place: ToolchainPlace) -> Sources:
+    # The exact version of a nightly allows itself; nothing else is to be a pre-release.
+    return Sources(place.nightly_links) if choice.kind is ChoiceKind.NIGHTLY else Sources()
+
+
+def _provide_version(choice: Choice, version: Version, place: ToolchainPlace) -> Environment:
+    environments, sources = place.environments, _make_sources(choice, place)
     try:
         requirements = (f"iree-base-compiler[onnx]=={version}", f"iree-base-runtime=={version}")
         return environments.ready(Recipe(str(version), requirements, sources, *(str(version),) * 3))
@@ -390,7 +479,7 @@ def _install_commit(choice: Choice, place: ToolchainPlace) -> Environment:
         return found
     if environments.offline:
         hint = f"Install it where there is a network: gauntlet toolchain.install {choice.text}"
-        raise ToolchainError(f"{choice.text} is not installed in the cache, and this is offline", hint)
+        raise ToolchainError(f"{choice.text} is not installed, and this is offline", hint)
     commit = place.packages.commit_of(choice.ref)
     label = f"commit-{commit[:_COMMIT_DIGITS]}"
     with name_refusals(environments.folder):
@@ -404,18 +493,17 @@ def _install_commit(choice: Choice, place: ToolchainPlace) -> Environment:
                 return environments.ready(replace(recipe, label=label, asked=choice.text))
 
 
-def _find_newest(choice: Choice, place: ToolchainPlace, sources: Sources) -> Version:
+def _find_newest(choice: Choice, place: ToolchainPlace, sources: Sources, here: Sequence[Version]) -> Version:
     """The newest version of a range, or the newest nightly."""
     environments = place.environments
     wanted = choice.range if choice.range is not None else SpecifierSet()
     if environments.offline:
-        found = environments.versions()
-        here = [version for version in found if choice.range is not None or version.is_prerelease]
-        fitting = list(wanted.filter(here, prereleases=None if choice.range is not None else True))
+        some = [version for version in here if choice.range is not None or version.is_prerelease]
+        fitting = list(wanted.filter(some, prereleases=None if choice.range is not None else True))
         if not fitting:
-            have = ", ".join(map(str, found)) or "none"
+            have = ", ".join(map(str, here)) or "none"
             raise ToolchainError(
-                f"no IREE in the cache is {choice.text}, and this is offline: installed are {have}",
+                f"no IREE here is {choice.text}, and this is offline: installed are {have}",
                 f"Install one where there is a network: gauntlet toolchain.install '{choice.text}'",
             )
         return max(fitting)
@@ -431,6 +519,12 @@ def _find_newest(choice: Choice, place: ToolchainPlace, sources: Sources) -> Ver
         hint = "Name its page in gauntlet.toml: [toolchains] nightly_links."
         raise ToolchainError(f"no nightly of IREE for this Python and platform at {sources.find_links}", hint)
     return versions[-1]
+
+
+def list_versions_here(environments: Environments) -> list[Version]:
+    """Releases and nightlies that need no network, rising: those of environments, and what this Python has."""
+    installed = find_installed_release()
+    return sorted({*environments.versions(), *([installed] if installed else [])})
 
 
 def _find_nearest(version: Version, place: ToolchainPlace, sources: Sources) -> str | None:

@@ -16,6 +16,8 @@ from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.toolchain import (
     BENCHMARK_MODULE,
@@ -33,6 +35,12 @@ if TYPE_CHECKING:
 
 # Run as a module, it imports ONNX programs.
 IMPORTER = "iree.compiler.tools.import_onnx"
+
+
+_OF_A_BUILD = (
+    "a source build is used by its folder, --iree build:DIR, or by its tools on the PATH, --iree path "
+    "(IREE_GAUNTLET_IREE=path)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     distribution = next(iter(Distribution.discover(name=kind.distribution, path=[str(root)])), None)
     if distribution is None or not distribution.version:
         what = f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata"
-        raise ToolchainError(what, f"take it from the path, or install the wheel: {install}")
+        raise ToolchainError(what, f"take it off PYTHONPATH, or install the wheel: {install}; {_OF_A_BUILD}")
     version, commit = _read_version(root / kind.version_file, install)
     ingredients = [
         ("platform", f"{platform.system()}-{platform.machine()}"),
@@ -163,6 +171,16 @@ def find_installed() -> Toolchain:
     return find_on(sys.path, sys.executable)
 
 
+def find_installed_release() -> Version | None:
+    """The release that the running Python has whole: both wheels of it, and what its ONNX importer needs."""
+    try:
+        found = find_installed()
+    except ToolchainError:
+        return None
+    is_whole = found.compiler.release == found.runtime.release and found.compiler.onnx_version
+    return Version(found.compiler.release) if is_whole else None
+
+
 def find_site_packages(python: Path) -> list[Path]:
     """The package folders of the virtual environment of an interpreter, read from its layout."""
     prefix = python.parent.parent
@@ -217,7 +235,7 @@ def find_on(search_path: Sequence[str], python: str) -> Toolchain:
         try:
             find_runtime_on(search_path, python, "installed")
         except ToolchainError as other:
-            hint = f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime"
+            hint = f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime; {_OF_A_BUILD}"
             raise ToolchainError(f"{problem.what}; {other.what}", hint) from None
         raise
     # They may lie in two folders of the search path; people know the environment by the compiler's.

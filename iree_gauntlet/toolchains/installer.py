@@ -6,8 +6,10 @@ its variables name no index, pip's do.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.short_process import Answer, run_short, show_last_words
 
@@ -28,6 +31,12 @@ if TYPE_CHECKING:
 
 _ASK_SECONDS = 180.0
 _TAIL_LINES = 12
+_UNANSWERED = "uv cannot say what there is of {}"
+_CHECK = "Check the network and uv's index settings."
+# A path, and the system's number of what it refused.
+_REFUSED = re.compile(r"`([^`\n]+)`: [^`\n]*\(os error (\d+)\)")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSALS = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 # What pip's variables are called by uv.
 _PIP_VARIABLES = {
     "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
@@ -89,11 +98,11 @@ class Installer:
         if answer.exit_code != 0:
             if "No solution found" in answer.text and "network" not in answer.text.lower():
                 return None
-            raise _explain_unanswered(requirement, answer)
+            raise _explain_failure(_UNANSWERED.format(requirement), answer, _CHECK)
         for line in answer.text.splitlines():
             if line.startswith(Requirement(requirement).name + "=="):
                 return Version(line.partition("==")[2])
-        raise _explain_unanswered(requirement, answer)
+        raise _explain_failure(_UNANSWERED.format(requirement), answer, _CHECK)
 
     def _run(self, argv: Sequence[str], held: int, news: Callable[[str], None], what: str) -> None:
         # With the lock's descriptor: if we are killed, no other process begins again while this still writes.
@@ -105,9 +114,7 @@ class Installer:
             news=lambda seconds: news(f"uv is at work ({seconds:.0f} s so far)"),
         )
         if answer.exit_code != 0:
-            if "No space left on device" in answer.text or "Disk quota exceeded" in answer.text:
-                raise ToolchainError(f"{what}: disk full", f"Free disk space.\n{_take_tail(answer.text)}")
-            raise ToolchainError(f"{what} (exit code {answer.exit_code})", _take_tail(answer.text))
+            raise _explain_failure(what, answer)
 
     def _run_uv(self, argv: Sequence[str], **how: Any) -> Answer:
         ours = dict(os.environ)
@@ -127,10 +134,15 @@ class Installer:
             raise ToolchainError(f"uv cannot be started: {error}", hint) from error
 
 
-def _explain_unanswered(requirement: str, answer: Answer) -> ToolchainError:
-    hint = f"Check the network and uv's index settings.\n{_take_tail(answer.text)}"
-    return ToolchainError(f"uv cannot say what there is of {requirement} (exit code {answer.exit_code})", hint)
-
-
-def _take_tail(output: str) -> str:
-    return show_last_words("uv", output, _TAIL_LINES)
+def _explain_failure(what: str, answer: Answer, hint: str = "") -> ToolchainError:
+    """Why uv ended badly: what the system refused, and where, or else what it said."""
+    refused = next((found for found in _REFUSED.finditer(answer.text) if int(found[2]) in _REFUSALS), None)
+    how = f" (exit code {answer.exit_code})"
+    if refused is not None:
+        number = int(refused[2])
+        how = f": {refused[1]}: {'disk full' if number in _FULL else os.strerror(number)}"
+        hint = "Free disk space there" if number in _FULL else "Give the right to write there"
+        hint += f", or name other folders: $UV_CACHE_DIR is uv's own, ${TOOLCHAINS_VARIABLE} that of IREEs."
+    elif any(os.strerror(number) in answer.text for number in _FULL):
+        how, hint = ": disk full", "Free disk space."
+    return ToolchainError(f"{what}{how}", f"{hint}\n{show_last_words('uv', answer.text, _TAIL_LINES)}".strip())

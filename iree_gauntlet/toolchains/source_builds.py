@@ -1,10 +1,10 @@
 """IREE that is built here from a checkout, kept as other toolchains are.
 
-    <cache>/toolchains/builds/<commit>-<options>-<parts>/  a finished build of a commit, `gauntlet-build.json` in it
-    <cache>/toolchains/builds/tree-<name>-<options>-<content>/    one of a work tree as it was
-    <cache>/toolchains/work/<name>-<options>/              where it is built: `tree` (a git worktree, of commits alone),
+    <toolchains>/builds/<commit>-<options>-<parts>/  a finished build of a commit, `gauntlet-build.json` in it
+    <toolchains>/builds/tree-<name>-<options>-<content>/    one of a work tree as it was
+    <toolchains>/work/<name>-<options>/              where it is built: `tree` (a git worktree, of commits alone),
                                                            `build` (CMake's), `log.txt`, `python` (for the bindings)
-    <cache>/toolchains/work/.<name>.lock                   held while it is built; dies with its holder
+    <toolchains>/work/.<name>.lock                   held while it is built; dies with its holder
 
 A finished build is a copy of the programs and libraries that are run, so that the next build changes nothing under
 somebody's feet. The work folder stays: the next commit, or the work tree after a change, is built from where it is.
@@ -61,7 +61,7 @@ _NO_COMPILER = "-DIREE_BUILD_COMPILER=OFF"
 
 
 class Uses(Protocol):
-    """What of a cache is in use by a living process."""
+    """What of a folder is in use by a living process."""
 
     def use(self, path: Path) -> None:
         """Say that this process uses a folder, before it is looked for."""
@@ -70,7 +70,7 @@ class Uses(Protocol):
         """While nobody may begin to use anything."""
 
     def in_use(self) -> set[str]:
-        """Paths relative to the cache."""
+        """Paths relative to the folder that it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,14 @@ class _BuildFolder:
 
 @dataclass(frozen=True, slots=True)
 class SourceBuilds:
-    """The source builds of a cache."""
+    """The source builds of a folder.
+
+    Attributes:
+        uses: of the folder above it.
+        use: what says that a build is used, wherever it is.
+        earlier: folders of projects' caches, where they were made before: builds there are used, and no others made;
+            what is built in beside them goes on there.
+    """
 
     folder: Path
     options: tuple[str, ...]
@@ -123,7 +130,9 @@ class SourceBuilds:
     _: KW_ONLY
     offline: bool
     uses: Uses
+    use: Callable[[Path], None]
     news: Callable[[str], None]
+    earlier: tuple[Path, ...] = ()
 
     def ready(self, choice: Choice, parts: frozenset[str]) -> Build:
         """The build of a commit, or of a work tree as it is now, with the parts that are needed; built where it is not.
@@ -163,16 +172,20 @@ class SourceBuilds:
 
     def all(self) -> list[tuple[Path, Build | None, str]]:
         """Every finished build: folder, what it is, and what is wrong where it is none."""
-        return Build.list_in(self.folder)
+        return [row for folder in self._folders for row in Build.list_in(folder)]
 
     def work_folders(self) -> list[Path]:
         """Folders that are built in."""
-        folder = self.folder.with_name("work")
-        return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        works = [folder.with_name("work") for folder in self._folders]
+        return sorted(path for work in works if work.is_dir() for path in work.iterdir() if path.is_dir())
+
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        return (self.folder, *self.earlier)
 
     def remove(self, path: Path) -> None:
         """Deletes a finished build, which the caller has made sure is not in use."""
-        with name_refusals(self.folder):
+        with name_refusals(path):
             discard(path)
 
     def remove_work(self, path: Path) -> None:
@@ -194,21 +207,24 @@ class SourceBuilds:
         options = (*self.options, *([_NO_COMPILER] if runtime_only else []))
         key = make_settings_key(tools, options)[:8]
         place = compute_identity([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
-        folder = self.folder.with_name("work") / f"{checkout.folder.name}-{place}-{key}"
+        name = f"{checkout.folder.name}-{place}-{key}"
+        works = [folder.with_name("work") / name for folder in self._folders]
+        # What was begun goes on where it is: a folder of CMake's cannot be moved.
+        folder = next((work for work in works if work.is_dir()), works[0])
         return _BuildFolder(folder, checkout, options, tools, key)
 
     def _find_by_commit(self, commit: str, parts: frozenset[str]) -> Build | None:
         """A finished build of a commit by any compiler, with these options."""
         for path, found, _ in self.all():
             if found and found.commit == commit and found.options == self.options and parts <= set(found.parts):
-                self.uses.use(path)
+                self.use(path)
                 return Build.inspect(path)[0]
         return None
 
     def _find_finished(self, work: _BuildFolder, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
         """The finished build of a commit, or the last one of a work tree; None where it has not all that is needed."""
         for path in self._list_paths(work, choice, commit):
-            self.uses.use(path)
+            self.use(path)
             found, _ = Build.inspect(path)
             if found and parts <= set(found.parts):
                 found.note_use()
@@ -218,9 +234,12 @@ class SourceBuilds:
     def _list_paths(self, work: _BuildFolder, choice: Choice, commit: str) -> list[Path]:
         """Where that build is, if there is one; the most of it first."""
         if choice.ref:
-            return sorted(self.folder.glob(f"{work.label(commit, ())}*"), key=lambda path: -len(path.name))
+            like = f"{work.label(commit, ())}*"
+            there = [path for folder in self._folders for path in folder.glob(like)]
+            return sorted(there, key=lambda path: -len(path.name))
         try:
-            return [self.folder / str(json.loads((work.folder / _LATEST).read_bytes()))]
+            label = str(json.loads((work.folder / _LATEST).read_bytes()))
+            return [folder / label for folder in self._folders]
         except (OSError, ValueError):
             return []
 
@@ -288,7 +307,7 @@ class SourceBuilds:
 
     def _ship(self, build: Path, path: Path, said: Mapping[str, Any]) -> None:
         """Copies what is run out of the folder that it was built in."""
-        self.uses.use(path)
+        self.use(path)
         names, real = list_shipped_files(build), build.resolve()
         with making(path) as new:
             for name in names:
@@ -304,7 +323,7 @@ class SourceBuilds:
 
     def _prune(self, prefix: str, label: str) -> None:
         """Deletes what a build has replaced, and nobody uses: earlier ones of a work tree, or with less of a commit."""
-        root = self.folder.parents[1]
+        root = self.folder.parent
         with self.uses.collecting():
             used = self.uses.in_use()
             for path in self.folder.glob(f"{prefix}*"):

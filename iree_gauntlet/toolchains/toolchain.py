@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_events import ToolchainFacts
@@ -57,6 +58,12 @@ class Compiler(Part):
     onnx_version: str
     ir_tool: str
 
+    @property
+    def site_packages(self) -> str:
+        """The folder that it is installed in; empty where it is no wheel."""
+        folder = Path(self.compile).parent
+        return str(folder.parents[2]) if folder.parts[-3:] == ("iree", "compiler", "_mlir_libs") else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime(Part):
@@ -71,10 +78,14 @@ class Toolchain:
     """One IREE, fully known: making one starts no process, and neither does reading it.
 
     Compiler and runtime may come from different places.
+
+    Attributes:
+        why: a sentence that says why it is this one, where several are here and no option says which.
     """
 
     compiler: Compiler
     runtime: Runtime
+    why: str = ""
 
     @property
     def source(self) -> str:

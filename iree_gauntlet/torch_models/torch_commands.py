@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import messages
+from iree_gauntlet.cache_folders import find_cache_folder
 from iree_gauntlet.cases import MAIN
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.plan import Plan
@@ -23,7 +24,7 @@ from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.settings import find_cache_folder, find_project_folder, format_typed_command, shown
+from iree_gauntlet.settings import find_project_folder, format_typed_command, shown
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines

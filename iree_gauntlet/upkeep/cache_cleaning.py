@@ -306,7 +306,7 @@ def plan_collection(items: Iterable[Item], limits: CacheLimits, now: float, used
     goes: list[Item] = []
     spared: list[Item] = []
     for item in sorted(everything, key=lambda item: (item.last_use, item.path)):
-        if item.kind is ItemKind.OTHER:
+        if item.kind in (ItemKind.OTHER, ItemKind.TOOLCHAIN):
             continue
         too_old = limits.age is not None and now - item.last_use > limits.age
         too_much = limits.bytes is not None and after > limits.bytes

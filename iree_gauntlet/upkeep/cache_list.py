@@ -12,20 +12,21 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from iree_gauntlet.artifacts.inventory import ItemKind, lock_of, take_inventory
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, list_toolchains, lock_of, take_inventory
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Pins, Registry
 from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, Source, local_name, parse_source
 from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import Configuration, find_cache_folder, find_project_folder, shown
+from iree_gauntlet.settings import Configuration, find_project_folder, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -36,46 +37,65 @@ _SCHEMA = 1
 
 
 def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
-    """Prints what is in the cache, the largest first."""
-    place = open_cache(cache_dir)
+    """Prints what is in the cache, and the toolchains that all projects share, the largest first."""
+    place, folder = open_cache(cache_dir), find_toolchains_folder()
     with explain_refusals(place.root):
         items = take_inventory(place.root, place.pins)
-    items.sort(key=lambda item: (-item.bytes, item.path))
+        # Where the cache is named for all projects, they are in it.
+        shared = [] if folder.is_relative_to(place.root) else list_toolchains(folder, folder)
     if match:
-        items = [item for item in items if fnmatchcase(item.name, match) or fnmatchcase(item.path, match)]
-        if not items:
+        items, shared = ([item for item in some if _matches(item, match)] for some in (items, shared))
+        if not items and not shared:
             raise NothingSelectedError(
                 f"--match {match} matches nothing in {place.root}", "`cache.list` shows all names; * also matches /."
             )
+    for some in (items, shared):
+        some.sort(key=lambda item: (-item.bytes, item.path))
     if as_json:
         document = {
             "schema": _SCHEMA,
             "cache": str(place.root),
             "bytes": sum(item.bytes for item in items),
             "items": [asdict(item) for item in items],
+            "toolchains": {
+                "folder": str(folder),
+                "bytes": sum(item.bytes for item in shared),
+                "items": [asdict(item) for item in shared],
+            },
         }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return ExitCode.OK
-    if not items:
+    if items or shared:
+        now = time.time()
+        head = ("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME")
+        print_table([head, *(_make_row(item, now) for item in (*items, *shared))])
+        for some, where in ((items, str(place.root)), (shared, f"{folder}, which all projects share")):
+            if some:
+                sys.stdout.write(f"{_describe_sizes(some)} in {where}\n")
+    else:
         sys.stdout.write(f"nothing is in {place.root}\n")
-        return ExitCode.OK
-    now = time.time()
-    table: list[tuple[str, ...]] = [("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME")]
-    for item in items:
-        verified = {True: "yes", False: "no", None: ""}[item.verified]
-        of = f" of {byte_size(item.total)}" if item.total else ""
-        arrived = f" ({byte_size(item.present)}{of} arrived)" if item.kind is ItemKind.UNFINISHED else ""
-        age = format_age(now - item.last_use)
-        table.append((byte_size(item.bytes), age, item.kind, item.pin, verified, f"{item.name}{arrived}"))
-    print_table(table)
+    return ExitCode.OK
+
+
+def _describe_sizes(items: Sequence[Item]) -> str:
     by_kind = []
     for kind in ItemKind:
         sizes = [item.bytes for item in items if item.kind is kind]
         if sizes:
             by_kind.append(f"{kind} {byte_size(sum(sizes))} ({len(sizes)})")
-    size = byte_size(sum(item.bytes for item in items))
-    sys.stdout.write(f"{size}: {', '.join(by_kind)} in {place.root}\n")
-    return ExitCode.OK
+    return f"{byte_size(sum(item.bytes for item in items))}: {', '.join(by_kind)}"
+
+
+def _matches(item: Item, match: str) -> bool:
+    return fnmatchcase(item.name, match) or fnmatchcase(item.path, match)
+
+
+def _make_row(item: Item, now: float) -> tuple[str, ...]:
+    verified = {True: "yes", False: "no", None: ""}[item.verified]
+    of = f" of {byte_size(item.total)}" if item.total else ""
+    arrived = f" ({byte_size(item.present)}{of} arrived)" if item.kind is ItemKind.UNFINISHED else ""
+    age = format_age(now - item.last_use)
+    return byte_size(item.bytes), age, item.kind, item.pin, verified, f"{item.name}{arrived}"
 
 
 def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:

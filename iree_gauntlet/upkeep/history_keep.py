@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
+from iree_gauntlet.cache_folders import make_cache_folder
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted
@@ -49,7 +50,7 @@ from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import read_memory, render_html
 from iree_gauntlet.reports.report_files import append_document
 from iree_gauntlet.requests import CompareRequest, Defaults, RunRequest
-from iree_gauntlet.settings import find_project_folder, find_runs_folder, make_cache_folder
+from iree_gauntlet.settings import find_project_folder, find_runs_folder
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:

@@ -14,25 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder, make_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import (
-    Configuration,
-    find_cache_folder,
-    find_project_folder,
-    is_cmake_option,
-    make_cache_folder,
-)
+from iree_gauntlet.settings import Configuration, find_project_folder, is_cmake_option
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import (
-    ToolchainPlace,
-    chosen,
-    find_toolchain,
-    make_toolchain_place,
-    provide_environment,
-)
+from iree_gauntlet.toolchains.find import ToolchainPlace, find_requested, make_toolchain_place, provide_environment
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.source_builds import COMPILER, IMPORTER, RUNTIME, Build
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
@@ -59,7 +48,7 @@ def install(versions: Sequence[str], cache_dir: str, *, offline: bool) -> ExitCo
                 f"toolchain.install {text}: that is not installed by this toolkit, but used where it is",
                 f"Use it with --iree {text}. To install, name a release, a range, a nightly, commit:SHA or wheels:DIR.",
             )
-    place = open_place(cache_dir, offline=offline)
+    place = open_store(cache_dir, offline=offline)
     for choice in choices:
         found = provide_environment(choice, place)
         sys.stdout.write(f"{_make_title(found)}: {found.path} ({byte_size(found.bytes)})\n")
@@ -85,7 +74,7 @@ def build(sources: Sequence[str], asked: BuildRequest) -> ExitCode:
             raise UsageError(
                 f"--option {text}: no option of CMake's", "Such as --option -DIREE_TARGET_BACKEND_CUDA=ON."
             )
-    place = open_place(asked.cache_dir, offline=False)
+    place = open_store(asked.cache_dir, offline=False)
     builds = replace(place.builds, options=(*place.builds.options, *options))
     parts = frozenset((RUNTIME, *(() if asked.runtime_only else (COMPILER,)), *((IMPORTER,) if asked.bindings else ())))
     for choice in choices:
@@ -100,7 +89,7 @@ def build(sources: Sequence[str], asked: BuildRequest) -> ExitCode:
 
 def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints what is installed here, and every environment of the cache with its size and last use."""
-    place = open_place(cache_dir, offline=True)
+    place = open_store(cache_dir, offline=True)
     here: Toolchain | ToolchainError
     try:
         here = find_installed()
@@ -128,7 +117,7 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
             title = found.title if isinstance(found, Build) else _make_title(found)
             table.append((title, byte_size(found.bytes), format_age(now - found.last_use), str(path)))
         else:
-            how = "made" if path.parent == place.environments.folder else "built"
+            how = "made" if path.parent.name == place.environments.folder.name else "built"
             table.append((path.name, "", "", f"{path} {why}: it is {how} again when it is needed"))
     table += [("build folder", byte_size(size), "", str(path)) for path, size in work]
     if table[1:]:
@@ -145,8 +134,9 @@ def _describe_folder(row: tuple[Path, Environment | Build | None, str]) -> dict[
 
 def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what `--iree` would use; installs nothing."""
-    place = open_place(request.cache_dir, offline=True)
-    found = find_toolchain(*chosen(request, os.environ), place)
+    configuration = read_configuration(find_project_folder(), os.environ)
+    place = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
+    found = find_requested(request, os.environ, place)
     if as_json:
         sys.stdout.write(json.dumps(_flatten(found), indent=2) + "\n")
         return ExitCode.OK
@@ -165,6 +155,8 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     )
     for name, text in rows:
         sys.stdout.write(f"{name + ':':<25} {text}\n")
+    if found.why:
+        sys.stdout.write(f"note: {found.why}\n")
     if compiler.version != runtime.version != UNKNOWN_VERSION:
         sys.stdout.write("note: compiler and runtime differ: modules may not load\n")
     return ExitCode.OK
@@ -172,19 +164,19 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
 
 def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
     """Deletes environments and builds of the cache, but none that a running process uses."""
-    place = open_place(cache_dir, offline=True)
-    root = find_cache_folder(cache_dir)
-    leases = Leases(root)
+    place = open_store(cache_dir, offline=True)
     chosen_paths = [_find_removable(name, place) for name in _require_some(versions, "remove")]
     for path, label, size in chosen_paths:
         if path in place.builds.work_folders():
             # Nobody runs what is in it: only who builds there is in the way.
             place.builds.remove_work(path)
         else:
+            folder = path.parents[1]
+            leases = Leases(folder)
             with leases.collecting():
-                if path.relative_to(root.absolute()).as_posix() in leases.in_use():
+                if path.relative_to(folder).as_posix() in leases.in_use():
                     raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
-                if path.parent == place.builds.folder:
+                if path.parent.name == place.builds.folder.name:
                     place.builds.remove(path)
                 else:
                     place.environments.remove(path, label)
@@ -192,12 +184,18 @@ def remove(versions: Sequence[str], cache_dir: str) -> ExitCode:
     return ExitCode.OK
 
 
-def open_place(cache_dir: str, configuration: Configuration | None = None, *, offline: bool) -> ToolchainPlace:
+def open_store(cache_dir: str, *, offline: bool) -> ToolchainPlace:
+    """Where toolchains are kept: for all projects, or in a cache that is named."""
+    configuration = read_configuration(find_project_folder(), os.environ)
+    folder = find_cache_folder(cache_dir) / "toolchains" if cache_dir else find_toolchains_folder()
+    return open_place(cache_dir, configuration, folder, offline=offline)
+
+
+def open_place(cache_dir: str, configuration: Configuration, folder: Path, *, offline: bool) -> ToolchainPlace:
     """Where toolchains are looked for; what is found there is in use for as long as this lives."""
-    configuration = configuration or read_configuration(find_project_folder(), os.environ)
     root = (find_cache_folder if offline else make_cache_folder)(cache_dir)
     hashes = VerifiedHashes(root / "verified")
-    return make_toolchain_place(root, configuration, Leases(root), hashes.sha256, offline=offline)
+    return make_toolchain_place(folder, root, configuration, Leases, hashes.sha256, offline=offline)
 
 
 def _require_some(names: Sequence[str], task: str) -> Sequence[str]:
@@ -268,4 +266,5 @@ def _flatten(toolchain: Toolchain) -> dict[str, Any]:
         "identity": compiler.identity,
         "runtime_identity": runtime.identity,
         "ir_tool": compiler.ir_tool,
+        "why": toolchain.why,
     }

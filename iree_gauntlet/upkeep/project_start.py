@@ -19,7 +19,7 @@ from iree_gauntlet.artifacts.publishing import lock_publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.workbench import onnxruntime_version
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, name_place
 from iree_gauntlet.figures import counted
 from iree_gauntlet.requests import RunRequest, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, shown
@@ -158,7 +158,7 @@ def _write_files(folder: Path, files: Mapping[Path, bytes | Path]) -> str:
                 write_atomic(path, content)
             made.append(path)
     except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}", "Name a folder that can be written to.") from error
+        raise UsageError(f"{name_place(error)}: {error.strerror}", "Name a folder that can be written to.") from error
     if not messages.is_quiet():
         # A line for what editors read.
         listed = dict.fromkeys(path.parent if path.parent.name == _SCHEMAS else path for path in made)

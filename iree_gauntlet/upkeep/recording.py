@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.artifacts.onnx_data import list_data_files, list_operators
+from iree_gauntlet.artifacts.onnx_data import count_operators, list_data_files
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.dialects.sharktank_schema import RegressionV1
@@ -515,7 +515,7 @@ def changed_since(case: Case, store: ArtifactStore) -> Iterator[str]:
             if sha256 and file.is_file() and hash_file(file) != sha256
         )
     fused = record.made_by == "onnxruntime" and not record.optimisations
-    if fused and any(name.startswith(_QUANTISING) for name in list_operators(store.path(url))):
+    if fused and any(name.startswith(_QUANTISING) for _, name in count_operators(store.path(url))):
         yield "it was recorded with onnxruntime's graph optimisations, which change the numbers of quantised models"
     inputs = [item.source for item in record.inputs]
     others = [name for item in case.inputs if item.url and (name := _as_named(item.url, place)) not in inputs]

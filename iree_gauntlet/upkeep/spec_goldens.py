@@ -54,12 +54,13 @@ _SCHEMA = 1
 _COLUMNS = (
     *(Column(title, ColumnKind.NAME) for title in ("CASE", "METRIC", "FOR")),
     Column("GOLDEN", ColumnKind.NUMBER),
-    Column("FACTOR", ColumnKind.NUMBER, rank=2),
-    *(Column(title, ColumnKind.NUMBER) for title in ("LIMIT", "MEASURED")),
-    Column("RATIO", ColumnKind.NUMBER, rank=1),
+    Column("FACTOR", ColumnKind.NUMBER, rank=3),
+    Column("LIMIT", ColumnKind.NUMBER, rank=1),
+    Column("MEASURED", ColumnKind.NUMBER),
+    Column("RATIO", ColumnKind.NUMBER, rank=2),
     Column("VERDICT", ColumnKind.VERDICT),
-    Column("RUN"),
-    Column("PLACE", ColumnKind.NAME, rank=3),
+    Column("RUN", ColumnKind.NAME, rank=4),
+    Column("PLACE", ColumnKind.NAME, rank=5),
 )
 _COMPILER_FIELD = "golden_compiler"
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from iree_gauntlet.artifacts.onnx_data import list_data_files
+from iree_gauntlet.artifacts.onnx_data import count_operators, list_data_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,3 +79,17 @@ def test_what_is_not_there_has_none(tmp_path: Path) -> None:
     assert list_data_files(tmp_path / "none.onnx") == ()
     (tmp_path / "empty.onnx").touch()
     assert list_data_files(tmp_path / "empty.onnx") == ()
+
+
+def test_operators_are_counted_by_domain_in_inner_graphs_too(tmp_path: Path) -> None:
+    made = model([("branch", None), ("node", None)])
+    made.graph.node.append(helper.make_node("Identity", ["x"], ["z"], domain="com.example"))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(made.SerializeToString())
+    assert count_operators(path) == {
+        ("", "Identity"): 1,
+        ("", "If"): 1,
+        ("", "Constant"): 3,
+        ("com.example", "Identity"): 1,
+    }
+    assert not count_operators(tmp_path / "none.onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Stage, Verdict
@@ -29,6 +29,7 @@ from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.toolchains.flags import NO_FLAGS
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.iree_source import place_in
 from tests.support.sessions import session_in
 from tests.support.steps import make_step
 
@@ -67,7 +68,7 @@ def performed(
 ) -> tuple[ExitCode, Kept, JournalRecord]:
     kept, cache = Kept(), tmp_path / "cache"
     store, modules = ArtifactStore(cache, Registry()), ModuleCache(cache)
-    bench = Workbench(None, None, NO_FLAGS, cache, store, modules, None, Leases(cache))
+    bench = Workbench(None, None, NO_FLAGS, cache, store, modules, None, place_in(cache))
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
     with (
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
@@ -222,3 +223,15 @@ def test_waiting_for_locks_is_no_part_of_a_steps_time(
     result = record.results[STEP.id]
     assert (result.seconds, result.waited_seconds) == (seconds, waited)
     assert format_finished(kept.started[0], result, "[1/1]").endswith(" (waited 20.5 s)") == (waited > 1)
+
+
+def test_a_step_without_room_names_where_it_writes(tmp_path: Path) -> None:
+    def copy(step: Step) -> Result:
+        raise OSError(errno.ENOSPC, "No space left on device", "/cache/module", None, "/runs/x/module.vmfb")
+
+    step = make_step(Stage.COMPILE, dialect="op_tests")
+    code, _, record = performed(tmp_path, [step], {Stage.COMPILE: copy})
+    result = record.results[step.id]
+    assert (code, result.verdict) == (ExitCode.ERROR, Verdict.ERROR)
+    assert result.reason == "/runs/x/module.vmfb: No space left on device"
+    assert result.tail == ("Make room there, then resume the run.",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -238,3 +240,18 @@ def test_only_a_record_with_another_hash_says_that_an_output_has_changed(
     found = find_changed_goldens(Command(("iree-run-module", *expected), str(tmp_path)))
     said = ["a.npy is not what was recorded (provenance.json has another hash)"]
     assert found == (said if changed else [])
+
+
+def test_a_model_that_has_changed_since_its_outputs_were_recorded_is_named(tmp_path: Path) -> None:
+    for name in ("m.onnx", "m.data", "outputs/a.npy", "outputs/b.npy"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"as recorded")
+    sha256 = hashlib.sha256(b"as recorded").hexdigest()
+    outputs = [{"source": name, "sha256": sha256} for name in ("a.npy", "b.npy")]
+    model = {"source": "../m.onnx", "sha256": sha256, "data": [{"source": "../m.data", "sha256": sha256}]}
+    (tmp_path / "outputs/provenance.json").write_text(json.dumps({"outputs": outputs, "model": model}))
+    expected = [f"--expected_output=@outputs/{name}.npy" for name in "ab"]
+    command = Command(("iree-run-module", *expected), str(tmp_path))
+    assert find_changed_goldens(command) == []
+    (tmp_path / "m.data").write_bytes(b"other")
+    assert find_changed_goldens(command) == ["m.data has changed since the expected outputs were recorded"]

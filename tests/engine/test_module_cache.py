@@ -16,12 +16,13 @@ import pytest
 from iree_gauntlet.artifacts import hashing
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.engine.modules import module_cache
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, ModuleEntry
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, ModuleEntry, link_or_copy
 from iree_gauntlet.engine.modules.module_entry import sealed
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
+from iree_gauntlet.errors import name_place
 from tests.support.clocks import Clock
-from tests.support.permissions import permissions_respected
+from tests.support.permissions import full_disk, mounting, permissions_respected
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -550,3 +551,16 @@ def test_a_use_that_cannot_be_noted_does_no_harm(
 
     monkeypatch.setattr(os, "utime", refuse)
     assert cache.lookup(entry.key).entry == entry
+
+
+@mounting
+def test_a_copy_without_room_names_its_own_place(tmp_path: Path) -> None:
+    source = tmp_path / "module"
+    source.write_bytes(bytes(1 << 20))
+    with full_disk(tmp_path / "runs", "64k"):
+        with pytest.raises(OSError, match="No space left") as raised:
+            link_or_copy(source, tmp_path / "runs" / "module.vmfb")
+        assert name_place(raised.value) == str(tmp_path / "runs" / "module.vmfb")
+    with pytest.raises(FileNotFoundError) as missing:
+        link_or_copy(tmp_path / "none", tmp_path / "copy")
+    assert name_place(missing.value) == str(tmp_path / "none")

@@ -26,7 +26,7 @@ from tests.support.artifact_server import Request, Server, send, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import marked_hang
 from tests.support.iree_wheels import found_in
-from tests.support.permissions import mounting
+from tests.support.permissions import full_disk, mounting
 from tests.support.processes import running, wait_until
 from tests.support.toy_project import Project
 
@@ -226,19 +226,25 @@ def test_without_iree_nothing_runs_and_pip_is_named(project: Project, monkeypatc
 
 @mounting
 def test_a_full_disk_is_an_error_and_leaves_nothing_behind(cold: Project) -> None:
-    disk = cold.folder / "runs"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
-    try:
+    with full_disk(cold.folder / "runs", "1m"):
         # A module, its archive of parameters and temporary files do not fit next to this.
         script = f'{_OUTPUT}; dd if=/dev/zero of="$last" bs=65536 count=64'
         done = cold.gauntlet("run", compile=cold.tool(script))
         assert done.code == 3, done.text
         assert "disk" in done.text
         assert not list((cold.folder / "cache" / "modules").glob("??/*"))
-    finally:
-        subprocess.run(["umount", disk], check=True)
     assert cold.gauntlet("run").code == 0
+
+
+@mounting
+def test_of_a_run_whose_journal_cannot_begin_nothing_is_left_and_nothing_is_to_be_resumed(project: Project) -> None:
+    with full_disk(project.folder / "runs", "4k"):
+        done = project.gauntlet("run")
+        assert done.code == 3
+        assert "journal.jsonl: cannot write journal.jsonl: No space left on device\n" in done.err
+        assert "make room there, or make it writable, then run it again: nothing of it has begun\n" in done.err
+        assert not list((project.folder / "runs").iterdir())
+        assert "there is no run" in project.gauntlet("run", "--resume").err
 
 
 @mounting

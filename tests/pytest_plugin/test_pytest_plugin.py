@@ -573,3 +573,39 @@ def test_the_documents_own_command_lines_work_as_they_stand(command: str, tmp_pa
         assert outcomes(done) == {"passed": 1, "deselected": 2}
     else:
         assert outcomes(done) == {"passed": 3}
+
+
+# Which IREE
+
+
+def put_on_path(project: TorchProject) -> str:
+    """A folder of programs that start the installed tools, as a source build has them, in front of a PATH."""
+    found = find_installed()
+    tools = project.folder / "build" / "tools"
+    tools.mkdir(parents=True)
+    for path in (found.compiler.compile, found.runtime.run_module, found.runtime.benchmark_module):
+        tool = tools / os.path.basename(path)  # noqa: PTH119 - of a text
+        tool.write_text(f'#!/bin/sh\nexec {shlex.quote(path)} "$@"\n')
+        tool.chmod(0o755)
+    return f"{tools}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_tools_that_a_shell_finds_are_the_iree_and_the_variable_takes_the_wheels(project: TorchProject) -> None:
+    path, tools = put_on_path(project), project.folder / "build" / "tools"
+    done = project.pytest("-q", "-k", "quality", PATH=path)
+    assert done.code == 0, done.text
+    assert f"note: IREE is path: {tools}, as its tools are on the PATH; " in done.out
+    run = project.journal()[0]
+    assert run["toolchain"]["source"] == f"path: {tools}"
+    assert run["remarks"][0].startswith(f"IREE is path: {tools}, ")
+    (summary,) = (project.folder / "artifacts" / "runs").glob("*/summary.md")
+    assert f"IREE is path: {tools}, " in summary.read_text()
+    done = project.pytest("-q", "-k", "quality", PATH=path, IREE_GAUNTLET_IREE="installed")
+    assert done.code == 0, done.text
+    assert project.journal()[0]["toolchain"]["source"] == find_installed().source
+
+
+def test_the_wheels_are_the_iree_where_a_shell_finds_none(project: TorchProject) -> None:
+    done = project.pytest("-q", "-k", "quality")
+    assert project.journal()[0]["toolchain"]["source"] == find_installed().source
+    assert "note: IREE" not in done.out

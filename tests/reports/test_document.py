@@ -277,6 +277,22 @@ def test_where_there_is_no_room_the_least_important_columns_go(width: int, title
     assert printed(DOCUMENT, width)[3].replace(" ms", "").split() == titles
 
 
+@pytest.mark.parametrize("width", [30, 50, 80])
+def test_no_name_or_number_is_broken_on_a_narrow_terminal(width: int) -> None:
+    columns = (
+        *(Column(title, ColumnKind.NAME) for title in ("CASE", "METRIC")),
+        *(Column(title, ColumnKind.NUMBER) for title in ("GOLDEN", "MEASURED")),
+        Column("VERDICT", ColumnKind.VERDICT),
+        Column("WHY", ColumnKind.TEXT),
+    )
+    words = ("a_model_of_long_name/submodel@cpu", "ms (fastest)", "1,661,000", "85,600,000", "not measured", "as it is")
+    lines = printed(Document("", "t", (), (Table(columns, (words,)),)), width)
+    for word in (*words, *(column.heading for column in columns)):
+        assert any(word in line for line in lines), word
+    rows = [line for line in lines if line.startswith(words[0])]
+    assert all(line.startswith(f"{words[0]}  {words[1]}") for line in rows), "each part says what it is about"
+
+
 def test_long_text_is_folded_in_its_column() -> None:
     table = Table((Column("model", ColumnKind.NAME), Column("why")), (("m", "word " * 20),))
     lines = printed(Document("T", "done", (), (table,)), 40)

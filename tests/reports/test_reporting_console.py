@@ -294,6 +294,24 @@ def test_a_log_says_what_is_left_where_earlier_steps_tell() -> None:
     assert "[1/2] still running: ocr/s1@cpu compile (20.0 s); about 60.0 s left\n" in stream.getvalue()
 
 
+def test_of_a_run_that_waits_for_another_nothing_is_said_to_be_left() -> None:
+    builder, now = planned(3), [0.0]
+    ids = [step.id for step in builder.planned]
+    progress = Painter(lambda: now[0], lambda _suite: dict.fromkeys(ids, 1.0) | {ids[-1]: 0.001})
+    progress.run_started(builder.event, len(builder.steps), ids)
+    for step in builder.planned[:-1]:
+        now[0] += 5.0
+        progress.step_finished(step, result())
+    progress.waiting("for a quiet machine: process 4 of another run uses it")
+    for _ in range(11):
+        now[0] += 10.0
+        assert "left" not in progress._format_pace()
+    progress.step_started(builder.planned[-1])
+    assert progress._estimate_left() == pytest.approx(10 * (2.001 / 3 / 20) / 2), "to wait is no work"
+    now[0] += 5.0
+    assert progress._estimate_left() is None, "it has taken longer than that"
+
+
 def test_the_heartbeat_ends_where_nobody_reads() -> None:
     builder, stream = planned(), io.StringIO()
     clock = Clock()

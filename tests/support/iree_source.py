@@ -90,8 +90,9 @@ class IreeSource:
 
 def builds_in(cache: Path, *, offline: bool = False, options: tuple[str, ...] = (), **environ: str) -> SourceBuilds:
     """The source builds of a cache; what they say is printed."""
-    folder = cache / "toolchains" / "builds"
-    return SourceBuilds(folder, options, {**os.environ, **environ}, offline=offline, uses=Leases(cache), news=print)
+    folder, uses = cache / "toolchains" / "builds", Leases(cache / "toolchains")
+    environ = {**os.environ, **environ}
+    return SourceBuilds(folder, options, environ, offline=offline, uses=uses, use=uses.use, news=print)
 
 
 def packages_at(api: str = "http://127.0.0.1:9/nothing", **environ: str) -> CommitPackages:

@@ -16,8 +16,9 @@ from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-__all__ = ["may_mount", "mounting", "permissions_respected"]
+__all__ = ["full_disk", "may_mount", "mounting", "permissions_respected", "read_only"]
 
 _CAPABILITY_VERSION = 0x20080522
 # capabilities(7): those by which root passes over the permissions of files.
@@ -95,6 +96,28 @@ def mounting(test: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
         assert "1 passed" in done.stdout, done.stdout
 
     return wrapped
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder that nobody may write to, of a test that is `mounting`."""
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@contextmanager
+def full_disk(folder: Path, size: str) -> Iterator[None]:
+    """A disk of that size, such as `64k`, in a folder, of a test that is `mounting`."""
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def may_mount() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.toy_project import FLAGS
 
 if TYPE_CHECKING:
@@ -120,6 +122,21 @@ def test_outputs_are_recorded_and_then_pass(project: Project) -> None:
     wrong.tofile(project.regressions / "net_cpu" / "output_1.bin")
     assert project.gauntlet("run", "--submodel", "net").code == 1
     assert project.result("toy/net@cpu:threshold")["outputs"][1]["mismatches"] == 1
+
+
+def test_what_the_pythonpath_names_does_not_import_in_place_of_the_iree_that_was_chosen(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _onnx_model(project.regressions / "net.onnx")
+    _onnx_spec(project, [])
+    bindings = project.folder / "bindings"
+    (bindings / "iree" / "compiler").mkdir(parents=True)
+    (bindings / "iree" / "compiler" / "__init__.py").write_text("raise SystemExit('of another IREE')\n")
+    monkeypatch.setenv("PYTHONPATH", str(bindings))
+    done = project.gauntlet("run", "--submodel", "net", "--stages", "compile")
+    assert done.code == 0, done.text
+    site = find_installed().compiler.site_packages
+    assert f"PYTHONPATH={site} " in project.result("toy/net@cpu:import")["command"]
 
 
 def test_a_constant_output_is_recorded_with_a_word(project: Project) -> None:

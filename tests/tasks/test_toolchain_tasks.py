@@ -1,20 +1,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.toolchains import installed
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.command_line import run_here
 from tests.support.iree_wheels import release_wheels
+from tests.support.permissions import mounting, permissions_respected, read_only
 from tests.support.session_folder import made_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.command_line import Done
 
 _HOLD = """
 import sys
@@ -70,11 +78,132 @@ def test_install_list_show_remove(project: Project) -> None:
     assert "toolchain.install VERSION" in project.gauntlet("toolchain.list").out
 
 
+def in_own_cache(project: Project) -> dict[str, str]:
+    """An environment in which no cache is named: `cache/` of the project, and the user's."""
+    return {name: value for name, value in project.environment().items() if name != "IREE_GAUNTLET_CACHE"}
+
+
+@pytest.fixture
+def users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    return tmp_path / "user" / "iree-gauntlet"
+
+
+def test_a_release_is_installed_once_for_all_projects(project: Project, tmp_path: Path, users_cache: Path) -> None:
+    other = Project(tmp_path / "other")
+
+    def gauntlet(where: Project, *words: str) -> Done:
+        return run_here(words, where.folder, in_own_cache(where))
+
+    first = gauntlet(project, "toolchain.install", "3.12.0")
+    assert first.code == 0, first.text
+    (environment,) = (path for path in (users_cache / "toolchains" / "envs").iterdir() if path.is_dir())
+    assert f"3.12.0: {environment} (" in first.out
+    again = gauntlet(other, "toolchain.install", "3.12.0")
+    assert (again.code, again.err) == (0, ""), "it is not installed again"
+    for where in (project, other):
+        assert not (where.folder / "cache" / "toolchains" / "envs").exists()
+        assert f"3.12.0: {environment}/" in gauntlet(where, "toolchain.show", "--iree", "3.12.0").out
+
+    listed = gauntlet(other, "cache.list")
+    assert f"toolchain                    {environment.name}" in listed.out
+    assert f" (1) in {users_cache / 'toolchains'}, which all projects share\n" in listed.out
+    document = json.loads(gauntlet(other, "cache.list", "--format", "json").out)
+    assert [item["name"] for item in document["toolchains"]["items"]] == [environment.name]
+    assert document["toolchains"]["bytes"] > 0
+    assert "toolchain" not in {item["kind"] for item in document["items"]}
+    assert gauntlet(project, "cache.gc", "--max-size", "0B", "--delete").code == 0
+    assert gauntlet(other, "toolchain.show", "--iree", "3.12.0").code == 0
+
+    argv = [sys.executable, "-c", _HOLD, str(users_cache / "toolchains"), str(environment)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdout is not None
+        user.stdout.readline()
+        refused = gauntlet(project, "toolchain.remove", "3.12.0")
+        assert (refused.code, "is in use by a running process" in refused.err) == (3, True)
+    assert gauntlet(project, "toolchain.remove", "3.12.0").code == 0
+    assert not environment.exists()
+
+
+def test_what_a_projects_cache_has_from_before_is_used(project: Project, users_cache: Path) -> None:
+    own = project.folder / "cache"
+    assert project.gauntlet("toolchain.install", "3.12.0", "--cache-dir", str(own)).code == 0
+    environ = in_own_cache(project)
+    shown = run_here(("toolchain.show", "--iree", "3.12.0"), project.folder, environ)
+    assert f"3.12.0: {own / 'toolchains' / 'envs'}/" in shown.out
+    installed = run_here(("toolchain.install", "3.12.0", "3.11.0"), project.folder, environ)
+    assert [line.partition(" (")[0].rpartition("/")[0] for line in installed.out.splitlines()] == [
+        f"3.12.0: {own / 'toolchains' / 'envs'}",
+        f"3.11.0: {users_cache / 'toolchains' / 'envs'}",
+    ]
+    listed = json.loads(run_here(("toolchain.list", "--format", "json"), project.folder, environ).out)
+    assert [item["label"] for item in listed["environments"]] == ["3.11.0", "3.12.0"]
+    assert run_here(("toolchain.remove", "3.12.0"), project.folder, environ).code == 0
+    assert not list((own / "toolchains" / "envs").glob("3.12.0*"))
+
+
+def test_a_variable_says_where_they_are_kept(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IREE_GAUNTLET_TOOLCHAINS", str(tmp_path / "elsewhere"))
+    done = project.gauntlet("toolchain.install", "3.12.0")
+    assert f"3.12.0: {tmp_path / 'elsewhere' / 'envs'}/" in done.out
+    (tmp_path / "closed").mkdir(mode=0o555)
+    monkeypatch.setenv("IREE_GAUNTLET_TOOLCHAINS", str(tmp_path / "closed"))
+    with permissions_respected():
+        refused = project.gauntlet("toolchain.install", "3.11.0")
+    assert refused.code == 3
+    assert refused.err.startswith(f"error: {tmp_path / 'closed' / 'envs'}: Permission denied\n")
+    assert "or name another folder with $IREE_GAUNTLET_TOOLCHAINS" in refused.err
+
+
+@pytest.mark.iree
+def test_an_installed_release_that_is_asked_for_is_used(project: Project) -> None:
+    release = find_installed().compiler.release
+    for choice in (release, f">={release}"):
+        shown = project.gauntlet("toolchain.show", "--iree", choice)
+        assert shown.code == 0, shown.text
+        assert f"source:                   {find_installed().source}\n" in shown.out
+    done = project.gauntlet("run", "--iree", release, "--stages", "threshold")
+    assert (done.code, project.journal.run.toolchain.source) == (0, find_installed().source)
+
+
+@pytest.mark.iree
+def test_a_release_of_which_this_python_has_a_part_is_not_that_release(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = find_installed()
+    for whole in (
+        replace(found, compiler=replace(found.compiler, release="3.12.0", onnx_version="")),
+        replace(found, compiler=replace(found.compiler, release="3.12.0")),
+    ):
+        monkeypatch.setattr(installed, "find_installed", lambda whole=whole: whole)
+        assert "IREE 3.12.0 is not installed: " in project.gauntlet("toolchain.show", "--iree", "3.12.0").err
+
+
+@mounting
+def test_doctor_says_what_a_run_says_of_a_project_that_cannot_be_written(project: Project, tmp_path: Path) -> None:
+    shutil.rmtree(project.folder / "cache")
+    environ = in_own_cache(project)
+    with read_only(project.folder):
+        found = run_here(("doctor", "--format", "json"), project.folder, environ)
+        ran = run_here(("run",), project.folder, environ)
+        elsewhere = ("--cache-dir", str(tmp_path / "cache"), "--run-dir", str(tmp_path / "run"))
+        went = run_here(("run", "--stages", "threshold", *elsewhere), project.folder, environ)
+    assert (found.code, ran.code, went.code) == (3, 2, 0), ran.text + went.text
+    missing = {item["area"]: item["text"] for item in json.loads(found.out) if item["status"] == "missing"}
+    assert missing["cache"].endswith(f"cannot be made, as {project.folder} cannot be written: nothing runs")
+    assert missing["runs"].startswith(f"no run can be kept in {project.folder / 'runs'}: ")
+    (project.folder / "cache").mkdir()
+    with read_only(project.folder):
+        found = run_here(("doctor",), project.folder, environ)
+    assert "cannot be written: what is in it is used, nothing is added" in found.out
+    assert "missing or broken: runs" in found.out
+
+
 def test_what_is_in_use_is_not_removed(project: Project) -> None:
     assert project.gauntlet("toolchain.install", "3.11.0").code == 0
     cache = project.folder / "cache"
     (environment,) = (path for path in (cache / "toolchains" / "envs").iterdir() if path.is_dir())
-    argv = [sys.executable, "-c", _HOLD, str(cache), str(environment)]
+    argv = [sys.executable, "-c", _HOLD, str(environment.parents[1]), str(environment)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
         assert user.stdout is not None
         user.stdout.readline()
@@ -82,7 +211,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
         assert done.code == 3
         assert "is in use by a running process" in done.err
         user.send_signal(signal.SIGKILL)
-    assert not Leases(cache).in_use()
+    assert not Leases(environment.parents[1]).in_use()
     assert project.gauntlet("toolchain.remove", "3.11.0").code == 0
 
 
@@ -92,7 +221,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
         (["toolchain.install", "banana"], 2, "toolchain.install banana: not a known IREE"),
         (["toolchain.install", "venv:x"], 2, "Use it with --iree venv:x"),
         (["toolchain.install", "3.0.0"], 2, "Nearest: 3.11.0."),
-        (["toolchain.install", "3.12.0", "--offline"], 3, "is not installed in the cache"),
+        (["toolchain.install", "3.12.0", "--offline"], 3, "is not installed: "),
         (["toolchain.install", ""], 2, "needs to know which"),
         (["toolchain.install"], 2, "error: expected toolchain.install VERSION…\n"),
         (["toolchain.remove", "3.9.0"], 2, "There are: none."),
@@ -116,7 +245,7 @@ def test_help_names_the_task(project: Project) -> None:
 def test_a_plan_installs_nothing(project: Project) -> None:
     done = project.gauntlet("plan", "--model", "toy", "--iree", "3.12.0")
     assert done.code == 0, done.text
-    assert "note: IREE 3.12.0 is not installed in the cache" in done.out
+    assert "note: IREE 3.12.0 is not installed: " in done.out
     assert not (project.folder / "cache" / "toolchains" / "envs").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,6 +90,23 @@ def test_a_commit_is_built_once_and_stays_as_it_is(
     assert version_of(build) == "9.1.0.dev"
     assert whole < len(calls.read_text().splitlines()) < 2 * whole
     assert (source.git("status", "--porcelain"), source.git("rev-parse", "HEAD")) == before
+
+
+def test_builds_of_a_projects_cache_from_before_are_used_and_go_on(
+    source: IreeSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = builds_in(tmp_path / "cache")
+    built = own.ready(of(source, "main"), _BOTH)
+    (work,) = own.work_folders()
+    capsys.readouterr()
+    shared = replace(builds_in(tmp_path / "user"), earlier=(own.folder,))
+    assert shared.ready(of(source, "main"), _BOTH) == built
+    assert capsys.readouterr().out == "", "it is not built again"
+    second = source.commit("second")
+    newer = shared.ready(of(source, "main"), _BOTH)
+    assert (newer.path.parent, newer.commit) == (shared.folder, second)
+    assert shared.work_folders() == [work], "what was begun goes on where it is"
+    assert {path for path, _, _ in shared.all()} == {built.path, newer.path}
 
 
 def test_other_options_make_another_build(source: IreeSource, tmp_path: Path) -> None:
@@ -206,7 +224,7 @@ def test_a_branch_of_the_remote_is_named_whole(source: IreeSource, tmp_path: Pat
 
 def test_builds_of_a_work_tree_that_nobody_uses_go(source: IreeSource, tmp_path: Path) -> None:
     first = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
-    shutil.rmtree(tmp_path / "cache" / "leases")
+    shutil.rmtree(tmp_path / "cache" / "toolchains" / "leases")
     source.write(flag="--iree-opt-level=O1")
     second = builds_in(tmp_path / "cache").ready(of(source), _BOTH)
     assert not first.path.exists()
@@ -217,7 +235,7 @@ def test_builds_of_another_checkouts_work_tree_stay(source: IreeSource, tmp_path
     clone = IreeSource(tmp_path / "clone")
     source.git("clone", "-q", "--recurse-submodules", str(source.folder), str(clone.folder))
     first = builds_in(tmp_path / "cache").ready(of(clone), _BOTH)
-    shutil.rmtree(tmp_path / "cache" / "leases")
+    shutil.rmtree(tmp_path / "cache" / "toolchains" / "leases")
     builds_in(tmp_path / "cache").ready(of(source), _BOTH)
     assert first.path.exists()
 

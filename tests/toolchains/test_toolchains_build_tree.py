@@ -6,17 +6,23 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.requests import ToolchainRequest
+from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.build_tree import BuildTree, find_compiler_of, find_runtime_of
 from iree_gauntlet.toolchains.choice import parse_choice
-from iree_gauntlet.toolchains.find import ToolchainPlace, find_toolchain
-from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.find import ToolchainPlace, find_requested, find_toolchain
+from iree_gauntlet.toolchains.installed import find_installed, find_on
 from tests.support.iree_source import place_in
 from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 _VERSION = """#!/bin/sh
 echo 'IREE (https://iree.dev):'
@@ -214,3 +220,61 @@ def test_two_builds_of_one_version_never_share_modules(tmp_path: Path) -> None:
     code = "import iree.compiler as c, onnx; print(c.__file__ or list(c.__path__)[0])"
     done = subprocess.run([found.compiler.python, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(one / "compiler" / "bindings" / "python"))
+
+
+def test_bindings_on_the_pythonpath_belong_to_the_tools_on_the_path(tmp_path: Path) -> None:
+    root = sketch(tmp_path / "build")
+    (tmp_path / "bindings" / "iree" / "compiler").mkdir(parents=True)
+    paths = f"{tmp_path / 'none'}{os.pathsep}{os.pathsep}{tmp_path / 'bindings'}"
+    place = replace(place_of(tmp_path, str(root / "tools")), python_path=paths)
+    found = find_requested(ToolchainRequest(iree="path"), {}, place)
+    python = Path(found.compiler.python)
+    pth = next(python.parent.parent.glob("lib/python3.*/site-packages/iree-build.pth"))
+    assert pth.read_text().splitlines()[0] == str(tmp_path / "bindings")
+
+
+@pytest.mark.iree
+def test_of_several_irees_it_is_said_which_was_chosen_and_why(tmp_path: Path) -> None:
+    tools = sketch(tmp_path / "build") / "tools"
+    place, wheels = place_of(tmp_path, str(tools)), find_installed().source
+
+    def why(environ: dict[str, str], *, as_shell: bool = False, **options: str) -> tuple[str, str]:
+        found = find_requested(ToolchainRequest(**options), environ, place, as_shell=as_shell)
+        return found.source, found.why
+
+    other = f"{tools / 'iree-compile'}, which is on the PATH, is used with --iree path or IREE_GAUNTLET_IREE=path"
+    assert why({}) == (wheels, f"IREE is {wheels}; {other}")
+    shell = "as its tools are on the PATH; IREE_GAUNTLET_IREE=installed takes this Python's"
+    assert why({}, as_shell=True) == (f"path: {tools}", f"IREE is path: {tools}, {shell}")
+    variable = {"IREE_GAUNTLET_IREE": "installed"}
+    for as_shell in (False, True):
+        said = f"IREE is {wheels}, as $IREE_GAUNTLET_IREE says: installed"
+        assert why(variable, as_shell=as_shell) == (wheels, said)
+    assert why(variable, iree="path") == (f"path: {tools}", ""), "an option says it"
+    # Where a shell finds only some, it is no IREE.
+    (tools / "iree-benchmark-module").unlink()
+    assert why({}, as_shell=True) == (wheels, f"IREE is {wheels}; {other}")
+
+
+def test_without_wheels_the_tools_on_the_path_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Toolchain:
+        raise ToolchainError("no IREE compiler here", "install both")
+
+    monkeypatch.setattr(find, "find_installed", missing)
+    tools = sketch(tmp_path / "build") / "tools"
+    with pytest.raises(ToolchainError) as raised:
+        find_requested(ToolchainRequest(), {}, place_of(tmp_path, str(tools)))
+    use = f"Or use {tools / 'iree-compile'}, which is on the PATH: --iree path, or export IREE_GAUNTLET_IREE=path."
+    assert str(raised.value) == f"no IREE compiler here\n  install both\n  {use}"
+    with pytest.raises(ToolchainError) as raised:
+        find_requested(ToolchainRequest(), {}, place_of(tmp_path))
+    assert str(raised.value) == "no IREE compiler here\n  install both"
+
+
+def test_bindings_of_a_build_that_are_imported_are_no_wheel_and_the_way_on_is_named(tmp_path: Path) -> None:
+    (tmp_path / "iree" / "compiler").mkdir(parents=True)
+    (tmp_path / "iree" / "compiler" / "version.py").write_text('VERSION = "9"\n')
+    with pytest.raises(ToolchainError) as raised:
+        find_on([str(tmp_path)], "python")
+    assert "was not installed from a wheel" in raised.value.what
+    assert raised.value.hint.endswith("or by its tools on the PATH, --iree path (IREE_GAUNTLET_IREE=path)")

@@ -24,6 +24,7 @@ from iree_gauntlet.toolchains.installer import Installer, Sources
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.iree_source import builds_in, packages_at
 from tests.support.iree_wheels import release_wheels, write_wheel
+from tests.support.permissions import mounting, read_only
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def test_a_range_means_its_newest_release(releases: Releases) -> None:
     assert str(raised.value) == "no release of IREE is >=4\n  There are 3.8.0 to 3.12.0."
     place = releases.place(offline=True)
     assert provide_environment(parse_choice(">=3.8"), place).label == "3.11.0"
-    with pytest.raises(ToolchainError, match=r"no IREE in the cache is >=3\.12, .* installed are 3\.8\.0, 3\.11\.0"):
+    with pytest.raises(ToolchainError, match=r"no IREE here is >=3\.12, .* installed are 3\.8\.0, 3\.11\.0"):
         provide_environment(parse_choice(">=3.12"), place)
 
 
@@ -197,7 +198,7 @@ def test_without_uv_the_message_names_it(tmp_path: Path) -> None:
 def test_offline_nothing_is_installed(releases: Releases) -> None:
     with pytest.raises(ToolchainError) as raised:
         provide_environment(parse_choice("3.9.0"), releases.place(offline=True))
-    assert "IREE 3.9.0 is not installed in the cache" in raised.value.what
+    assert "IREE 3.9.0 is not installed: " in raised.value.what
     assert "gauntlet toolchain.install 3.9.0" in raised.value.hint
     assert not releases.folder.exists()
 
@@ -347,3 +348,49 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(releases: Rele
     releases.folder.write_text("a file")
     with pytest.raises(ToolchainError, match="envs: "):
         releases.environment("3.9.0")
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "hint"),
+    [
+        (
+            "error: Failed to begin\n  cause: cannot make `/home/me/.cache/uv`: Permission denied (os error 13)",
+            "/home/me/.cache/uv: Permission denied",
+            "Give the right to write there, or name other folders: $UV_CACHE_DIR is uv's own, ",
+        ),
+        (
+            "error: Failed to write to the cache\n  cause: failed to write to file `/x/y`: No space (os error 28)",
+            "/x/y: disk full",
+            "Free disk space there, or name other folders: $UV_CACHE_DIR is uv's own, ",
+        ),
+        ("error: write: No space left on device", "disk full", "Free disk space.\n"),
+        (
+            "error: error sending request for `http://h/`: Connection refused (os error 111)",
+            "(exit code 2)",
+            "Check the network and uv's index settings.\n",
+        ),
+    ],
+)
+def test_what_the_system_refuses_uv_is_no_fault_of_the_network(
+    releases: Releases, tmp_path: Path, said: str, what: str, hint: str
+) -> None:
+    program = tmp_path / "uv"
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 2\n")
+    program.chmod(0o755)
+    with pytest.raises(ToolchainError) as raised:
+        Installer(str(program)).versions("iree-base-compiler", SpecifierSet(">=3"), Sources())
+    assert raised.value.what.startswith("uv cannot say what there is of iree-base-compiler>=3")
+    assert raised.value.what.endswith(what)
+    assert raised.value.hint.startswith(hint)
+
+
+@mounting
+def test_a_home_that_cannot_be_written_is_named(
+    releases: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("UV_CACHE_DIR", str(home / "uv"))
+    with read_only(home), pytest.raises(ToolchainError) as raised:
+        releases.environment(">=3.8")
+    assert raised.value.what.endswith(f"{home / 'uv'}: Read-only file system")

@@ -32,7 +32,9 @@ def test_every_kind_is_listed(cache: CacheBuilder) -> None:
     module = cache.module("toy/abs@cpu", b"m" * 2000, days=5)
     folder = cache.unfinished("https://host.example/large.irpa", 100_000, 50_000_000, days=2)
     cache.wheel("toy", b"w" * 30, days=1)
-    (cache.root / "toolchains").mkdir()
+    environment = cache.root / "toolchains" / "envs" / "3.12.0-py3.11-linux-x86_64"
+    environment.mkdir(parents=True)
+    (environment / "iree-compile").write_bytes(b"t" * 3000)
     (cache.root / "toolchains" / "x.json").write_text("{}")
     (cache.root / "registry.txt").write_text("")
     registry = Registry().with_entries([RegistryEntry(local_name(URL), "0" * 64, URL)])
@@ -51,9 +53,11 @@ def test_every_kind_is_listed(cache: CacheBuilder) -> None:
     assert (arriving.present, arriving.total) == (100_000, 50_000_000)
     assert arriving.bytes < 1_000_000, "holes take no room"
     assert sorted(item.kind for item in items.values() if item.kind is not ItemKind.OTHER) == sorted(
-        ["artifact", "artifact", "module", "unfinished", "wheel"]
+        ["artifact", "artifact", "module", "unfinished", "wheel", "toolchain"]
     )
-    assert "toolchains" in items
+    toolchain = items["toolchains/envs/3.12.0-py3.11-linux-x86_64"]
+    assert (toolchain.name, toolchain.bytes) == ("3.12.0-py3.11-linux-x86_64", 3000)
+    assert items["toolchains"].bytes == 2, "what is known of their flags"
     assert "registry.txt" not in items
 
 

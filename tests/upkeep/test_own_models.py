@@ -160,7 +160,13 @@ def test_an_expected_output_that_was_changed_is_pointed_out_where_it_fails(tmp_p
     np.save(path, np.load(path) + 1)
     ran = gauntlet(tmp_path / "p", "run", "--stages", "threshold")
     assert ran.code == 1
-    assert "output_0.npy is not what was recorded (provenance.json has another hash); output 0: 6 of 6" in ran.out
+    said = (
+        "output_0.npy is not what was recorded (provenance.json has another hash); "
+        "`gauntlet golden.record --model relu` records them again; output 0: 6 of 6"
+    )
+    assert said in ran.out
+    explained = gauntlet(tmp_path / "p", "explain")
+    assert said in explained.out
 
 
 def test_outputs_that_were_given_are_held_against_a_reference(tmp_path: Path, programs: Path) -> None:

@@ -16,14 +16,15 @@ from iree_gauntlet.engine.judging import find_first_error, judge_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedLookup
+from iree_gauntlet.engine.modules.unsupported import find_unsupported
 from iree_gauntlet.engine.plan_modules import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.results import CacheUse, Result, shorten
+from iree_gauntlet.results import CacheUse, Result, UnsupportedOperator, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session
@@ -161,6 +162,7 @@ class ModuleMaker:
                 notes=step.notes,
                 tail=failure.tail,
                 failure=FailureKind.DOES_NOT_COMPILE,
+                unsupported=self._find_unsupported(step, kept.diagnostics.splitlines()),
                 said=kept.diagnostics,
             )
         try:
@@ -243,6 +245,7 @@ class ModuleMaker:
             return replace(result, verdict=Verdict.ERROR)
         if is_edited(step):
             return _make_edited_error(step)
+        result = replace(result, unsupported=self._find_unsupported(step, lines))
         # Of a place in the program, and not of the linker or of this machine.
         placed = any(map(_PLACED_ERROR.search, lines)) and not any(map(_PASSING.search, lines))
         if not placed:
@@ -255,6 +258,14 @@ class ModuleMaker:
         failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
         self._publish(step, {}, ingredients, failure=failure)
         return result
+
+    def _find_unsupported(self, step: Step, lines: Sequence[str]) -> UnsupportedOperator | None:
+        """What of a model does not compile, where the compiler's words say it."""
+        item = next((item for item in step.inputs if item.role == "program"), None)
+        if step.stage is not Stage.COMPILE or item is None:
+            return None
+        program = Path(item.path)
+        return find_unsupported(lines, program, self.workbench.store.path(item.url) if item.url else program)
 
     def _read_statistics(self, step: Step, outcome: Outcome) -> dict[str, Any]:
         figures: dict[str, Any] = {"tool_seconds": outcome.seconds, "peak_rss_bytes": outcome.peak_rss_bytes}

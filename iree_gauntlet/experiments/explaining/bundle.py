@@ -238,7 +238,7 @@ class FailureForms:
         self, title: str, program: bytes, files: BundleFiles, *found: str, arguments: tuple[str, ...] = ()
     ) -> Contents:
         failure = self.failure
-        what = (f"{failure.case}: {without_expectation(failure.result.reason)}", *found)
+        what = (f"{failure.case}: {without_expectation(failure.result.full_reason)}", *found)
         flags = files.add_flags(failure.flags, failure.compile_cwd)
         device = "" if failure.stage is Stage.COMPILE else failure.device
         return Contents(title, what, program, flags, device, arguments, files, self.iree, self.symptom)
