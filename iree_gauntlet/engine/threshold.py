@@ -38,6 +38,7 @@ from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import ACTUAL_OUTPUT
+from iree_gauntlet.system.short_process import TAIL_LINES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 _TOOL = "iree-run-module"
 _OUTPUT = "--output="
+# How the tool says that it calls a function, and that all outputs of it are as expected, as many as there are.
+_RAN, _JUDGED = "EXEC @", "[SUCCESS]"
 # Of another type or shape; of one whose values differ, the type is the expected one.
 _OTHER_TYPE = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
 # A model that passed and whose run takes longer is not run again for its figures.
@@ -72,9 +75,15 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     outcome = processes.run(step)
     log = processes.log(step, "stdout.txt")
     passed = outcome.exit_code == 0
-    complaints = [line for line in processes.stdout(step).splitlines() if line.startswith("[FAILED]")]
+    said = processes.stdout(step).splitlines()
+    complaints = [line for line in said if line.startswith("[FAILED]")]
     if not passed and not complaints:
         return processes.complete(step, outcome, _make_not_run_result(step, outcome, processes))
+    mark, missed = (
+        (_JUDGED, "compared no output") if values_of(step.process, EXPECTED) else (_RAN, "called no function")
+    )
+    if passed and not any(line.startswith(mark) for line in said):
+        return processes.complete(step, outcome, _make_idle_result(step, missed, processes))
     verdict = Verdict.PASSED if passed else Verdict.FAILED
     result = Result(verdict, notes=step.notes, log=log, tail=() if passed else tuple(outcome.tail))
     if not passed:
@@ -109,6 +118,15 @@ def _make_not_run_result(step: Step, outcome: Outcome, processes: Processes) -> 
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
+def _make_idle_result(step: Step, missed: str, processes: Processes) -> Result:
+    """The result of a run that ended well and did not do what it was for."""
+    reason = f"{_TOOL} {missed} and ended with exit code 0: see the flags of {step.origin.file}"
+    said = processes.stdout(step).splitlines()[:TAIL_LINES]
+    return Result(
+        Verdict.ERROR, shorten(reason), tail=tuple(said), notes=step.notes, log=processes.log(step, "stdout.txt")
+    )
+
+
 def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Result:
     """Runs with the outputs kept, and compares them by NumPy's rule."""
     try:
@@ -119,6 +137,8 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
         outcome = processes.run(step)
         if outcome.exit_code != 0:
             return processes.complete(step, outcome, _make_not_run_result(step, outcome, processes))
+        if not all(path.is_file() for path in paths):
+            return processes.complete(step, outcome, _make_idle_result(step, "kept no output", processes))
         actual = [_read(path, tensor, complained=True) for path, tensor in zip(paths, expected, strict=True)]
     except GauntletError as error:
         notes = (*step.notes, *filter(None, [error.hint]))
@@ -237,11 +257,15 @@ def _list_expected(command: Command) -> list[Tensor | None]:
 
 
 def _keep_outputs(step: Step, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
-    """The command with its outputs kept in place of compared, and where: raw bytes for types that no .npy can hold."""
+    """The command with its outputs kept in place of compared, and where: raw bytes for types that no .npy can hold.
+
+    What an earlier attempt has left there is removed: it must not be taken for what this one gives.
+    """
     paths = []
     for tensor, (_, path) in zip(expected, step.outputs, strict=True):
         plain = tensor is None or tensor.array.dtype.kind in "fiub"
         paths.append(Path(path) if plain else Path(path).with_suffix(".bin"))
+        paths[-1].unlink(missing_ok=True)
     kept = [flag for flag in step.process.argv if not flag.startswith((EXPECTED, _OUTPUT))]
     return replace(step.process, argv=(*kept, *(f"{_OUTPUT}@{path}" for path in paths))), paths
 

@@ -337,6 +337,56 @@ def test_an_unknown_flag_is_caught_before_anything_runs(project: Project) -> Non
     assert project.gauntlet("lint").code == 0
 
 
+@pytest.mark.parametrize("expects", [True, False])
+def test_a_tool_that_lists_something_and_ends_well_has_judged_nothing(project: Project, *, expects: bool) -> None:
+    # Behind a file of flags, which nothing but the tool reads.
+    flags = project.folder / "flags.txt"
+    flags.write_text("--list_devices\n")
+    outputs = {} if expects else {"outputs": []}
+    project.regression(threshold_args=[f"--flagfile={flags}"], **outputs)
+    project.benchmark(benchmark_flags=[f"--flagfile={flags}"])
+    done = project.gauntlet("run")
+    assert done.code == 3, done.text
+    missed = "compared no output" if expects else "called no function"
+    assert f"iree-run-module {missed} and ended with exit code 0: see the flags of specs/regression_tests" in done.out
+    assert [project.verdict(f"{_CHAIN}:{stage}") for stage in ("compile", "threshold", "benchmark")] == [
+        "passed",
+        "error",
+        "error",
+    ]
+    assert "the benchmark printed no results" in done.out
+    assert "judged: numbers 0" in done.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "tool"),
+    [
+        ({"threshold_args": ["--help=short"]}, "iree-run-module"),
+        ({"threshold_args": ["--list_drivers"]}, "iree-run-module"),
+        ({"compiler_flags": [*FLAGS, "--version"]}, "iree-compile"),
+    ],
+)
+def test_a_flag_with_which_a_tool_does_nothing_is_caught_before_anything_runs(
+    project: Project, flags: dict[str, Any], tool: str
+) -> None:
+    project.regression(**flags)
+    done = project.gauntlet("run")
+    assert done.code == 2, done.text
+    (flag,) = (words[-1] for words in flags.values())
+    assert f"with {flag} {tool} prints something and ends: nothing would be done" in done.err
+    assert f"abs_cpu.json:{21 if tool == 'iree-run-module' else 18}: {next(iter(flags))}" in done.err
+
+
+def test_what_is_no_module_is_no_compile_that_passed(project: Project) -> None:
+    project.regression(compiler_flags=[*FLAGS, "--output-format=vm-c"])
+    done = project.gauntlet("run", "--stages", "compile")
+    assert done.code == 3, done.text
+    assert project.verdict(f"{_CHAIN}:compile") == "error"
+    assert "iree-compile wrote no module and ended with exit code 0: see the flags of specs" in done.out
+    project.regression(compiler_flags=[*FLAGS, "--iree-vm-emit-polyglot-zip=false"])
+    assert project.gauntlet("run", "--stages", "threshold").code == 0, "a module that is no archive is one too"
+
+
 def test_the_step_summary_of_github_is_appended_to(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = project.folder / "summary.md"
     summary.write_text("before\n")
