@@ -235,6 +235,12 @@ def redo_changed(
     return tuple(noted), {name: verdict for name, verdict in finished.items() if name not in causes}
 
 
+def find_unplanned(steps: Sequence[Step], record: JournalRecord) -> tuple[Step, ...]:
+    """Steps with results of a run's earlier parts that its plan no longer has: a verdict is not lost with its spec."""
+    planned = {step.id for step in steps}
+    return tuple(step for step in record.planned if step.id in record.results and step.id not in planned)
+
+
 def _is_changed(item: StepInput, before: str, began: float, sha256: Callable[[Path], str]) -> bool:
     """Whether an input is another than it was when a step began; one that is gone is left to what fetches it."""
     path = file_path(item.url)
