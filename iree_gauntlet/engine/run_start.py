@@ -129,7 +129,7 @@ def model_engine(
 ) -> Engine:
     """An engine with as many jobs as cores, that continues after failures; arguments as for `Engine`."""
     jobs = read_machine_facts().cores
-    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
     return Engine(session, workbench, options, performers)
 
 

@@ -387,6 +387,7 @@ def _open_session(
             fail_fast=conduct.stops_early,
             made_again=made_again,
             lenient=conduct.lenient,
+            all_goldens=conduct.unapplied_goldens == "fail",
             confirm=confirm_rules(
                 conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
             ),

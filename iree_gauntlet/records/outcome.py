@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import COUNTED, VERDICTS, FailureKind, Golden, Origin, Stage, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import listed, one_line
+from iree_gauntlet.figures import counted, listed, one_line
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
-from iree_gauntlet.results import Result
+from iree_gauntlet.results import Result, find_unapplied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -97,6 +97,11 @@ class StepOutcome(Result):
     def of_count(self) -> bool:
         """Whether it counts instructions, or compiles for that: another module than the one that is run."""
         return self.stage == Stage.COUNT or self.role.rpartition(".")[2] == COUNTED
+
+    @property
+    def unapplied(self) -> tuple[Golden, ...]:
+        """Goldens whose figure was measured and held against none."""
+        return find_unapplied(self.goldens, self.checks, self.sku)
 
     @property
     def title(self) -> str:
@@ -261,7 +266,9 @@ def format_headline(outcome: RunOutcome) -> str:
         texts[Verdict.XFAILED] += f" ({named})"
     behind = sum(bool(step.behind) for step in outcome.steps)
     text = ", ".join(texts.values()) or "nothing ran"
-    return f"{text} ({behind} behind a failure)" if behind else text
+    text += f" ({behind} behind a failure)" if behind else ""
+    unapplied = sum(len(step.unapplied) for step in outcome.steps)
+    return f"{text}; {counted(unapplied, 'golden')} not applied" if unapplied else text
 
 
 def format_verdicts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:

@@ -60,6 +60,31 @@ def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Projec
     assert junit.count("<failure") == 2
 
 
+def test_goldens_of_another_release_are_not_silent(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.benchmark(golden_dispatch={"cpu": 0}, golden_size={"cpu": 100}, golden_compiler="3.12.0")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = project.gauntlet("run", "--stages", "compstat")
+    assert done.code == 0, done.text
+    assert "3 passed; 2 goldens not applied" in done.out
+    assert "specs/benchmarks/toy/abs_cpu.json: golden_dispatch.cpu: not applied: dispatches: 1, not checked" in done.out
+    assert done.text.count("::warning file=specs/benchmarks/toy/abs_cpu.json,line=") == 2
+    junit = (project.newest / "junit.xml").read_text()
+    assert (
+        '<skipped type="skipped" message="2 goldens not applied: specs/benchmarks/toy/abs_cpu.json: ' in junit
+    )
+    summary = json.loads((project.newest / "summary.json").read_text())
+    assert summary["unapplied_goldens"] == 2
+    done = project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail")
+    assert done.code == 4, done.text
+    assert project.verdict(f"{_CHAIN}:compstat") == "inconclusive"
+    assert "<error" in (project.newest / "junit.xml").read_text()
+    assert project.gauntlet("run", "--resume").code == 4
+    # What was measured can become the golden all the same.
+    moved = project.gauntlet("golden.update", "--to-release", "--write")
+    assert moved.code == 0, moved.text
+    assert project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail").code == 0
+
+
 def test_a_run_is_held_against_an_earlier_one(project: Project) -> None:
     first = project.gauntlet("run", "--stages", "compile", "--stages", "threshold")
     assert first.code == 0, first.text
