@@ -396,6 +396,7 @@ class Case:
         order: of the tools' arguments; with `MODULES_FIRST`, device and function are among `run_flags`.
         compile_statistics: whether a benchmark holds its main module's statistics against goldens too.
         golden_keys: SKUs that the spec has golden times for, for a message where none fits.
+        idle_goldens: counts and sizes that the spec has under keys of something else, and under none of this case's.
         timeouts: seconds by stage, where the spec sets them.
         skip_reason: why no step of it runs.
         blocked_reason: what is missing that it needs.
@@ -429,6 +430,7 @@ class Case:
     compile_statistics: bool = False
     goldens: tuple[Golden, ...] = ()
     golden_keys: tuple[str, ...] = ()
+    idle_goldens: tuple[Golden, ...] = ()
     expectations: tuple[Expectation, ...] = ()
     markers: frozenset[str] = frozenset()
     timeouts: tuple[tuple[Stage, float], ...] = ()

@@ -304,7 +304,7 @@ class Result(Recorded):
 
 
 def find_unapplied(goldens: Iterable[Golden], checks: Iterable[Check], sku: str) -> tuple[Golden, ...]:
-    """Goldens of a spec whose figure was measured and held against none: they are of another release, or another count.
+    """Goldens of a spec whose figure was measured and held against none: they are of another release, count or machine.
 
     A time is for the machines of its SKU alone, and is none of them elsewhere.
     """

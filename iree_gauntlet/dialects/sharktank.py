@@ -322,6 +322,7 @@ class _BenchmarkReader(SpecReader):
         skip = ""
         if target.chip and target.chip in (*document.specific_chip_to_ignore, *document.specific_rocm_chip_to_ignore):
             skip = f"specific_chip_to_ignore lists {target.chip} ({spec.name})"
+        goldens, idle = _read_goldens(spec, document, target, "" if own_target else f"{target.family}-")
         return replace(
             base_case(spec, _BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
             parameters=(*parameters, *weights),
@@ -330,7 +331,8 @@ class _BenchmarkReader(SpecReader):
             device=(document.device or _FIRST_DEVICE) if own_target or paired is None else paired.device,
             run_flags=_run_flags(document),
             compile_statistics=True,
-            goldens=_read_goldens(spec, document, target, "" if own_target else f"{target.family}-"),
+            goldens=goldens,
+            idle_goldens=idle,
             golden_keys=tuple(document.golden_time or document.golden_time_ms),
             markers=frozenset({*document.markers, "benchmark"}) | _name_markers(target),
             skip_reason=skip,
@@ -395,10 +397,16 @@ def _run_flags(document: Benchmark) -> tuple[str, ...]:
     return (*flags, *document.benchmark_flags)
 
 
-def _read_goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) -> tuple[Golden, ...]:
-    """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family."""
+def _read_goldens(
+    spec: Spec, document: Benchmark, target: Target, prefix: str
+) -> tuple[tuple[Golden, ...], tuple[Golden, ...]]:
+    """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family.
+
+    Returns also the counts and sizes of a spec's own target that stand under other keys alone.
+    """
     # Those of a further target have its family before the SKU: `vulkan-mi300`.
     goldens: list[Golden] = []
+    idle: list[Golden] = []
     sku = f"{prefix}{target.sku}" if target.sku else ""
     field = "golden_time" if document.golden_time else "golden_time_ms"
     times = document.golden_time or document.golden_time_ms
@@ -412,10 +420,12 @@ def _read_goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) 
         (Metric.INSTRUCTIONS, "golden_instructions", document.golden_instructions, WORK_MARGIN),
     )
     for metric, field, values, factor in figures:
-        key = sku if sku in values else target.family
-        if key in values:
+        own = next((key for key in (sku, target.family) if key in values), "")
+        others = [key for key in values if not prefix and key.partition("-")[0] not in FAMILIES]
+        for key in [own] if own else others:
             origin = Origin(spec.name, f"{field}.{key}")
             release = document.golden_compiler or ""
             named = target.sku if key == sku else key
-            goldens.append(Golden(metric, float(values[key]), factor, Statistic.MEAN, named, release, origin))
-    return tuple(goldens)
+            golden = Golden(metric, float(values[key]), factor, Statistic.MEAN, named, release, origin)
+            (goldens if own else idle).append(golden)
+    return tuple(goldens), tuple(idle)

@@ -384,7 +384,10 @@ class Engine:
         }
         release, cache = self.workbench.release, self.workbench.modules
         known = {metric: measured for metric, measured in figures.items() if measured is not None}
-        checks = [check_figure(metric, measured, step.goldens, release) for metric, measured in known.items()]
+        checks = [
+            check_figure(metric, measured, step.goldens, release, step.idle_goldens)
+            for metric, measured in known.items()
+        ]
         more = [item.limit for item in checks if item.metric == Metric.DISPATCH_COUNT and item.passed is False]
         why = [_describe_dispatch_changes(cache, step, limit) for limit in more if limit is not None]
         statistics: dict[str, Any] = {metric.value: measured for metric, measured in figures.items()}
@@ -399,7 +402,9 @@ class Engine:
         # Of another counter, or of modules for another CPU, they say nothing.
         usual = is_usual_count(str(figures["counter"]), str(figures["cpu"]))
         goldens = step.goldens if usual else ()
-        check = check_figure(Metric.INSTRUCTIONS, figures["instructions"], goldens, self.workbench.release)
+        check = check_figure(
+            Metric.INSTRUCTIONS, figures["instructions"], goldens, self.workbench.release, step.idle_goldens
+        )
         if step.goldens and not usual:
             how = f"{figures['counter']}, for {figures['cpu'] or 'the CPU of the spec'}"
             check = replace(check, note=f"its golden is of valgrind's usual count, and this is by {how}: measured only")
@@ -413,7 +418,9 @@ class Engine:
         if broken := [check for check in checks if check.passed is False]:
             reason = shorten("; ".join(map(describe, broken)))
             return Result(Verdict.FAILED, reason, checks=tuple(checks), failure=FailureKind.MISSES_A_GOLDEN)
-        unapplied = find_unapplied(step.goldens, checks, step.sku) if self.options.all_goldens else ()
+        unapplied = (
+            find_unapplied((*step.goldens, *step.idle_goldens), checks, step.sku) if self.options.all_goldens else ()
+        )
         loose = (describe(check) for check in checks if check.metric in {golden.metric for golden in unapplied})
         verdict = Verdict.INCONCLUSIVE if unapplied else Verdict.PASSED
         return Result(verdict, shorten("; ".join(loose)), checks=tuple(checks))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _RESULT = tuple(field.name for field in fields(Result))
 _PLANNED = (
     *("id", "chain", "dialect", "model", "submodel", "target", "sku", "stage"),
-    *("flags", "device", "goldens", "origin"),
+    *("flags", "device", "goldens", "idle_goldens", "origin"),
 )
 _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MOST_ENVIRONMENT = 5
@@ -85,6 +85,7 @@ class StepOutcome(Result):
     flags: tuple[str, ...]
     device: str
     goldens: tuple[Golden, ...]
+    idle_goldens: tuple[Golden, ...]
     origin: Origin
     explanation: Explanation | None = None
 
@@ -101,7 +102,7 @@ class StepOutcome(Result):
     @property
     def unapplied(self) -> tuple[Golden, ...]:
         """Goldens whose figure was measured and held against none."""
-        return find_unapplied(self.goldens, self.checks, self.sku)
+        return find_unapplied((*self.goldens, *self.idle_goldens), self.checks, self.sku)
 
     @property
     def title(self) -> str:

@@ -63,7 +63,11 @@ def _find_origin(step: StepOutcome) -> Origin:
     """Where what failed is written: of a figure, its golden."""
     broken = {check.metric for check in step.checks if check.passed is False}
     broken = broken or {str(golden.metric) for golden in step.unapplied}
-    goldens = (golden.origin for golden in step.goldens if golden.metric in broken and golden.origin.field)
+    goldens = (
+        golden.origin
+        for golden in (*step.goldens, *step.idle_goldens)
+        if golden.metric in broken and golden.origin.field
+    )
     found = next(goldens, step.origin)
     # Of wrong numbers, where the right ones are named.
     return replace(found, field=_EXPECTED) if step.stage == Stage.THRESHOLD and not found.field else found

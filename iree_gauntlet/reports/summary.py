@@ -175,7 +175,7 @@ def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
         yield Heading("Goldens that were not applied")
         yield Items(tuple((line,) for line in lines), _SHOWN_FINDINGS)
         moving = Name("gauntlet golden.update --to-release")
-        yield Paragraph(("choose the IREE that they are for, or move them to this one: ", moving))
+        yield Paragraph(("those of another release are moved to this one by ", moving))
 
 
 def _describe_changed(before: RunBefore | None) -> Iterator[Block]:

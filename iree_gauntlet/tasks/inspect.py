@@ -122,7 +122,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         find_void_tolerances,
         find_wrong_tolerances,
     )
-    from iree_gauntlet.upkeep.lint_checks import list_doubts  # noqa: PLC0415 - it brings NumPy
+    from iree_gauntlet.upkeep.lint_checks import find_idle_keys, list_doubts  # noqa: PLC0415 - it brings NumPy
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.file_warnings(listed=True))
@@ -164,6 +164,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     # Nothing is fetched.
     store = ArtifactStore(find_cache_folder(""), Registry())
     doubtful = [
+        *find_idle_keys(selection.specs, cases, request.sku),
         *(problem for case in found.cases for problem in list_doubts(case, store)),
         *_list_tolerance_problems(found.cases, find_loose_tolerances),
         *_list_tolerance_problems(found.cases, find_void_tolerances),

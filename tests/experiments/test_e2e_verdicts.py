@@ -69,9 +69,7 @@ def test_goldens_of_another_release_are_not_silent(project: Project, monkeypatch
     assert "specs/benchmarks/toy/abs_cpu.json: golden_dispatch.cpu: not applied: dispatches: 1, not checked" in done.out
     assert done.text.count("::warning file=specs/benchmarks/toy/abs_cpu.json,line=") == 2
     junit = (project.newest / "junit.xml").read_text()
-    assert (
-        '<skipped type="skipped" message="2 goldens not applied: specs/benchmarks/toy/abs_cpu.json: ' in junit
-    )
+    assert '<skipped type="skipped" message="2 goldens not applied: specs/benchmarks/toy/abs_cpu.json: ' in junit
     summary = json.loads((project.newest / "summary.json").read_text())
     assert summary["unapplied_goldens"] == 2
     done = project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail")
@@ -82,6 +80,37 @@ def test_goldens_of_another_release_are_not_silent(project: Project, monkeypatch
     # What was measured can become the golden all the same.
     moved = project.gauntlet("golden.update", "--to-release", "--write")
     assert moved.code == 0, moved.text
+    assert project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail").code == 0
+
+
+def test_goldens_under_keys_of_nothing_are_not_silent(project: Project) -> None:
+    spec = "specs/benchmarks/toy/abs_cpu.json"
+    project.benchmark(
+        golden_dispatch={"gpu": 0},
+        golden_size={"lab": 100, "vulkan": 3, "mine": 3},
+        golden_instructions={"cpu-lab": 1},
+        golden_time_ms={"lab": 3.0},
+        golden_time_tolerance_multiplier={"labb": 3},
+    )
+    project.suite('sku = "mine"\n')
+    done = project.gauntlet("lint")
+    assert done.code == 0, done.text
+    warned = {line.split(": ")[2]: line for line in done.out.splitlines() if line.startswith("warning: ")}
+    assert warned.keys() == {
+        "golden_dispatch.gpu",
+        "golden_size.vulkan",
+        "golden_instructions.cpu-lab",
+        "golden_time_tolerance_multiplier.labb",
+    }
+    assert warned["golden_dispatch.gpu"].startswith(f"warning: {spec}:12: ")
+    assert "'gpu' is no target of this spec, and no SKU of a suite or a golden time" in done.out
+    assert "'labb' has no golden time; did you mean 'lab'?" in done.out
+    done = project.gauntlet("run", "--stages", "compstat")
+    assert done.code == 0, done.text
+    assert "3 passed; 3 goldens not applied" in done.out
+    assert f"{spec}: golden_dispatch.gpu: not applied: dispatches: 1, not checked; no golden dispatch count" in done.out
+    assert project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail").code == 4
+    project.benchmark(golden_dispatch={"gpu": 0, "cpu": 1})
     assert project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail").code == 0
 
 

@@ -118,11 +118,14 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
     return _check_golden(golden, measured, golden.statistic, sku, "")
 
 
-def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], release: str) -> Check:
+def check_figure(
+    metric: Metric, measured: float, goldens: Sequence[Golden], release: str, idle: Sequence[Golden] = ()
+) -> Check:
     """Holds a dispatch count, a size or an error against the golden of the compiler's release.
 
     A golden written for this release (or a compiler's version), or a range that it lies in, goes before one for every
-    release; of several, the strictest counts. Goldens of other metrics are passed over.
+    release; of several, the strictest counts. Goldens of other metrics are passed over; `idle` are those of other
+    machines and targets, for a note.
     """
     current = release_of(release)
     candidates = [golden for golden in goldens if golden.metric == metric]
@@ -131,7 +134,10 @@ def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], rel
     if not fitting:
         known = ", ".join(sorted({golden.release for golden in candidates}))
         title = _TITLES[metric]
-        if known:
+        keys = ", ".join(sorted({golden.origin.field.rpartition(".")[2] for golden in idle if golden.metric == metric}))
+        if keys:
+            note = f"no golden {title} for this target and SKU (has: {keys}): measured only"
+        elif known:
             note = f"no golden for compiler release {current or 'unknown'} (has: {known}): measured only"
         else:
             note = f"no golden {title} in the spec: measured only"
