@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from iree_gauntlet.measuring.machine.disturbance import RoundState
 from tests.support.synthetic_times import synthetic_times
 from tests.support.toy_project import FLAGS, Project
 
@@ -202,6 +203,25 @@ def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project,
     assert (f"({marked} of them disturbed; for example: " in result["reason"]) is (marked > 0)
     assert "exceeds the limit" in result["reason"]
     assert "confirm.stdout.txt" in {path.name for path in project.newest.rglob("*.txt")}
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(9.9, "inconclusive"), (10.1, "failed"), (5e7, "failed")])
+def test_what_no_disturbance_explains_fails_on_a_busy_machine(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, verdict: str
+) -> None:
+    # One thread's work: its CPU time is that of one CPU.
+    project.benchmark(golden_time_ms={"lab": 1.0}, device="local-sync")
+    busy = ("other work kept the CPUs 88 % busy (10 % is tolerated)",)
+    monkeypatch.setattr(RoundState, "disturbances", lambda _state: busy)
+    monkeypatch.setattr(RoundState, "as_dict", lambda _state: {"busy_share": 0.88, "steal_share": 0.0})
+    tool = synthetic_times(tmp_path / "times", [times] * 3)
+    done = project.gauntlet("run", "--sku", "lab", "--stages", "benchmark", benchmark_module=tool)
+    assert done.code == (1 if verdict == "failed" else 4), done.text
+    result = project.result(f"{_CHAIN}:benchmark")
+    assert result["verdict"] == verdict
+    assert "4 of 4 more rounds were disturbed; for example: other work kept the CPUs 88 % busy" in result["reason"]
+    assert ("; by its CPU time it takes" in result["reason"]) is (verdict == "failed")
+    assert [item["cpu_times_ms"] for item in result["statistics"]["confirmation"]["rounds"]] == [[times] * 3] * 4
 
 
 def test_a_broken_golden_time_fails_at_once_where_the_plain_rule_is_asked_for(project: Project, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,11 @@ _TITLES = {
     Metric.MAX_ABS_ERROR: "max error",
     Metric.INSTRUCTIONS: "instructions",
 }
+# What caches, memory, the threads of a core and its clock cost at most that are shared with other work: each of them
+# alone is a factor of 2 to 4 at worst.
+_MOST_COST = 10.0
+# Of rounds, so that no hiccup of one decides.
+_FEWEST_COSTS = 3
 _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
@@ -165,6 +171,31 @@ def _note_figure(
 ) -> Check:
     text = str(statistic)
     return Check(str(metric), measured, unit=metric.unit, statistic=text, sku=sku, release=release, note=note)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """What a round cost the CPUs, however long it had to wait for them.
+
+    Attributes:
+        times_ms: CPU time of an iteration, of all threads together, for each repetition.
+        steal_share: what a hypervisor took of the CPUs' time, which a guest may count as its own; 0 to 1.
+    """
+
+    times_ms: tuple[float, ...]
+    steal_share: float = 0.0
+
+
+def find_least_time(costs: Sequence[RoundCost], statistic: Statistic, cpus: int) -> float:
+    """The time in ms that rounds would have taken at least with the machine to themselves; 0 where that is not known.
+
+    A process that waits for a CPU costs none meanwhile, and no program is faster than its CPU time on all `cpus` that
+    it can run on. Other work makes the same instructions cost more, by `_MOST_COST` times at most.
+    """
+    if len(costs) < _FEWEST_COSTS:
+        return 0.0
+    figure = min if statistic == Statistic.MIN else statistics.fmean
+    return min(figure(cost.times_ms) * (1 - cost.steal_share) for cost in costs) / (cpus * _MOST_COST)
 
 
 @dataclass(frozen=True, slots=True)
