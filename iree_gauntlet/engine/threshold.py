@@ -41,7 +41,7 @@ from iree_gauntlet.steps import ACTUAL_OUTPUT
 from iree_gauntlet.system.short_process import TAIL_LINES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -149,7 +149,10 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
         Verdict.FAILED if complaints else Verdict.PASSED,
         shorten(complaints[0]) if complaints else "",
         outputs=tuple(comparisons),
-        notes=step.notes,
+        notes=(
+            *step.notes,
+            *(() if complaints else _list_vanishing(expected, lambda _: (allclose.atol, allclose.rtol))),
+        ),
         log=processes.log(step, "stdout.txt"),
         failure=FailureKind.WRONG_NUMBERS if complaints else None,
     )
@@ -239,12 +242,27 @@ def _with_figures(step: Step, processes: Processes, result: Result, complaints: 
             "deterministic, or near the tolerance"
         )
         return replace(result, notes=(*result.notes, note))
+    if not found:
+        result = replace(result, notes=(*result.notes, *_list_vanishing(expected, tolerances.effective)))
     arrays = [tensor.array for tensor in expected if tensor is not None and tensor.array.size]
     several = sum(array.size for array in arrays) > len(arrays)
     if not found and several and all((array == array.flat[0]).all() for array in arrays):
         note = "every expected value is the same: a model that always gives it would pass; choose other inputs"
         return replace(result, notes=(*result.notes, note))
     return replace(result, reason=shorten(found[0])) if found else result
+
+
+def _list_vanishing(
+    expected: Sequence[Tensor | None], limits_of: Callable[[str], tuple[float, float]]
+) -> Iterator[str]:
+    """A note for each output that is not zero and in place of which zeros would pass; limits are (atol, rtol)."""
+    for index, tensor in enumerate(expected):
+        if tensor is None or tensor.array.dtype.kind == "c" or _without_meaning(tensor):
+            continue
+        atol, rtol = limits_of(tensor.element_type)
+        sizes = np.abs(_make_values(tensor).astype(np.float64))
+        if sizes.any() and (sizes <= atol + rtol * sizes).all():
+            yield f"output {index}: zeros would pass: no value exceeds {sizes.max():.3g}, and the tolerance is larger"
 
 
 def _list_complaints(comparisons: Sequence[OutputComparison]) -> list[str]:

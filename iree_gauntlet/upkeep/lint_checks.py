@@ -43,6 +43,9 @@ def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
         hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
         field = "expected_outputs" if is_torch else "outputs"
         yield from (problem_of_field(case.origin.file, field, what, hint) for what in changed_since(case, store))
+    if case.allclose is not None and case.allclose.rtol >= 1:
+        what = f"{case.allclose.rtol:g}: so large a tolerance lets zeros pass, whatever is expected"
+        yield problem_of_field(case.origin.file, "rtol", what, "Give what the outputs may differ by, such as 1e-3.")
     driver = case.device.partition("://")[0]
     if driver and driver not in DRIVERS:
         what = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
@@ -98,7 +101,10 @@ def find_idle_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: str) -> li
     known = {*skus, *(key for keys in times.values() for key in keys)} - {""}
     found = []
     for spec, document in documents:
-        further = families.get(spec.name, set()).difference(spec.families)
+        if spec.name not in families:
+            # Not selected.
+            continue
+        further = families[spec.name].difference(spec.families)
         targets = {*spec.families, *further}
         for field in _KEYED_GOLDENS:
             named = times[spec.name] if field == "golden_time_tolerance_multiplier" else {*targets, *known}

@@ -41,6 +41,26 @@ def test_a_spec_may_have_the_values_themselves(project: Project) -> None:
     assert "3 of 4 values (75 %) differ" in done.out
 
 
+@pytest.mark.parametrize(
+    ("expected", "flag", "noted"),
+    [
+        ("8 9 9 8", "--expected_rtol=1", True),
+        ("1e-5 9e-5 1e-6 -1e-5", "--expected_f32_threshold=1e-4", True),
+        ("1e-5 9e-5 1e-6 -2e-4", "--expected_f32_threshold=1e-4", False),
+        ("0 0 0 0", "--expected_f32_threshold=1e-4", False),
+    ],
+)
+def test_a_tolerance_with_which_zeros_pass_is_noted(project: Project, expected: str, flag: str, *, noted: bool) -> None:
+    project.regression(
+        inputs=[{"value": f"4xf32={expected}"}],
+        outputs=[{"value": f"4xf32={expected.replace('-', '') if 'e' not in expected else expected}"}],
+        threshold_args=[flag],
+    )
+    assert project.gauntlet("run", "--stages", "threshold").code in (0, 1)
+    notes = project.result(_THRESHOLD)["notes"]
+    assert any("output 0: zeros would pass: no value exceeds" in note for note in notes) is noted
+
+
 def test_values_that_are_left_out_are_zeros(project: Project) -> None:
     project.regression(inputs=[{"value": "4xf32"}], outputs=[{"value": "4xf32"}])
     assert project.gauntlet("run", "--stages", "threshold").code == 0

@@ -42,7 +42,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "specs/regression_tests/a/x_cpu.json": spec | {"markers": ["text"], "run_test_expecting_to_fail": True},
             "specs/regression_tests/a/program.mlir": "module {}",
             "specs/regression_tests/b/y.json": FIRST,
-            "specs/benchmarks/a/x_cpu.json": BENCHMARK | {"golden_time_ms": {"box": 2}, "device": "local-task"},
+            "specs/benchmarks/a/x_cpu.json": BENCHMARK
+            | {"golden_time_ms": {"box": 2}, "golden_time_tolerance_multiplier": {"box": 1.1}, "device": "local-task"}
+            | {"golden_dispatch": {"box": 792}, "golden_size": {"cpu": 460000}},
             "suites/cpu.toml": 'name = "cpu"\ntarget = "cpu"\n',
         },
     )
@@ -457,6 +459,18 @@ def test_lint_checks_tolerances(project: Path, run: Run, name: str) -> None:
         assert f"warning: {place} '--expected_{name}_threshold={value}': so large a tolerance" in found.out
     valid = linted("1.5")
     assert (valid.code, "warning" in valid.out) == (0, False)
+
+
+@pytest.mark.parametrize(("value", "warned"), [("1", True), ("7.5", True), ("0.99", False)])
+def test_lint_warns_of_a_relative_tolerance_that_lets_zeros_pass(
+    project: Path, run: Run, value: str, *, warned: bool
+) -> None:
+    flags = [f"--expected_rtol={value}"]
+    write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": flags}})
+    found = run("lint", "--model", "b", "--target", "cpu")
+    assert found.code == 0, found.text
+    said = f"flag '--expected_rtol={value}': so large a tolerance lets zeros pass, whatever is expected"
+    assert (said in found.out) is warned
 
 
 def test_lint_warns_of_a_tolerance_that_the_tool_itself_makes_void(project: Path, run: Run) -> None:
