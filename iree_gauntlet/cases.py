@@ -400,6 +400,7 @@ class Case:
         timeouts: seconds by stage, where the spec sets them.
         skip_reason: why no step of it runs.
         blocked_reason: what is missing that it needs.
+        blocked_field: of its spec, which names what is nowhere; empty for what may be in a folder of another machine.
         blocked_at: the stage that it keeps from running; None for each.
         working_directory: where relative paths in flags resolve; empty for the step's own folder.
         flags_origin: where its run flags are written, if that is elsewhere.
@@ -436,6 +437,7 @@ class Case:
     timeouts: tuple[tuple[Stage, float], ...] = ()
     skip_reason: str = ""
     blocked_reason: str = ""
+    blocked_field: str = ""
     blocked_at: Stage | None = None
     working_directory: str = ""
     flags_origin: Origin | None = None

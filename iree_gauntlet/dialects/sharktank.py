@@ -285,7 +285,8 @@ class _BenchmarkReader(SpecReader):
         super().__init__(spec)
         self._document = document
         self._target = target
-        self._missing: list[str] = []
+        # With the field that names it; of external files, which may be elsewhere, without.
+        self._missing: list[tuple[str, str]] = []
 
     def build(self, find: Callable[[str], Case | None]) -> Case | None:
         """Its case, with modules of regressions by their names; None where it cannot be used."""
@@ -295,7 +296,7 @@ class _BenchmarkReader(SpecReader):
         for name in document.modules:
             regression = find(name)
             if regression is None:
-                self._missing.append(f"no regression spec defines module {name!r} for {target.name}")
+                self._missing.append(("modules", f"no regression spec defines module {name!r} for {target.name}"))
             absent = Module(name, MAIN, target, Program(""), (), Origin(spec.name, "modules"))
             modules.append(regression.modules[0] if regression else absent)
             parameters.extend((regression and regression.parameters) or (Parameters("model"),))
@@ -316,7 +317,8 @@ class _BenchmarkReader(SpecReader):
             if not own_target:
                 main = replace(main, flags=flags_for(target, main.flags))
         elif paired is None:
-            self._missing.append(f"no regression spec defines {spec.model}/{submodel} for {target.name}")
+            what = f"no regression spec defines {spec.model}/{submodel} for {target.name}"
+            self._missing.append(("submodel_name" if document.submodel_name else "function_run", what))
         if self.problems:
             return None
         skip = ""
@@ -336,7 +338,8 @@ class _BenchmarkReader(SpecReader):
             golden_keys=tuple(document.golden_time or document.golden_time_ms),
             markers=frozenset({*document.markers, "benchmark"}) | _name_markers(target),
             skip_reason=skip,
-            blocked_reason="; ".join(self._missing),
+            blocked_reason="; ".join(text for _, text in self._missing),
+            blocked_field=next((field for field, _ in self._missing if field), ""),
             notes=document.notes(),
         )
 
@@ -352,7 +355,8 @@ class _BenchmarkReader(SpecReader):
             find = self.machine_file if field == "mlir_file_path" else self.external_file
             found = find([field], name)
             if found and not found.is_file():
-                self._missing.append(f"the program {found} is missing ({field}); {EXTERNAL_HINT}")
+                by_path = field if field.endswith("_path") else ""
+                self._missing.append((by_path, f"the program {found} is missing ({field}); {EXTERNAL_HINT}"))
             url = found.as_uri() if found else ""
         flags = (*backend, *document.compile_flags, *chip)
         return replace(module, program=Program(url), flags=flags, origin=Origin(self.spec.name, field))
@@ -363,12 +367,14 @@ class _BenchmarkReader(SpecReader):
         if document.real_weights_file_path:
             found = self.machine_file(["real_weights_file_path"], document.real_weights_file_path)
             if found and not found.is_file():
-                self._missing.append(f"the weights {found} are missing (real_weights_file_path)")
+                field = "real_weights_file_path"
+                self._missing.append((field, f"the weights {found} are missing ({field})"))
             return (Parameters("model", url=found.as_uri()),) if found else ()
         wanted = document.real_weights_file_name
         if paired is None:
             if wanted and document.compilation_required:
-                self._missing.append(f"no regression spec for {spec.model}/{spec.submodel} downloads {wanted!r}")
+                what = f"no regression spec for {spec.model}/{spec.submodel} downloads {wanted!r}"
+                self._missing.append(("real_weights_file_name", what))
             return ()
         if not wanted or any(_name_file(item.url) == wanted for item in paired.parameters):
             return paired.parameters
