@@ -214,7 +214,7 @@ def redo_changed(
             began = min(map(datetime.fromisoformat, (record.starts.get(step.id, ended), ended))).timestamp()
             known = {(item.role, item.url, item.path): item.sha256 for item in before.inputs}
             for item in step.inputs:
-                if _is_changed(item, known.get((item.role, item.url, item.path), ""), began, sha256):
+                if is_changed(item, known.get((item.role, item.url, item.path), ""), began, sha256):
                     path = shown(Path(file_path(item.url) or item.path))
                     causes[step.id] = f"done again: {path} has changed since the run began"
         elif before is not None and step.id in record.results and before.command != step.command:
@@ -241,7 +241,7 @@ def find_unplanned(steps: Sequence[Step], record: JournalRecord) -> tuple[Step, 
     return tuple(step for step in record.planned if step.id in record.results and step.id not in planned)
 
 
-def _is_changed(item: StepInput, before: str, began: float, sha256: Callable[[Path], str]) -> bool:
+def is_changed(item: StepInput, before: str, began: float, sha256: Callable[[Path], str]) -> bool:
     """Whether an input is another than it was when a step began; one that is gone is left to what fetches it."""
     path = file_path(item.url)
     if before and item.sha256:
