@@ -17,6 +17,7 @@ from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import counted, listed, one_line
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
 from iree_gauntlet.results import Result, find_unapplied
+from iree_gauntlet.steps import BATCH_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -131,6 +132,12 @@ class ChainOutcome:
     steps: tuple[StepOutcome, ...]
 
     @property
+    def is_batch(self) -> bool:
+        """Whether it is one compile of the programs of many cases, and no case itself."""
+        compiles = all(step.stage is Stage.COMPILE and not step.command for step in self.steps)
+        return self.model == BATCH_MODEL and compiles
+
+    @property
     def verdict(self) -> Verdict:
         """The worst of its steps; skipped where nothing of it ran, but that its files were fetched."""
         own = [step for step in self.steps if not (step.stage == "fetch" and step.verdict is Verdict.PASSED)]
@@ -174,6 +181,11 @@ class RunOutcome:
     markers: str
     workers: dict[str, MachineFacts]
     made_inputs: int
+
+    @property
+    def cases(self) -> tuple[ChainOutcome, ...]:
+        """Its chains, but for batches."""
+        return tuple(chain for chain in self.chains if not chain.is_batch)
 
     @property
     def many(self) -> bool:

@@ -154,7 +154,7 @@ def run_document(
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         format_headline(outcome),
-        (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.chains), 'case')}",) if outcome.steps else (),
+        (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.cases), 'case')}",) if outcome.steps else (),
         tuple(blocks),
         tuple(_show_details(outcome, folder, bad, figures)),
         outcome.exit_code,
@@ -252,7 +252,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     if passed:
         named = listed([step.title for step in passed], _NAMED_STEPS)
         yield f"no expected outputs, only that it runs was checked: {named}"
-    counts = Counter(chain.verdict for chain in outcome.chains)
+    counts = Counter(chain.verdict for chain in outcome.cases)
     verdicts = ", ".join(format_verdicts(counts).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
@@ -263,7 +263,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
     disturbed = sum(bool(step.known.disturbed) for step in timed)
     yield (
-        f"{counted(len(outcome.chains), 'case')}: {verdicts}; "
+        f"{counted(len(outcome.cases), 'case')}: {verdicts}; "
         f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
         f"times {judged['time_ms']}{' (no --sku)' if unnamed else ''}"
         + (f", instructions {judged['instructions']}" if judged["instructions"] else "")
@@ -299,7 +299,7 @@ def _show_details(
 
 def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], wanted: int) -> Iterator[Block]:
     """A row for each chain of which there are figures; `wanted` are those that would have one if there was room."""
-    count = len(outcome.chains)
+    count = len(outcome.cases)
     if not outcome.chains:
         yield Paragraph(("No step was planned.",))
         return
