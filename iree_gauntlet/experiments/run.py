@@ -262,8 +262,8 @@ def _open_engine(
         left = [step.id for step in plan.steps if step.id not in finished]
         progress.run_started(event, len(left), left)
         if unplanned:
-            steps = counted(len(unplanned), "step")
-            engine.remark(f"results of {steps} that are no longer selected or there count: {unplanned[0].id}…")
+            count = counted(len(unplanned), "step")
+            engine.remark(f"results of {count} that are no longer selected or there count: {unplanned[0].id}…")
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = find_missing_files(plan.steps, cases, machine.store, finished)
