@@ -396,9 +396,11 @@ class Case:
         order: of the tools' arguments; with `MODULES_FIRST`, device and function are among `run_flags`.
         compile_statistics: whether a benchmark holds its main module's statistics against goldens too.
         golden_keys: SKUs that the spec has golden times for, for a message where none fits.
+        idle_goldens: counts and sizes that the spec has under keys of something else, and under none of this case's.
         timeouts: seconds by stage, where the spec sets them.
         skip_reason: why no step of it runs.
         blocked_reason: what is missing that it needs.
+        blocked_field: of its spec, which names what is nowhere; empty for what may be in a folder of another machine.
         blocked_at: the stage that it keeps from running; None for each.
         working_directory: where relative paths in flags resolve; empty for the step's own folder.
         flags_origin: where its run flags are written, if that is elsewhere.
@@ -429,11 +431,13 @@ class Case:
     compile_statistics: bool = False
     goldens: tuple[Golden, ...] = ()
     golden_keys: tuple[str, ...] = ()
+    idle_goldens: tuple[Golden, ...] = ()
     expectations: tuple[Expectation, ...] = ()
     markers: frozenset[str] = frozenset()
     timeouts: tuple[tuple[Stage, float], ...] = ()
     skip_reason: str = ""
     blocked_reason: str = ""
+    blocked_field: str = ""
     blocked_at: Stage | None = None
     working_directory: str = ""
     flags_origin: Origin | None = None

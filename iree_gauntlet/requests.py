@@ -25,7 +25,7 @@ SEVERAL = "words"
 _TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.COUNT, Stage.BENCHMARK)
 # What a resumed session keeps where it is not given again; all else that it keeps is as it was begun.
 KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in _TIMED_STAGES))
-_KEPT_CONDUCT = ("batch", "baseline", "counter", "count_cpu", *KEPT_UNLESS_GIVEN)
+_KEPT_CONDUCT = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *KEPT_UNLESS_GIVEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +268,11 @@ class ConductRequest:
         "confirm",
         "What a broken golden time is: confirm (more rounds decide) or strict (a failure, by the spec's plain rule).",
         choices=("confirm", "strict"),
+    )
+    unapplied_goldens: str = option(
+        "warn",
+        "What a golden is that is not applied, since it is for another release: warn, or fail (exit code 4).",
+        choices=("warn", "fail"),
     )
     baseline: str = option(
         "",

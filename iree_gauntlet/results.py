@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.cases import FailureKind, Verdict
+from iree_gauntlet.cases import FailureKind, Golden, Metric, Verdict
 from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 # Google Benchmark's time units.
@@ -333,6 +333,19 @@ class Result(Recorded):
             return result
         blameless = result.timed_out or any(words in result.reason for words in _BLAMELESS)
         return result if blameless else replace(result, failure=FailureKind.CRASHES)
+
+
+def find_unapplied(goldens: Iterable[Golden], checks: Iterable[Check], sku: str) -> tuple[Golden, ...]:
+    """Goldens of a spec whose figure was measured and held against none: they are of another release, count or machine.
+
+    A time is for the machines of its SKU alone, and is none of them elsewhere.
+    """
+    loose = {check.metric for check in checks if check.passed is None}
+    return tuple(
+        golden
+        for golden in goldens
+        if golden.metric in loose and golden.origin.field and (golden.metric is not Metric.TIME_MS or golden.sku == sku)
+    )
 
 
 def shorten(text: str) -> str:

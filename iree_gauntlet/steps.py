@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import KINDS_AT, MAIN, Allclose, FailureKind, Golden, OnnxImport, Origin, Stage
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,6 +116,7 @@ class Step(Recorded):
         skip: why it does not run.
         blocked: what is missing that it needs.
         golden_keys: SKUs that the spec has golden times for.
+        idle_goldens: those that the spec has under keys of something else alone.
         notes: what was changed on the way (flags translated, a golden left out and why).
         onnx: how the program is imported (import steps).
         allclose: how outputs are compared, where it is not by iree-run-module's own rule (threshold steps).
@@ -150,6 +151,7 @@ class Step(Recorded):
     expect_match: str = ""
     expect_origin: Origin | None = None
     allclose: Allclose | None = None
+    idle_goldens: tuple[Golden, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
     @property
     def name(self) -> str:

@@ -285,7 +285,8 @@ class _BenchmarkReader(SpecReader):
         super().__init__(spec)
         self._document = document
         self._target = target
-        self._missing: list[str] = []
+        # With the field that names it; of external files, which may be elsewhere, without.
+        self._missing: list[tuple[str, str]] = []
 
     def build(self, find: Callable[[str], Case | None]) -> Case | None:
         """Its case, with modules of regressions by their names; None where it cannot be used."""
@@ -295,7 +296,7 @@ class _BenchmarkReader(SpecReader):
         for name in document.modules:
             regression = find(name)
             if regression is None:
-                self._missing.append(f"no regression spec defines module {name!r} for {target.name}")
+                self._missing.append(("modules", f"no regression spec defines module {name!r} for {target.name}"))
             absent = Module(name, MAIN, target, Program(""), (), Origin(spec.name, "modules"))
             modules.append(regression.modules[0] if regression else absent)
             parameters.extend((regression and regression.parameters) or (Parameters("model"),))
@@ -316,12 +317,14 @@ class _BenchmarkReader(SpecReader):
             if not own_target:
                 main = replace(main, flags=flags_for(target, main.flags))
         elif paired is None:
-            self._missing.append(f"no regression spec defines {spec.model}/{submodel} for {target.name}")
+            what = f"no regression spec defines {spec.model}/{submodel} for {target.name}"
+            self._missing.append(("submodel_name" if document.submodel_name else "function_run", what))
         if self.problems:
             return None
         skip = ""
         if target.chip and target.chip in (*document.specific_chip_to_ignore, *document.specific_rocm_chip_to_ignore):
             skip = f"specific_chip_to_ignore lists {target.chip} ({spec.name})"
+        goldens, idle = _read_goldens(spec, document, target, "" if own_target else f"{target.family}-")
         return replace(
             base_case(spec, _BENCHMARK, Kind.BENCHMARK, target, (*modules, main), document.timeouts),
             parameters=(*parameters, *weights),
@@ -330,11 +333,13 @@ class _BenchmarkReader(SpecReader):
             device=(document.device or _FIRST_DEVICE) if own_target or paired is None else paired.device,
             run_flags=_run_flags(document),
             compile_statistics=True,
-            goldens=_read_goldens(spec, document, target, "" if own_target else f"{target.family}-"),
+            goldens=goldens,
+            idle_goldens=idle,
             golden_keys=tuple(document.golden_time or document.golden_time_ms),
             markers=frozenset({*document.markers, "benchmark"}) | _name_markers(target),
             skip_reason=skip,
-            blocked_reason="; ".join(self._missing),
+            blocked_reason="; ".join(text for _, text in self._missing),
+            blocked_field=next((field for field, _ in self._missing if field), ""),
             notes=document.notes(),
         )
 
@@ -350,7 +355,8 @@ class _BenchmarkReader(SpecReader):
             find = self.machine_file if field == "mlir_file_path" else self.external_file
             found = find([field], name)
             if found and not found.is_file():
-                self._missing.append(f"the program {found} is missing ({field}); {EXTERNAL_HINT}")
+                by_path = field if field.endswith("_path") else ""
+                self._missing.append((by_path, f"the program {found} is missing ({field}); {EXTERNAL_HINT}"))
             url = found.as_uri() if found else ""
         flags = (*backend, *document.compile_flags, *chip)
         return replace(module, program=Program(url), flags=flags, origin=Origin(self.spec.name, field))
@@ -361,12 +367,14 @@ class _BenchmarkReader(SpecReader):
         if document.real_weights_file_path:
             found = self.machine_file(["real_weights_file_path"], document.real_weights_file_path)
             if found and not found.is_file():
-                self._missing.append(f"the weights {found} are missing (real_weights_file_path)")
+                field = "real_weights_file_path"
+                self._missing.append((field, f"the weights {found} are missing ({field})"))
             return (Parameters("model", url=found.as_uri()),) if found else ()
         wanted = document.real_weights_file_name
         if paired is None:
             if wanted and document.compilation_required:
-                self._missing.append(f"no regression spec for {spec.model}/{spec.submodel} downloads {wanted!r}")
+                what = f"no regression spec for {spec.model}/{spec.submodel} downloads {wanted!r}"
+                self._missing.append(("real_weights_file_name", what))
             return ()
         if not wanted or any(_name_file(item.url) == wanted for item in paired.parameters):
             return paired.parameters
@@ -395,10 +403,16 @@ def _run_flags(document: Benchmark) -> tuple[str, ...]:
     return (*flags, *document.benchmark_flags)
 
 
-def _read_goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) -> tuple[Golden, ...]:
-    """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family."""
+def _read_goldens(
+    spec: Spec, document: Benchmark, target: Target, prefix: str
+) -> tuple[tuple[Golden, ...], tuple[Golden, ...]]:
+    """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family.
+
+    Returns also the counts and sizes of a spec's own target that stand under other keys alone.
+    """
     # Those of a further target have its family before the SKU: `vulkan-mi300`.
     goldens: list[Golden] = []
+    idle: list[Golden] = []
     sku = f"{prefix}{target.sku}" if target.sku else ""
     field = "golden_time" if document.golden_time else "golden_time_ms"
     times = document.golden_time or document.golden_time_ms
@@ -412,10 +426,12 @@ def _read_goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) 
         (Metric.INSTRUCTIONS, "golden_instructions", document.golden_instructions, WORK_MARGIN),
     )
     for metric, field, values, factor in figures:
-        key = sku if sku in values else target.family
-        if key in values:
+        own = next((key for key in (sku, target.family) if key in values), "")
+        others = [key for key in values if not prefix and key.partition("-")[0] not in FAMILIES]
+        for key in [own] if own else others:
             origin = Origin(spec.name, f"{field}.{key}")
             release = document.golden_compiler or ""
             named = target.sku if key == sku else key
-            goldens.append(Golden(metric, float(values[key]), factor, Statistic.MEAN, named, release, origin))
-    return tuple(goldens)
+            golden = Golden(metric, float(values[key]), factor, Statistic.MEAN, named, release, origin)
+            (goldens if own else idle).append(golden)
+    return tuple(goldens), tuple(idle)

@@ -63,12 +63,20 @@ _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore":
 _FAMILIES_IN_NAMES = ("cpu", "rocm")
 
 
+_BLOB_FIELDS = ("source", "value")
+
+
+def _filled(name: str) -> dict[str, Any]:
+    """The condition of a JSON Schema that a text is there, and is not empty."""
+    return {"required": [name], "properties": {name: {"type": "string", "minLength": 1}}}
+
+
 class Blob(StrictDocument):
     """A file and, for raw bytes, its type; or values without a file (*ours*)."""
 
     model_config = in_schema(
-        anyOf=[present("source"), present("value")],
-        **{"if": present("source"), "then": {"properties": {"value": {"pattern": f"^(?:{TENSOR_TYPE.pattern})$"}}}},
+        anyOf=[_filled("source"), _filled("value")],
+        **{"if": _filled("source"), "then": {"properties": {"value": {"pattern": f"^(?:{TENSOR_TYPE.pattern})?$"}}}},
     )
 
     source: Text | None = about(
@@ -77,6 +85,14 @@ class Blob(StrictDocument):
     value: Text | None = about(
         None, "Type of raw bytes, such as 1x64xf16 (a .npy file has its own); without a source, values: 4xf32=1 2 3 4."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, document: object) -> object:
+        """Leaves out a field that is empty beside the other, as sharktank's page writes both."""
+        if isinstance(document, dict) and any(document.get(name) for name in _BLOB_FIELDS):
+            return {name: value for name, value in document.items() if name not in _BLOB_FIELDS or value != ""}
+        return document
 
     @model_validator(mode="after")
     def _check_source(self) -> Blob:

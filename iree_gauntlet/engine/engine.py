@@ -30,7 +30,7 @@ from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import free_memory, list_benchmark_warnings
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, find_new_and_gone
-from iree_gauntlet.results import CacheUse, Check, Fetched, Result, shorten
+from iree_gauntlet.results import CacheUse, Check, Fetched, Result, find_unapplied, shorten
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class RunOptions:
         made_again: with --force-recompile, the folder in which all processes of a run note which modules they have
             made again; None to use what is in the cache.
         lenient: an unexpected pass does not fail the run.
+        all_goldens: a golden that is not applied makes its step inconclusive.
         confirm: how a broken golden time is confirmed; None to fail at once, by the dialects' plain rule.
     """
 
@@ -68,6 +69,7 @@ class RunOptions:
     fail_fast: bool
     made_again: Path | None
     lenient: bool
+    all_goldens: bool
     confirm: ConfirmRules | None
 
 
@@ -362,7 +364,7 @@ class Engine:
             return processes.complete(step, outcome, failed)
         check = check_time(samples, step.goldens, step.golden_keys, step.sku)
         result = replace(
-            _judge([check]),
+            self._judge(step, [check]),
             samples=samples,
             statistics={"machine": state.as_dict(), "disturbed": list(state.disturbances())},
             notes=(*step.notes, *list_benchmark_warnings(state.watched)),
@@ -397,11 +399,14 @@ class Engine:
         }
         release, cache = self.workbench.release, self.workbench.modules
         known = {metric: measured for metric, measured in figures.items() if measured is not None}
-        checks = [check_figure(metric, measured, step.goldens, release) for metric, measured in known.items()]
+        checks = [
+            check_figure(metric, measured, step.goldens, release, step.idle_goldens)
+            for metric, measured in known.items()
+        ]
         more = [item.limit for item in checks if item.metric == Metric.DISPATCH_COUNT and item.passed is False]
         why = [_describe_dispatch_changes(cache, step, limit) for limit in more if limit is not None]
         statistics: dict[str, Any] = {metric.value: measured for metric, measured in figures.items()}
-        return replace(_judge(checks), statistics=statistics, notes=(*step.notes, *filter(None, why)))
+        return replace(self._judge(step, checks), statistics=statistics, notes=(*step.notes, *filter(None, why)))
 
     def _count(self, step: Step) -> Result:
         """Counts instructions, and holds them against their goldens."""
@@ -412,21 +417,28 @@ class Engine:
         # Of another counter, or of modules for another CPU, they say nothing.
         usual = is_usual_count(str(figures["counter"]), str(figures["cpu"]))
         goldens = step.goldens if usual else ()
-        check = check_figure(Metric.INSTRUCTIONS, figures["instructions"], goldens, self.workbench.release)
+        check = check_figure(
+            Metric.INSTRUCTIONS, figures["instructions"], goldens, self.workbench.release, step.idle_goldens
+        )
         if step.goldens and not usual:
             how = f"{figures['counter']}, for {figures['cpu'] or 'the CPU of the spec'}"
             check = replace(check, note=f"its golden is of valgrind's usual count, and this is by {how}: measured only")
-        judged = _judge([check])
+        judged = self._judge(step, [check])
         return replace(
             result, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure
         )
 
-
-def _judge(checks: Sequence[Check]) -> Result:
-    broken = [check for check in checks if check.passed is False]
-    verdict = Verdict.FAILED if broken else Verdict.PASSED
-    reason = shorten("; ".join(map(describe, broken)))
-    return Result(verdict, reason, checks=tuple(checks), failure=FailureKind.MISSES_A_GOLDEN if broken else None)
+    def _judge(self, step: Step, checks: Sequence[Check]) -> Result:
+        """What figures come to that were held against the goldens of their step."""
+        if broken := [check for check in checks if check.passed is False]:
+            reason = shorten("; ".join(map(describe, broken)))
+            return Result(Verdict.FAILED, reason, checks=tuple(checks), failure=FailureKind.MISSES_A_GOLDEN)
+        unapplied = (
+            find_unapplied((*step.goldens, *step.idle_goldens), checks, step.sku) if self.options.all_goldens else ()
+        )
+        loose = (describe(check) for check in checks if check.metric in {golden.metric for golden in unapplied})
+        verdict = Verdict.INCONCLUSIVE if unapplied else Verdict.PASSED
+        return Result(verdict, shorten("; ".join(loose)), checks=tuple(checks))
 
 
 def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> str:

@@ -406,7 +406,7 @@ class _Planner:
             wrong.append(problem) if item.flag in case.own_flags else self._problems.add(problem)
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
         argv = make_threshold_argv(self._context.run_module, case, flags, self._places, folder)
-        if not (case.expected_outputs or case.reference):
+        if not case.reference and all(item.value == "(ignored)" for item in case.expected_outputs):
             notes = (*notes, NOTHING_COMPARED)
         self._add(
             self._make_step(
@@ -444,6 +444,7 @@ class _Planner:
                 cache=CacheLookup(reason="read from the module"),
                 resources=Resources(cores=0),
                 goldens=case.goldens_of(Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES),
+                idle_goldens=case.idle_goldens,
                 blocked=case.blocked_reason,
                 skip=case.skip_reason,
                 notes=case.notes,
@@ -467,6 +468,7 @@ class _Planner:
             Stage.COUNT,
             needs=needs,
             goldens=case.goldens_of(Metric.INSTRUCTIONS),
+            idle_goldens=case.idle_goldens,
             blocked=case.blocked(Stage.BENCHMARK) or unknown,
             skip=skip,
             notes=notes,

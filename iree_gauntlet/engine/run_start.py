@@ -130,7 +130,7 @@ def model_engine(
 ) -> Engine:
     """An engine with as many jobs as cores, that continues after failures; arguments as for `Engine`."""
     jobs = read_machine_facts().cores
-    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
     return Engine(session, workbench, options, performers)
 
 
@@ -215,7 +215,7 @@ def redo_changed(
             began = min(map(datetime.fromisoformat, (record.starts.get(step.id, ended), ended))).timestamp()
             known = {(item.role, item.url, item.path): item.sha256 for item in before.inputs}
             for item in step.inputs:
-                if _is_changed(item, known.get((item.role, item.url, item.path), ""), began, sha256):
+                if is_changed(item, known.get((item.role, item.url, item.path), ""), began, sha256):
                     path = shown(Path(file_path(item.url) or item.path))
                     causes[step.id] = f"done again: {path} has changed since the run began"
         elif before is not None and step.id in record.results and before.command != step.command:
@@ -236,7 +236,13 @@ def redo_changed(
     return tuple(noted), {name: verdict for name, verdict in finished.items() if name not in causes}
 
 
-def _is_changed(item: StepInput, before: str, began: float, sha256: Callable[[Path], str]) -> bool:
+def find_unplanned(steps: Sequence[Step], record: JournalRecord) -> tuple[Step, ...]:
+    """Steps with results of a run's earlier parts that its plan no longer has: a verdict is not lost with its spec."""
+    planned = {step.id for step in steps}
+    return tuple(step for step in record.planned if step.id in record.results and step.id not in planned)
+
+
+def is_changed(item: StepInput, before: str, began: float, sha256: Callable[[Path], str]) -> bool:
     """Whether an input is another than it was when a step began; one that is gone is left to what fetches it."""
     path = file_path(item.url)
     if before and item.sha256:

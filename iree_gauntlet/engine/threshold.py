@@ -38,9 +38,10 @@ from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import ACTUAL_OUTPUT
+from iree_gauntlet.system.short_process import TAIL_LINES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 _TOOL = "iree-run-module"
 _OUTPUT = "--output="
+# How the tool says that it calls a function, and that all outputs of it are as expected, as many as there are.
+_RAN, _JUDGED = "EXEC @", "[SUCCESS]"
 # Of another type or shape; of one whose values differ, the type is the expected one.
 _OTHER_TYPE = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
 # A model that passed and whose run takes longer is not run again for its figures.
@@ -72,9 +75,15 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     outcome = processes.run(step)
     log = processes.log(step, "stdout.txt")
     passed = outcome.exit_code == 0
-    complaints = [line for line in processes.stdout(step).splitlines() if line.startswith("[FAILED]")]
+    said = processes.stdout(step).splitlines()
+    complaints = [line for line in said if line.startswith("[FAILED]")]
     if not passed and not complaints:
         return processes.complete(step, outcome, _make_not_run_result(step, outcome, processes))
+    mark, missed = (
+        (_JUDGED, "compared no output") if values_of(step.process, EXPECTED) else (_RAN, "called no function")
+    )
+    if passed and not any(line.startswith(mark) for line in said):
+        return processes.complete(step, outcome, _make_idle_result(step, missed, processes))
     verdict = Verdict.PASSED if passed else Verdict.FAILED
     result = Result(verdict, notes=step.notes, log=log, tail=() if passed else tuple(outcome.tail))
     if not passed:
@@ -110,6 +119,15 @@ def _make_not_run_result(step: Step, outcome: Outcome, processes: Processes) -> 
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
+def _make_idle_result(step: Step, missed: str, processes: Processes) -> Result:
+    """The result of a run that ended well and did not do what it was for."""
+    reason = f"{_TOOL} {missed} and ended with exit code 0: see the flags of {step.origin.file}"
+    said = processes.stdout(step).splitlines()[:TAIL_LINES]
+    return Result(
+        Verdict.ERROR, shorten(reason), tail=tuple(said), notes=step.notes, log=processes.log(step, "stdout.txt")
+    )
+
+
 def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Result:
     """Runs with the outputs kept, and compares them by NumPy's rule."""
     try:
@@ -120,6 +138,8 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
         outcome = processes.run(step)
         if outcome.exit_code != 0:
             return processes.complete(step, outcome, _make_not_run_result(step, outcome, processes))
+        if not all(path.is_file() for path in paths):
+            return processes.complete(step, outcome, _make_idle_result(step, "kept no output", processes))
         actual = [_read(path, tensor, complained=True) for path, tensor in zip(paths, expected, strict=True)]
     except GauntletError as error:
         notes = (*step.notes, *filter(None, [error.hint]))
@@ -130,7 +150,10 @@ def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Res
         Verdict.FAILED if complaints else Verdict.PASSED,
         shorten(complaints[0]) if complaints else "",
         outputs=tuple(comparisons),
-        notes=step.notes,
+        notes=(
+            *step.notes,
+            *(() if complaints else _list_vanishing(expected, lambda _: (allclose.atol, allclose.rtol))),
+        ),
         log=processes.log(step, "stdout.txt"),
         failure=FailureKind.WRONG_NUMBERS if complaints else None,
     )
@@ -220,12 +243,27 @@ def _with_figures(step: Step, processes: Processes, result: Result, complaints: 
             "deterministic, or near the tolerance"
         )
         return replace(result, notes=(*result.notes, note))
+    if not found:
+        result = replace(result, notes=(*result.notes, *_list_vanishing(expected, tolerances.effective)))
     arrays = [tensor.array for tensor in expected if tensor is not None and tensor.array.size]
     several = sum(array.size for array in arrays) > len(arrays)
     if not found and several and all((array == array.flat[0]).all() for array in arrays):
         note = "every expected value is the same: a model that always gives it would pass; choose other inputs"
         return replace(result, notes=(*result.notes, note))
     return replace(result, reason=shorten(found[0])) if found else result
+
+
+def _list_vanishing(
+    expected: Sequence[Tensor | None], limits_of: Callable[[str], tuple[float, float]]
+) -> Iterator[str]:
+    """A note for each output that is not zero and in place of which zeros would pass; limits are (atol, rtol)."""
+    for index, tensor in enumerate(expected):
+        if tensor is None or tensor.array.dtype.kind == "c" or _without_meaning(tensor):
+            continue
+        atol, rtol = limits_of(tensor.element_type)
+        sizes = np.abs(_make_values(tensor).astype(np.float64))
+        if sizes.any() and (sizes <= atol + rtol * sizes).all():
+            yield f"output {index}: zeros would pass: no value exceeds {sizes.max():.3g}, and the tolerance is larger"
 
 
 def _list_complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
@@ -238,11 +276,15 @@ def _list_expected(command: Command) -> list[Tensor | None]:
 
 
 def _keep_outputs(step: Step, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
-    """The command with its outputs kept in place of compared, and where: raw bytes for types that no .npy can hold."""
+    """The command with its outputs kept in place of compared, and where: raw bytes for types that no .npy can hold.
+
+    What an earlier attempt has left there is removed: it must not be taken for what this one gives.
+    """
     paths = []
     for tensor, (_, path) in zip(expected, step.outputs, strict=True):
         plain = tensor is None or tensor.array.dtype.kind in "fiub"
         paths.append(Path(path) if plain else Path(path).with_suffix(".bin"))
+        paths[-1].unlink(missing_ok=True)
     kept = [flag for flag in step.process.argv if not flag.startswith((EXPECTED, _OUTPUT))]
     return replace(step.process, argv=(*kept, *(f"{_OUTPUT}@{path}" for path in paths))), paths
 

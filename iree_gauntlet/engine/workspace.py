@@ -176,7 +176,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
             cases = replace(cases, warnings=(*cases.warnings, *useless))
     notes: list[str] = []
     if suite is None and not request.spec_dir:
-        suites, notes = _list_project_suites()
+        suites, notes = list_project_suites()
         cases, applied = with_failures_of(suites, cases)
         notes += [*applied, *_note_several_formats(cases)]
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
@@ -219,7 +219,7 @@ def _find_folder(option: str, named: str, what: str) -> Path | None:
     return Path(named) if named else None
 
 
-def _list_project_suites() -> tuple[list[Suite], list[str]]:
+def list_project_suites() -> tuple[list[Suite], list[str]]:
     """Suites of the project, and a line for each that cannot be read."""
     from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415 - it brings pydantic
 

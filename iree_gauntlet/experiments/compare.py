@@ -33,6 +33,7 @@ from iree_gauntlet.experiments.sides import (
     explain_differences,
     find_changed,
     find_compile_changes,
+    find_gone,
     pair_of,
     prepare_side,
     rounds_asked,
@@ -140,7 +141,7 @@ def compare(
         else:
             comparison = _Comparison(asked, chosen, settings, (sides[0], sides[1]), log, presenter)
             if settings.metric == "instructions":
-                experiment.code = comparison.count()
+                experiment.code = comparison.count(earlier)
             else:
                 experiment.code = comparison.measure(experiment.folder, earlier, machines)
     return experiment.code
@@ -157,9 +158,10 @@ class _Comparison:
     log: EventLog
     presenter: Presenter
 
-    def count(self) -> ExitCode:
+    def count(self, earlier: Sequence[dict[str, Any]]) -> ExitCode:
         """Holds the counts of both sides against each other."""
         steps, left_out = _make_ready(*self.sides, self.settings.metric)
+        left_out |= find_gone((*steps, *left_out), earlier)
         verdicts = self._judge_counts(steps)
         for chain in steps.keys() - verdicts.keys():
             left_out[chain] = "its sides were counted by different counters: begin a new comparison"
@@ -184,7 +186,7 @@ class _Comparison:
         """Takes the rounds, here or on other machines, judges them and says where B is slower."""
         metric, rules = self.settings.metric, self.settings.rules
         steps, left_out = _make_ready(*self.sides, metric)
-        left_out |= find_changed(self.sides, earlier)
+        left_out |= find_changed(self.sides, earlier) | find_gone((*steps, *left_out), earlier)
         steps = {chain: both for chain, both in steps.items() if chain not in left_out}
         benchmarks = {
             chain: {

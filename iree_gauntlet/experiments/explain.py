@@ -15,11 +15,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.cases import MAIN, Stage
+from iree_gauntlet.dialects.locations import file_path
+from iree_gauntlet.engine.run_start import is_changed
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, name_place
 from iree_gauntlet.experiments.experiment import Experiment
@@ -126,10 +129,13 @@ def open_iree(run_dir: Path, recorded: Mapping[str, Any], cache: CacheRequest, p
     names = {name: selection.get(name, "") for name in ("iree", "iree_compiler", "iree_runtime")}
     request = ToolchainRequest(cache_dir=cache.cache_dir, **names)
     machine = open_workbench(request, progress, NetworkRequest(), need_toolchain=True)
-    if machine.iree.compiler.identity != recorded.get("identity"):
-        here = f"{names['iree'] or 'what is installed'} is {machine.iree.compiler.version} now"
-        before = f"{shown(run_dir)} was made with IREE {recorded.get('compiler')}"
-        raise GauntletError(f"{before}, and {here}", "Run again, and explain that run.")
+    # Journals of earlier versions do not say which runtime it was.
+    for part, identity, name in (("compiler", "identity", "IREE"), ("runtime", "runtime_identity", "the runtime")):
+        tools = getattr(machine.iree, part)
+        if recorded.get(identity, tools.identity) != tools.identity:
+            here = f"{names['iree'] or 'what is installed'} is {tools.version} now"
+            before = f"{shown(run_dir)} was made with {name} {recorded.get(part)}"
+            raise GauntletError(f"{before}, and {here}", "Run again, and explain that run.")
     return machine
 
 
@@ -227,13 +233,15 @@ class _FailureExplainer:
     def _explain_alone(self) -> FoundBundle | None:
         """What is recorded of a bundle that shows it; None where none does."""
         failure = self.tools.failure
-        if failure.sha256 and failure.sha256 != self._program_sha256:
-            why = f"{shown(failure.program)} is not what it was in the run: run again, and explain that run"
-            self.notes.add("nothing", {"why": why})
+        again = "run again, and explain that run"
+        if changed := self._find_changed(by_time=False):
+            self.notes.add("nothing", {"why": f"{changed} is not what it was in the run: {again}"})
             return None
         symptom = self._fail_again()
         if symptom is None:
-            self.notes.add("nothing", {"why": "it did not fail again, twice: it is intermittent"})
+            written = self._find_changed(by_time=True)
+            why = f"{written} was written to since the run: {again}" if written else "it is intermittent"
+            self.notes.add("nothing", {"why": f"it did not fail again, twice: {why}"})
             return None
         forms = FailureForms(failure, symptom, self.tools.workbench.iree)
         with ThreadPoolExecutor(read_machine_facts().cores) as pool:
@@ -242,6 +250,23 @@ class _FailureExplainer:
                 return self._pursue(forms, probes)
             finally:
                 pool.shutdown(cancel_futures=True)
+
+    def _find_changed(self, *, by_time: bool) -> Path | None:
+        """A file of the user's own that the failing step was made from, and that is another now.
+
+        Either by its content, where the run knew that, or else by the time of its last change: that of a file that was
+        copied here is later too.
+        """
+        failure, verified = self.tools.failure, self.tools.workbench.store.verified
+        for step in self.record.planned:
+            if step.chain != failure.case or step.role != MAIN or step.id not in self.record.starts:
+                continue
+            began = datetime.fromisoformat(self.record.starts[step.id]).timestamp()
+            for item in step.inputs if step.stage in (Stage.IMPORT, Stage.COMPILE, failure.stage) else ():
+                now = replace(item, sha256="")
+                if by_time != bool(item.sha256) and is_changed(now, item.sha256, began, verified.sha256):
+                    return shown(Path(file_path(item.url)))
+        return None
 
     def _fail_again(self) -> Symptom | None:
         """What it shows when it is done twice more, as it was; None where it passes."""

@@ -20,6 +20,7 @@ from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.engine.run_start import (
     describe_missing,
     find_missing_files,
+    find_unplanned,
     held_against,
     imports_possible,
     on_devices_here,
@@ -33,9 +34,10 @@ from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
+from iree_gauntlet.figures import counted
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_events import Asked, ToolchainFacts
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
@@ -231,6 +233,7 @@ def _open_engine(
     conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
     restricted = folder.last_failed
+    record = JournalRecord(run_dir / JOURNAL)
     if folder.resume:
         finished = read_finished_verdicts(run_dir, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
         record = read_journal(run_dir / JOURNAL)
@@ -240,6 +243,9 @@ def _open_engine(
             plan = replace(plan, steps=steps)
     batches = make_batches(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
+    unplanned = () if parts.measured else find_unplanned(plan.steps, record)
+    plan = replace(plan, steps=(*plan.steps, *unplanned))
+    finished |= {step.id: record.results[step.id].verdict for step in unplanned}
     event = replace(
         run_event(plan, run_dir, machine, selection.name, selection.targets, format_typed_command()),
         markers=request.selection.markers,
@@ -257,6 +263,9 @@ def _open_engine(
         # Of a resumed run only what is left to do counts.
         left = [step.id for step in plan.steps if step.id not in finished]
         progress.run_started(event, len(left), left)
+        if unplanned:
+            count = counted(len(unplanned), "step")
+            engine.remark(f"results of {count} that are no longer selected or there count: {unplanned[0].id}…")
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = find_missing_files(plan.steps, cases, machine.store, finished)
@@ -280,7 +289,12 @@ def _as_before(request: RunRequest) -> RunRequest:
     changed = {name: value for name, value in now.items() if name in asked.selection}
     if folder.last_failed and given([request.selection]):
         return request
-    as_asked = replace(request, defaults=Defaults.of(asked.defaults), stages=request.stages or asked.stages or ())
+    begun = asked.stages or ()
+    if folder.resume and request.stages and {*request.stages} != {*begun}:
+        how = f"for {', '.join(begun)}" if begun else "without --stages"
+        what = f"{', '.join(request.stages)} alone: {shown(earlier)} was begun {how}"
+        raise UsageError(what, "`gauntlet run --resume` does all that is left of it; start a new run for some stages.")
+    as_asked = replace(request, defaults=Defaults.of(asked.defaults), stages=request.stages or begun)
     if folder.last_failed:
         # Another IREE may be tried on what failed; how the earlier run was carried out is its own matter.
         selected = {name: value for name, value in asked.selection.items() if name not in KEPT_UNLESS_GIVEN}
@@ -375,6 +389,7 @@ def _open_session(
             fail_fast=conduct.stops_early,
             made_again=made_again,
             lenient=conduct.lenient,
+            all_goldens=conduct.unapplied_goldens == "fail",
             confirm=confirm_rules(
                 conduct.verdict, conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed
             ),

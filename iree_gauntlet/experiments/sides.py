@@ -197,6 +197,13 @@ def find_changed(sides: Sequence[PreparedSide], earlier: Iterable[Mapping[str, A
     return {chain: f"{what} {so_far}" for chain, what in found.items()}
 
 
+def find_gone(models: Iterable[str], earlier: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Models that an earlier part of the comparison was about and that are not among these, with why."""
+    prepared = [PreparedComparison.from_dict(event) for event in earlier if event["event"] == "prepared"]
+    begun = {chain for part in prepared for chain in (*part.models, *part.left_out)}
+    return dict.fromkeys(sorted(begun.difference(models)), "the comparison was begun with it: its spec is gone")
+
+
 def _strip_folders(command: Command | None) -> list[str]:
     """A command's words without the folders of files: a comparison may have been moved."""
     return [re.sub(r"[^=@,]*/", "", word) for word in command.argv] if command else []

@@ -39,7 +39,7 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
     if not outcome.started:
         raise GauntletError(f"run {outcome.run} never began: its journal is empty", "Name another run.")
     done: dict[HistoryMachine, list[ChainOutcome]] = {}
-    for chain in outcome.chains:
+    for chain in outcome.cases:
         done.setdefault(HistoryMachine.of(_find_machine(chain, outcome)), []).append(chain)
     machines = done or {HistoryMachine.of(outcome.machine): []}
     return [

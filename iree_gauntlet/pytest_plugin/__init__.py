@@ -67,6 +67,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="What a broken golden time is: more rounds decide, or a failure at once (default: confirm).",
     )
     group.addoption(
+        "--unapplied-goldens",
+        choices=("warn", "fail"),
+        default="warn",
+        help="What a golden is that is not applied, as it is for another release (default: warn).",
+    )
+    group.addoption(
         "--confirm-seconds",
         type=_parse_seconds,
         default=300.0,

@@ -114,6 +114,7 @@ class SessionSettings:
         journal: name of this process's journal in the session's folder.
         force_recompile: whether modules are made again, once for all processes.
         confirm: how a broken golden time is confirmed; None to fail at once.
+        all_goldens: a golden that is not applied makes its test inconclusive.
         command: of the pytest that the user started.
     """
 
@@ -121,6 +122,7 @@ class SessionSettings:
     processes: int
     force_recompile: bool
     confirm: ConfirmRules | None
+    all_goldens: bool
     markers: str
     command: Sequence[str]
 
@@ -147,9 +149,14 @@ class ModelTestSession:
         plan = on_devices_here(imports_possible(plan, self._machine), self._machine)
         self._steps = {step.id: step for step in plan.steps}
         self._verdicts: dict[str, Verdict] = {}
-        self._jobs = max(1, read_machine_facts().cores // settings.processes)
-        self._made_again = run_dir / "made-again" if settings.force_recompile else None
-        self._confirm = settings.confirm
+        self._options = RunOptions(
+            jobs=max(1, read_machine_facts().cores // settings.processes),
+            fail_fast=False,
+            made_again=run_dir / "made-again" if settings.force_recompile else None,
+            lenient=False,
+            all_goldens=settings.all_goldens,
+            confirm=settings.confirm,
+        )
         self._began = datetime.now(UTC)
         self._journal = Journal(run_dir / settings.journal, lambda: datetime.now(UTC))
         targets = sorted({test.case.target for test in tests})
@@ -224,11 +231,8 @@ class ModelTestSession:
         if self._session is None or self._session.cancelled.is_set():
             self._opened.close()
             self._session = self._opened.enter_context(open_session(self.run_dir, self._journal, self._log))
-        options = RunOptions(
-            jobs=self._jobs, fail_fast=False, made_again=self._made_again, lenient=False, confirm=self._confirm
-        )
         try:
-            self._verdicts |= Engine(self._session, self._machine, options).perform(steps, finished)
+            self._verdicts |= Engine(self._session, self._machine, self._options).perform(steps, finished)
         except BaseException as error:
             # The test's time was up, or the user's patience.
             how = f"ended by pytest: {type(error).__name__} {error}".strip()

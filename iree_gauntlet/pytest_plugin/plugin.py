@@ -340,6 +340,7 @@ class ModelTestPlugin:
                 processes=int(self._worker.get("workercount", 1)),
                 force_recompile=bool(self._config.getoption("force_recompile")),
                 confirm=confirm_rules(self._config.getoption("verdict"), self._config.getoption("confirm_seconds")),
+                all_goldens=self._config.getoption("unapplied_goldens") == "fail",
                 markers=self._config.getoption("markexpr") or "",
                 command=self._command,
             )

@@ -170,7 +170,7 @@ def read_matrix_outcome(folder: Path) -> MatrixOutcome:
     outcomes = {iree.label: iree.outcome for iree in irees if iree.outcome is not None}
     named: dict[str, MatrixRow] = {}
     for label, outcome in outcomes.items():
-        for chain in outcome.chains:
+        for chain in outcome.cases:
             row = named.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
             row.cells[label] = replace(make_matrix_cell(chain), timed_on=outcome.timed_on(chain))
     rows = tuple(named.values())

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import COUNTED, VERDICTS, FailureKind, Golden, Origin, Stage, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import listed, one_line
+from iree_gauntlet.figures import counted, listed, one_line
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
 from iree_gauntlet.recorded import UNRECORDED
-from iree_gauntlet.results import Result
+from iree_gauntlet.results import Result, find_unapplied
+from iree_gauntlet.steps import BATCH_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _RESULT = tuple(item.name for item in fields(Result))
 _PLANNED = (
     *("id", "chain", "dialect", "model", "submodel", "target", "sku", "stage"),
-    *("flags", "device", "goldens", "origin"),
+    *("flags", "device", "goldens", "idle_goldens", "origin"),
 )
 _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MOST_ENVIRONMENT = 5
@@ -88,6 +89,7 @@ class StepOutcome(Result):
     flags: tuple[str, ...]
     device: str
     goldens: tuple[Golden, ...]
+    idle_goldens: tuple[Golden, ...]
     origin: Origin
     explanation: Explanation | None = None
 
@@ -100,6 +102,11 @@ class StepOutcome(Result):
     def of_count(self) -> bool:
         """Whether it counts instructions, or compiles for that: another module than the one that is run."""
         return self.stage == Stage.COUNT or self.role.rpartition(".")[2] == COUNTED
+
+    @property
+    def unapplied(self) -> tuple[Golden, ...]:
+        """Goldens whose figure was measured and held against none."""
+        return find_unapplied((*self.goldens, *self.idle_goldens), self.checks, self.sku)
 
     @property
     def title(self) -> str:
@@ -126,6 +133,12 @@ class ChainOutcome:
     target: str
     sku: str
     steps: tuple[StepOutcome, ...]
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is one compile of the programs of many cases, and no case itself."""
+        compiles = all(step.stage is Stage.COMPILE and not step.command for step in self.steps)
+        return self.model == BATCH_MODEL and compiles
 
     @property
     def verdict(self) -> Verdict:
@@ -171,6 +184,11 @@ class RunOutcome:
     markers: str
     workers: dict[str, MachineFacts]
     made_inputs: int
+
+    @property
+    def cases(self) -> tuple[ChainOutcome, ...]:
+        """Its chains, but for batches."""
+        return tuple(chain for chain in self.chains if not chain.is_batch)
 
     @property
     def many(self) -> bool:
@@ -264,7 +282,9 @@ def format_headline(outcome: RunOutcome) -> str:
         texts[Verdict.XFAILED] += f" ({named})"
     behind = sum(bool(step.behind) for step in outcome.steps)
     text = ", ".join(texts.values()) or "nothing ran"
-    return f"{text} ({behind} behind a failure)" if behind else text
+    text += f" ({behind} behind a failure)" if behind else ""
+    unapplied = sum(len(step.unapplied) for step in outcome.steps)
+    return f"{text}; {counted(unapplied, 'golden')} not applied" if unapplied else text
 
 
 def format_verdicts(counts: Mapping[Verdict, int]) -> dict[Verdict, str]:

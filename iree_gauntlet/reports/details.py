@@ -16,6 +16,7 @@ from iree_gauntlet.figures import (
 )
 
 if TYPE_CHECKING:
+    from iree_gauntlet.cases import Origin
     from iree_gauntlet.journal_events import MachineFacts
     from iree_gauntlet.records.outcome import Explanation, StepOutcome
     from iree_gauntlet.results import Check, OutputComparison
@@ -105,6 +106,12 @@ def list_findings(step: StepOutcome) -> list[str]:
     lines = [line for _, line in sorted(outputs + checks, key=lambda found: found[0])]
     ended = _format_process_line(step)
     return [*([ended] if ended else []), *lines]
+
+
+def list_unapplied(step: StepOutcome) -> list[tuple[Origin, str]]:
+    """Where each golden is written whose figure was held against none, and what was measured in its place."""
+    checks = {check.metric: check for check in step.checks}
+    return [(golden.origin, f"not applied: {check_line(checks[golden.metric])}") for golden in step.unapplied]
 
 
 def format_explanation(explanation: Explanation) -> str:

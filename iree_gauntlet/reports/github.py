@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
 from iree_gauntlet.figures import one_line
+from iree_gauntlet.reports.details import list_unapplied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,17 +29,28 @@ _ESCAPES = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _ESCAPES_OF_PROPERTIES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 
 
-def format_error_commands(bad_steps: Iterable[StepOutcome], environ: Mapping[str, str]) -> Sequence[str]:
-    """The workflow commands for steps that are not as expected; none outside of GitHub Actions."""
+def format_error_commands(steps: Iterable[StepOutcome], environ: Mapping[str, str]) -> Sequence[str]:
+    """The workflow commands for steps that are not as expected, and for goldens that were not applied.
+
+    None outside of GitHub Actions.
+    """
     if environ.get("GITHUB_ACTIONS") != "true":
         return ()
     workspace = environ.get("GITHUB_WORKSPACE", "")
     found: dict[str, list[str]] = {"error": [], "warning": []}
-    for step in bad_steps:
-        level = "warning" if step.verdict.is_doubtful else "error"
-        properties = {**_locate(_find_origin(step), workspace), "title": f"{one_line(step.title)} {step.verdict}"}
+
+    def add(level: str, origin: Origin, title: str, text: str) -> None:
+        properties = {**_locate(origin, workspace), "title": one_line(title)}
         words = ",".join(f"{name}={value.translate(_ESCAPES_OF_PROPERTIES)}" for name, value in properties.items())
-        found[level].append(f"::{level} {words}::{one_line(step.reason).translate(_ESCAPES) or step.verdict}")
+        found[level].append(f"::{level} {words}::{one_line(text).translate(_ESCAPES)}")
+
+    for step in steps:
+        if step.verdict.is_bad:
+            level = "warning" if step.verdict.is_doubtful else "error"
+            add(level, _find_origin(step), f"{step.title} {step.verdict}", step.reason or step.verdict)
+            continue
+        for origin, text in list_unapplied(step):
+            add("warning", origin, f"{step.title} golden", text)
     return [line for lines in found.values() for line in lines[:_MOST]]
 
 
@@ -50,7 +62,12 @@ def format_error_command(text: str, environ: Mapping[str, str]) -> str:
 def _find_origin(step: StepOutcome) -> Origin:
     """Where what failed is written: of a figure, its golden."""
     broken = {check.metric for check in step.checks if check.passed is False}
-    goldens = (golden.origin for golden in step.goldens if golden.metric in broken and golden.origin.field)
+    broken = broken or {str(golden.metric) for golden in step.unapplied}
+    goldens = (
+        golden.origin
+        for golden in (*step.goldens, *step.idle_goldens)
+        if golden.metric in broken and golden.origin.field
+    )
     found = next(goldens, step.origin)
     # Of wrong numbers, where the right ones are named.
     return replace(found, field=_EXPECTED) if step.stage == Stage.THRESHOLD and not found.field else found

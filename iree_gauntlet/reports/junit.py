@@ -17,8 +17,14 @@ import junit_xml
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, clean, one_line, take_last_lines
-from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_measured
+from iree_gauntlet.figures import byte_size, clean, counted, one_line, take_last_lines
+from iree_gauntlet.reports.details import (
+    format_devices,
+    format_explanation,
+    list_findings,
+    list_measured,
+    list_unapplied,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -129,6 +135,9 @@ def _make_case(step: StepOutcome, outcome: RunOutcome, before: str) -> junit_xml
         case.add_skipped_info(f"{verdict.noun}: {message}", detail)
     elif verdict is Verdict.SKIPPED:
         case.add_skipped_info(message)
+    elif unapplied := [f"{origin}: {text}" for origin, text in list_unapplied(step)]:
+        # It passed for want of a golden: not what a pass says.
+        case.add_skipped_info(one_line(f"{counted(len(unapplied), 'golden')} not applied: {'; '.join(unapplied)}"))
     return case
 
 

@@ -100,7 +100,7 @@ def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Report
     if summary := make_job_summary(outcome):
         files[f"{JOB_SUMMARY}md"] = lambda: _format_job_summary(summary, outcome)
         files[f"{JOB_SUMMARY}json"] = lambda: json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-    commands = partial(format_error_commands, outcome.bad_steps)
+    commands = partial(format_error_commands, outcome.steps)
     return Reports(files, document, outcome.exit_code, format_headline(outcome), commands)
 
 
@@ -184,6 +184,7 @@ def format_summary_json(outcome: RunOutcome) -> str:
         "seconds": outcome.seconds,
         "tool_seconds": outcome.tool_seconds,
         "counts": outcome.counts,
+        "unapplied_goldens": sum(len(step.unapplied) for step in outcome.steps),
         "cache": {name: asdict(getattr(outcome, name)) for name in ("compiles", "imports", "downloads")},
         "targets": [target.as_dict() for target in outcome.targets],
         "toolchain": outcome.toolchain.as_dict(),
@@ -231,6 +232,7 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         "checks": [
             _describe_fields(check) | {"factor": 1.0 if check.factor is None else check.factor} for check in step.checks
         ],
+        "unapplied_goldens": [str(golden.origin) for golden in step.unapplied],
         "outputs": [_describe_output(output) for output in step.outputs],
         "figures": step.samples.figures if step.samples else {},
         "real_time_ms": step.samples.real_time_ms if step.samples else (),

@@ -36,10 +36,9 @@ from iree_gauntlet.document import (
     WorkSpan,
 )
 from iree_gauntlet.figures import byte_size, counted, duration, listed, take_last_lines
-from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts
-from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings
+from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_unapplied
 from iree_gauntlet.reports.report_files import RecordOrigin, provenance
 from iree_gauntlet.steps import NOTHING_COMPARED
 
@@ -140,6 +139,7 @@ def run_document(
     idle = len(outcome.bad_steps) - len(bad)
     if idle:
         blocks.append(Paragraph((f"{idle} step{'s' if idle > 1 else ''} did not start.",)))
+    blocks += _show_unapplied(outcome)
     blocks += [*_show_figures(outcome, figures, len(shown)), *_describe_changed(before)]
     blocks += [Paragraph((line,)) for line in (*_describe_judged(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
@@ -154,7 +154,7 @@ def run_document(
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
         format_headline(outcome),
-        (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.chains), 'case')}",) if outcome.steps else (),
+        (f"{counted(len(outcome.steps), 'step')} of {counted(len(outcome.cases), 'case')}",) if outcome.steps else (),
         tuple(blocks),
         tuple(_show_details(outcome, folder, bad, figures)),
         outcome.exit_code,
@@ -166,6 +166,16 @@ def run_document(
             outcome.seconds if outcome.state == "complete" else None,
         ),
     )
+
+
+def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
+    """The goldens that decided nothing, of steps that are not told of already."""
+    steps = [step for step in outcome.steps if not step.verdict.is_bad]
+    if lines := [f"{origin}: {text}" for step in steps for origin, text in list_unapplied(step)]:
+        yield Heading("Goldens that were not applied")
+        yield Items(tuple((line,) for line in lines), _SHOWN_FINDINGS)
+        moving = Name("gauntlet golden.update --to-release")
+        yield Paragraph(("those of another release are moved to this one by ", moving))
 
 
 def _describe_changed(before: RunBefore | None) -> Iterator[Block]:
@@ -237,12 +247,12 @@ def _breaks_golden(step: StepOutcome) -> bool:
 
 
 def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
-    """What the verdicts rest on: who reads `passed` is to know what was looked at, and which goldens were not."""
+    """What the verdicts rest on: who reads `passed` is to know what was looked at."""
     passed = [step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes]
     if passed:
         named = listed([step.title for step in passed], _NAMED_STEPS)
         yield f"no expected outputs, only that it runs was checked: {named}"
-    counts = Counter(chain.verdict for chain in outcome.chains)
+    counts = Counter(chain.verdict for chain in outcome.cases)
     verdicts = ", ".join(format_verdicts(counts).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
@@ -253,24 +263,12 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
     disturbed = sum(bool(step.known.disturbed) for step in timed)
     yield (
-        f"{counted(len(outcome.chains), 'case')}: {verdicts}; "
+        f"{counted(len(outcome.cases), 'case')}: {verdicts}; "
         f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
         f"times {judged['time_ms']}{' (no --sku)' if unnamed else ''}"
         + (f", instructions {judged['instructions']}" if judged["instructions"] else "")
         + (f"; {counted(disturbed, 'time')} disturbed (*)" if disturbed else "")
     )
-    idle = [
-        (check.release, golden.release)
-        for step, check in checks
-        for golden in step.goldens
-        if check.passed is None
-        and golden.metric == check.metric
-        and golden.release
-        and not covers(golden.release, check.release)
-    ]
-    if idle:
-        releases = ", ".join(sorted({release for _, release in idle}))
-        yield f"{counted(len(idle), 'golden')} not applied: for {releases}, this is {idle[0][0] or 'unknown'}"
 
 
 def _show_details(
@@ -301,7 +299,7 @@ def _show_details(
 
 def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], wanted: int) -> Iterator[Block]:
     """A row for each chain of which there are figures; `wanted` are those that would have one if there was room."""
-    count = len(outcome.chains)
+    count = len(outcome.cases)
     if not outcome.chains:
         yield Paragraph(("No step was planned.",))
         return

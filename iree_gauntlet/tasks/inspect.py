@@ -123,7 +123,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         find_void_tolerances,
         find_wrong_tolerances,
     )
-    from iree_gauntlet.upkeep.lint_checks import list_doubts, list_unreadable_arrays  # noqa: PLC0415 - with NumPy
+    from iree_gauntlet.upkeep.lint_checks import find_idle_keys, list_doubts, list_unreadable_arrays  # noqa: PLC0415 - with NumPy
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.file_warnings(listed=True))
@@ -142,16 +142,13 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         of_files, beside = list_project_problems()
         problems += of_files
     sound = [case for case in cases if case.origin.file not in broken]
-    problems += _list_missing_files(sound)
-    problems += {problem for case in sound for problem in list_unreadable_arrays(case)}
-    texts = [(case, text) for case in cases for text in (*case.notes, case.blocked_reason) if text]
+    problems += [*_list_missing_files(sound), *{problem for case in sound for problem in list_unreadable_arrays(case)}]
     # What a benchmark lacks of a regression of the same name is there once that can be read.
     faulty = {_pair(problem.file) for problem in problems}
-    warnings = {
-        (case.origin.file, text)
-        for case, text in texts
-        if case.origin.file not in broken and not (text == case.blocked_reason and _pair(case.origin.file) in faulty)
-    }
+    lacking = [case for case in sound if case.blocked_reason and _pair(case.origin.file) not in faulty]
+    problems += _list_unnamed(lacking)
+    warnings = {(case.origin.file, note) for case in sound for note in case.notes}
+    warnings |= {(case.origin.file, case.blocked_reason) for case in lacking if not case.blocked_field}
     notes: list[str] = []
     if toolchain:
         try:
@@ -167,6 +164,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     # Nothing is fetched.
     store = ArtifactStore(find_cache_folder(""), Registry())
     doubtful = [
+        *find_idle_keys(selection.specs, cases, request.sku),
         *(problem for case in found.cases for problem in list_doubts(case, store)),
         *_list_tolerance_problems(found.cases, find_loose_tolerances),
         *_list_tolerance_problems(found.cases, find_void_tolerances),
@@ -203,6 +201,12 @@ def _list_weights(case: Case) -> Iterator[tuple[str, str]]:
 def _pair(file: str) -> tuple[str, ...]:
     """The end of a file's name, by which a regression and its benchmark belong together."""
     return tuple(file.split("/")[-2:])
+
+
+def _list_unnamed(cases: Iterable[Case]) -> list[Problem]:
+    """What specs name that no other spec defines, or that is at no path."""
+    found = {(case.origin.file, case.blocked_field, case.blocked_reason) for case in cases if case.blocked_field}
+    return [problem_of_field(*item) for item in sorted(found)]
 
 
 def _list_missing_files(cases: Iterable[Case]) -> list[Problem]:

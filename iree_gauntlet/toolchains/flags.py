@@ -41,6 +41,12 @@ _FORMAT = 1
 _HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
 # Flags that every release has: help in which they are missing was not understood.
 _LANDMARKS = {COMPILE: "iree-hal-target-backends", RUN_MODULE: "module", BENCHMARK_MODULE: "module"}
+# Flags that have a tool print something and end, whatever it was started for.
+_LISTING = {
+    COMPILE: re.compile(r"h|help(-list)?(-hidden)?|version|iree-list-plugins|iree-(hal|llvmcpu)-list-[a-z-]+"),
+    RUN_MODULE: re.compile(r"help|agents_md|list_[a-z]+|dump_devices|dump_task_topologies"),
+    BENCHMARK_MODULE: re.compile(r"help|agents_md|list_[a-z]+|dump_devices|dump_task_topologies|benchmark_list_tests"),
+}
 FLAG_RELEASES = Path(__file__).with_name("flag_releases.toml")
 
 # The ROCm backend's flags were named after HIP, its driver.
@@ -282,7 +288,7 @@ def read_flag_releases() -> FlagReleases:
 
 @dataclass(frozen=True, slots=True)
 class UnknownFlag:
-    """A flag (as written, with `=`) that the tool does not know under any name, or whose value it cannot say."""
+    """A flag (as written, with `=`) that the tool does not know under any name, or with which it does nothing else."""
 
     flag: str
     message: str
@@ -320,6 +326,11 @@ def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
     for flag in written:
         # The runtime's tools read a flag with `=` alone.
         readable = tool == COMPILE or flag.words == (flag.text,)
+        if _LISTING[tool].fullmatch(flag.name) and (flag.value or "").lower() not in _FALSE:
+            words.extend(flag.words)
+            what = f"with {flag.text} {tool} prints something and ends: nothing would be done"
+            unknown.append(UnknownFlag(flag.text, what, "Remove it."))
+            continue
         if not flag.name or (flag.name in known.names and readable):
             words.extend(flag.words)
             continue

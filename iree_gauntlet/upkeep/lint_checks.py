@@ -12,10 +12,11 @@ from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import file_path
+from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_of_field
 from iree_gauntlet.engine.commands import format_shape
 from iree_gauntlet.engine.judging import NUMPY_ADVICE
-from iree_gauntlet.engine.workspace import select
+from iree_gauntlet.engine.workspace import list_project_suites, select
 from iree_gauntlet.errors import NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.measuring.numerics.arrays import TensorError, explain_refusal
 from iree_gauntlet.requests import Defaults, SelectionRequest
@@ -25,14 +26,19 @@ from iree_gauntlet.toolchains.devices import DRIVERS
 from iree_gauntlet.upkeep.recording import changed_since
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Case
+    from iree_gauntlet.dialects.spec import Spec
 
 
 # `1x64xf32`, at the beginning of a value, or behind the kind of a `random://` source.
 _TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
+
+
+# Figures by SKU, or by target.
+_KEYED_GOLDENS = ("golden_time_tolerance_multiplier", "golden_dispatch", "golden_size", "golden_instructions")
 
 
 def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
@@ -42,6 +48,9 @@ def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
         hint = f"`gauntlet golden.record --model {case.model}` records its outputs again."
         field = "expected_outputs" if is_torch else "outputs"
         yield from (problem_of_field(case.origin.file, field, what, hint) for what in changed_since(case, store))
+    if case.allclose is not None and case.allclose.rtol >= 1:
+        what = f"{case.allclose.rtol:g}: so large a tolerance lets zeros pass, whatever is expected"
+        yield problem_of_field(case.origin.file, "rtol", what, "Give what the outputs may differ by, such as 1e-3.")
     driver = case.device.partition("://")[0]
     if driver and driver not in DRIVERS:
         what = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
@@ -99,3 +108,33 @@ def list_project_problems() -> tuple[list[Problem], list[Problem]]:
             # Such as folders of specs that are elsewhere.
             doubtful.append(Problem(str(path), 0, "", f"what it selects was not checked: {error.what}", error.hint))
     return problems, doubtful
+
+
+def find_idle_keys(specs: Sequence[Spec], cases: Iterable[Case], sku: str) -> list[Problem]:
+    """Keys of goldens that are of no target of their spec, and of no SKU: of a suite, a golden time, or `sku`."""
+    families: dict[str, set[str]] = {}
+    for case in cases:
+        families.setdefault(case.origin.file, set()).add(case.target.family)
+    skus = (sku, *(suite.target.sku for suite in list_project_suites()[0]))
+    documents = [(spec, spec.document) for spec in specs if isinstance(spec.document, Benchmark)]
+    times = {spec.name: {*document.golden_time, *document.golden_time_ms} for spec, document in documents}
+    known = {*skus, *(key for keys in times.values() for key in keys)} - {""}
+    found = []
+    for spec, document in documents:
+        if spec.name not in families:
+            # Not selected.
+            continue
+        further = families[spec.name].difference(spec.families)
+        targets = {*spec.families, *further}
+        for field in _KEYED_GOLDENS:
+            named = times[spec.name] if field == "golden_time_tolerance_multiplier" else {*targets, *known}
+            for key in getattr(document, field):
+                family, _, sku = key.partition("-")
+                if key in named or (family in further and sku in known):
+                    continue
+                what = f"{key!r} is no target of this spec, and no SKU of a suite or a golden time"
+                if named is times[spec.name]:
+                    what = f"{key!r} has no golden time"
+                hint = "Nothing is held against it."
+                found.append(problem_of_field(spec.name, f"{field}.{key}", f"{what}{did_you_mean(key, named)}", hint))
+    return found

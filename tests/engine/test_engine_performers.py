@@ -69,7 +69,7 @@ def performed(
     kept, cache = Kept(), tmp_path / "cache"
     store, modules = ArtifactStore(cache, Registry()), ModuleCache(cache)
     bench = Workbench(None, None, NO_FLAGS, cache, store, modules, None, place_in(cache))
-    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
     with (
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
         session_in(tmp_path, journal, kept) as session,

@@ -295,6 +295,19 @@ def test_arguments_and_tolerances_are_taken_as_the_tool_takes_them(
 
 
 @pytest.mark.iree
+@pytest.mark.parametrize("rule", [None, Allclose(1e-3, 0.0, equal_nan=False)])
+def test_what_an_earlier_attempt_left_is_not_judged(asked: Asked, rule: Allclose | None) -> None:
+    flags = ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2"]
+    step = replace(asked.step(*flags), allclose=rule)
+    assert asked.by_tool(step).verdict is Verdict.PASSED
+    idle = asked.by_tool(replace(asked.step(*flags, "--list_devices"), allclose=rule))
+    assert idle.verdict is Verdict.ERROR
+    missed = "compared" if rule is None else "kept"
+    assert idle.reason == f"iree-run-module {missed} no output and ended with exit code 0: see the flags of cpu.json"
+    assert "local-sync://" in idle.tail
+
+
+@pytest.mark.iree
 def test_a_status_reads_as_the_tools(asked: Asked, tmp_path: Path) -> None:
     for wrong in (
         ["--function=f32", "--expected_output=f32=1"],

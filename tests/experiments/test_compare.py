@@ -207,6 +207,21 @@ def test_blocks_of_what_has_changed_since_are_not_joined_with_others(
         assert _document(project)["not_measured"] == {"toy/abs@cpu": why}
 
 
+def test_what_was_found_slower_is_not_lost_with_its_spec(
+    project: Project, usual: MadeUpTimes, slow: MadeUpTimes
+) -> None:
+    project.add("b")
+    assert project.gauntlet(*_words(usual, slow)).code == 1
+    for folder in (project.regressions, project.benchmarks):
+        (folder / "abs_cpu.json").unlink()
+    for _ in range(2):
+        done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
+        assert done.code == 3, done.text
+        gone = "the comparison was begun with it: its spec is gone"
+        assert _document(project)["not_measured"] == {"toy/abs@cpu": gone}
+        assert set(_document(project)["models"]) == {"toy/b@cpu"}
+
+
 def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, usual: MadeUpTimes, slow: MadeUpTimes) -> None:
     slow.hang_after(3)
     process = project.start(*_words(usual, slow))

@@ -142,6 +142,45 @@ def test_an_array_that_the_tool_does_not_read_is_an_error_of_the_data(
     assert f"iree-run-module cannot use {project.regressions / name}: {words}" in done.out
 
 
+@pytest.mark.parametrize(
+    ("expected", "flag", "noted"),
+    [
+        ("8 9 9 8", "--expected_rtol=1", True),
+        ("1e-5 9e-5 1e-6 -1e-5", "--expected_f32_threshold=1e-4", True),
+        ("1e-5 9e-5 1e-6 -2e-4", "--expected_f32_threshold=1e-4", False),
+        ("0 0 0 0", "--expected_f32_threshold=1e-4", False),
+    ],
+)
+def test_a_tolerance_with_which_zeros_pass_is_noted(project: Project, expected: str, flag: str, *, noted: bool) -> None:
+    project.regression(
+        inputs=[{"value": f"4xf32={expected}"}],
+        outputs=[{"value": f"4xf32={expected.replace('-', '') if 'e' not in expected else expected}"}],
+        threshold_args=[flag],
+    )
+    assert project.gauntlet("run", "--stages", "threshold").code in (0, 1)
+    notes = project.result(_THRESHOLD)["notes"]
+    assert any("output 0: zeros would pass: no value exceeds" in note for note in notes) is noted
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ({"source": INPUT, "value": ""}, {"source": "abs.npy", "value": ""}),
+        ({"source": "", "value": "4xf32=1 -2 3 -4"}, {"source": "", "value": "4xf32=1 2 3 4"}),
+    ],
+)
+def test_an_empty_field_beside_the_other_is_none(
+    project: Project, inputs: dict[str, str], outputs: dict[str, str]
+) -> None:
+    project.regression(inputs=[inputs], outputs=[outputs])
+    done = project.gauntlet("run", "--stages", "threshold")
+    assert done.code == 0, done.text
+    assert "judged: numbers 1" in done.out
+    assert project.gauntlet("lint").code == 0
+    project.regression(inputs=[inputs | {"source": "", "value": ""}], outputs=[outputs])
+    assert "inputs[0].value: expected a non-empty string" in project.gauntlet("lint").err
+
+
 def test_values_that_are_left_out_are_zeros(project: Project) -> None:
     project.regression(inputs=[{"value": "4xf32"}], outputs=[{"value": "4xf32"}])
     assert project.gauntlet("run", "--stages", "threshold").code == 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from iree_gauntlet.measuring.machine.disturbance import RoundState
 from tests.support.synthetic_times import synthetic_times
 from tests.support.toy_project import FLAGS, Project
 
@@ -58,6 +59,60 @@ def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Projec
     assert "golden_size.cpu" in junit
     assert "golden_time_ms.lab" in junit
     assert junit.count("<failure") == 2
+
+
+def test_goldens_of_another_release_are_not_silent(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.benchmark(golden_dispatch={"cpu": 0}, golden_size={"cpu": 100}, golden_compiler="3.12.0")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = project.gauntlet("run", "--stages", "compstat")
+    assert done.code == 0, done.text
+    assert "3 passed; 2 goldens not applied" in done.out
+    assert "specs/benchmarks/toy/abs_cpu.json: golden_dispatch.cpu: not applied: dispatches: 1, not checked" in done.out
+    assert done.text.count("::warning file=specs/benchmarks/toy/abs_cpu.json,line=") == 2
+    junit = (project.newest / "junit.xml").read_text()
+    assert '<skipped type="skipped" message="2 goldens not applied: specs/benchmarks/toy/abs_cpu.json: ' in junit
+    summary = json.loads((project.newest / "summary.json").read_text())
+    assert summary["unapplied_goldens"] == 2
+    done = project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail")
+    assert done.code == 4, done.text
+    assert project.verdict(f"{_CHAIN}:compstat") == "inconclusive"
+    assert "<error" in (project.newest / "junit.xml").read_text()
+    assert project.gauntlet("run", "--resume").code == 4
+    # What was measured can become the golden all the same.
+    moved = project.gauntlet("golden.update", "--to-release", "--write")
+    assert moved.code == 0, moved.text
+    assert project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail").code == 0
+
+
+def test_goldens_under_keys_of_nothing_are_not_silent(project: Project) -> None:
+    spec = "specs/benchmarks/toy/abs_cpu.json"
+    project.benchmark(
+        golden_dispatch={"gpu": 0},
+        golden_size={"lab": 100, "vulkan": 3, "mine": 3},
+        golden_instructions={"cpu-lab": 1},
+        golden_time_ms={"lab": 3.0},
+        golden_time_tolerance_multiplier={"labb": 3},
+    )
+    project.suite('sku = "mine"\n')
+    done = project.gauntlet("lint")
+    assert done.code == 0, done.text
+    warned = {line.split(": ")[2]: line for line in done.out.splitlines() if line.startswith("warning: ")}
+    assert warned.keys() == {
+        "golden_dispatch.gpu",
+        "golden_size.vulkan",
+        "golden_instructions.cpu-lab",
+        "golden_time_tolerance_multiplier.labb",
+    }
+    assert warned["golden_dispatch.gpu"].startswith(f"warning: {spec}:12: ")
+    assert "'gpu' is no target of this spec, and no SKU of a suite or a golden time" in done.out
+    assert "'labb' has no golden time; did you mean 'lab'?" in done.out
+    done = project.gauntlet("run", "--stages", "compstat")
+    assert done.code == 0, done.text
+    assert "3 passed; 3 goldens not applied" in done.out
+    assert f"{spec}: golden_dispatch.gpu: not applied: dispatches: 1, not checked; no golden dispatch count" in done.out
+    assert project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail").code == 4
+    project.benchmark(golden_dispatch={"gpu": 0, "cpu": 1})
+    assert project.gauntlet("run", "--stages", "compstat", "--unapplied-goldens", "fail").code == 0
 
 
 def test_a_run_is_held_against_an_earlier_one(project: Project) -> None:
@@ -148,6 +203,25 @@ def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project,
     assert (f"({marked} of them disturbed; for example: " in result["reason"]) is (marked > 0)
     assert "exceeds the limit" in result["reason"]
     assert "confirm.stdout.txt" in {path.name for path in project.newest.rglob("*.txt")}
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(9.9, "inconclusive"), (10.1, "failed"), (5e7, "failed")])
+def test_what_no_disturbance_explains_fails_on_a_busy_machine(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, verdict: str
+) -> None:
+    # One thread's work: its CPU time is that of one CPU.
+    project.benchmark(golden_time_ms={"lab": 1.0}, device="local-sync")
+    busy = ("other work kept the CPUs 88 % busy (10 % is tolerated)",)
+    monkeypatch.setattr(RoundState, "disturbances", lambda _state: busy)
+    monkeypatch.setattr(RoundState, "as_dict", lambda _state: {"busy_share": 0.88, "steal_share": 0.0})
+    tool = synthetic_times(tmp_path / "times", [times] * 3)
+    done = project.gauntlet("run", "--sku", "lab", "--stages", "benchmark", benchmark_module=tool)
+    assert done.code == (1 if verdict == "failed" else 4), done.text
+    result = project.result(f"{_CHAIN}:benchmark")
+    assert result["verdict"] == verdict
+    assert "4 of 4 more rounds were disturbed; for example: other work kept the CPUs 88 % busy" in result["reason"]
+    assert ("; by its CPU time it takes" in result["reason"]) is (verdict == "failed")
+    assert [item["cpu_times_ms"] for item in result["statistics"]["confirmation"]["rounds"]] == [[times] * 3] * 4
 
 
 def test_a_broken_golden_time_fails_at_once_where_the_plain_rule_is_asked_for(project: Project, tmp_path: Path) -> None:
@@ -335,6 +409,55 @@ def test_an_unknown_flag_is_caught_before_anything_runs(project: Project) -> Non
     assert not (project.folder / "runs").exists()
     assert project.gauntlet("lint", "--toolchain").code == 2
     assert project.gauntlet("lint").code == 0
+
+
+@pytest.mark.parametrize("expects", [True, False])
+def test_a_tool_that_lists_something_and_ends_well_has_judged_nothing(project: Project, *, expects: bool) -> None:
+    # Behind a file of flags, which nothing but the tool reads.
+    flags = project.folder / "flags.txt"
+    flags.write_text("--list_devices\n")
+    project.regression(threshold_args=[f"--flagfile={flags}"], outputs=[{"source": "abs.npy"}] if expects else [])
+    project.benchmark(benchmark_flags=[f"--flagfile={flags}"])
+    done = project.gauntlet("run")
+    assert done.code == 3, done.text
+    missed = "compared no output" if expects else "called no function"
+    assert f"iree-run-module {missed} and ended with exit code 0: see the flags of specs/regression_tests" in done.out
+    assert [project.verdict(f"{_CHAIN}:{stage}") for stage in ("compile", "threshold", "benchmark")] == [
+        "passed",
+        "error",
+        "error",
+    ]
+    assert "the benchmark printed no results" in done.out
+    assert "judged: numbers 0" in done.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "tool"),
+    [
+        ({"threshold_args": ["--help=short"]}, "iree-run-module"),
+        ({"threshold_args": ["--list_drivers"]}, "iree-run-module"),
+        ({"compiler_flags": [*FLAGS, "--version"]}, "iree-compile"),
+    ],
+)
+def test_a_flag_with_which_a_tool_does_nothing_is_caught_before_anything_runs(
+    project: Project, flags: dict[str, Any], tool: str
+) -> None:
+    project.regression(**flags)
+    done = project.gauntlet("run")
+    assert done.code == 2, done.text
+    (flag,) = (words[-1] for words in flags.values())
+    assert f"with {flag} {tool} prints something and ends: nothing would be done" in done.err
+    assert f"abs_cpu.json:{21 if tool == 'iree-run-module' else 18}: {next(iter(flags))}" in done.err
+
+
+def test_what_is_no_module_is_no_compile_that_passed(project: Project) -> None:
+    project.regression(compiler_flags=[*FLAGS, "--output-format=vm-c"])
+    done = project.gauntlet("run", "--stages", "compile")
+    assert done.code == 3, done.text
+    assert project.verdict(f"{_CHAIN}:compile") == "error"
+    assert "iree-compile wrote no module and ended with exit code 0: see the flags of specs" in done.out
+    project.regression(compiler_flags=[*FLAGS, "--iree-vm-emit-polyglot-zip=false"])
+    assert project.gauntlet("run", "--stages", "threshold").code == 0, "a module that is no archive is one too"
 
 
 def test_the_step_summary_of_github_is_appended_to(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,12 +201,40 @@ def test_wrong_expected_values_are_no_dispatchs_fault(project: Project) -> None:
 
 def test_what_passes_the_next_time_is_intermittent(project: Project) -> None:
     model(project, "8", threshold_args=["--expected_f32_threshold=1e-3"])
-    np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
-    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
     expected(project)
+    fails = project.tool("echo '[FAILED] result[0]: element at index 0 is another'; exit 1")
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums", run_module=fails).code == 1
     done = project.gauntlet("explain")
     assert (done.code, "it is intermittent" in done.out) == (4, True), done.text
     assert "fails again 0 of 2 times" in done.out
+
+
+def test_another_runtime_is_not_taken_for_the_runs(project: Project) -> None:
+    model(project, "8", threshold_args=["--expected_f32_threshold=1e-3"])
+    np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
+    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
+    journal = project.newest / "journal.jsonl"
+    identity = project.journal.run.toolchain.runtime_identity
+    journal.write_text(journal.read_text().replace(identity, "0" * len(identity)))
+    done = project.gauntlet("explain")
+    assert (done.code, " was made with the runtime 3." in done.err) == (3, True), done.text
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_was_recorded_since_is_no_intermittent_failure(project: Project, *, known: bool) -> None:
+    model(project, "8", threshold_args=["--expected_f32_threshold=1e-3"])
+    np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
+    run = ("run", "--model", "toy", "--submodel", "sums")
+    assert project.gauntlet(*run).code == 1
+    if known:
+        # The second time a run knows what is in its files when it begins.
+        assert project.gauntlet(*run).code == 1
+    expected(project)
+    done = project.gauntlet("explain")
+    assert (done.code, "intermittent" in done.out) == (4, False), done.text
+    said = "is not what it was in the run" if known else "was written to since the run"
+    assert f"specs/regression_tests/toy/sums.npy {said}: run again, and explain that run" in done.out
+    assert ("did not fail again, twice: " in done.out) is not known
 
 
 @pytest.mark.parametrize(

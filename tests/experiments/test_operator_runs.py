@@ -118,6 +118,10 @@ def test_batches_give_the_same_verdicts(suite: OperatorSuite) -> None:
     again = suite.run("-j", "1", "--batch", "8")
     assert (again.code, suite.verdicts) == (3, _VERDICTS), again.text
     assert suite.project.result(batch["id"])["cache"]["hit"] is True
+    # A batch is a step, and no case.
+    cases = len({step["chain"] for step in suite.project.journal.steps if step["model"] != "batch"})
+    assert f" of {cases} cases\n" in again.out
+    assert f"\n{cases} cases: " in again.out
 
 
 def test_expected_failures_are_strict_by_stage_and_kind(warm: OperatorSuite) -> None:

@@ -314,6 +314,44 @@ def test_a_resumed_run_keeps_its_selection(project: Project) -> None:
     assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}
 
 
+@pytest.mark.parametrize("words", [("run", "--stages", "compile"), ("compile",)])
+def test_a_resumed_run_is_not_narrowed_down_to_what_passes(project: Project, words: tuple[str, ...]) -> None:
+    project.expected("abs", [9.0] * 4)
+    assert project.gauntlet("run").code == 1
+    junit = (project.newest / "junit.xml").read_bytes()
+    narrowed = project.gauntlet(*words, "--resume")
+    assert narrowed.code == 2, narrowed.text
+    assert f"compile alone: runs/{project.newest.name} was begun without --stages" in narrowed.err
+    assert (project.newest / "junit.xml").read_bytes() == junit
+    assert project.gauntlet("run", "--resume").code == 1
+    # What it was begun for may be said again.
+    assert project.gauntlet("compile").code == 0
+    assert project.gauntlet(*words, "--resume").code == 0
+
+
+def test_a_failure_is_not_lost_with_its_spec(project: Project) -> None:
+    project.add("b")
+    project.add("c")
+    project.expected("abs", [9.0] * 4)
+    project.regression("c", threshold_args=["--expected_f32_threshold=1e-3"], run_function="gone")
+    selection = ("--stages", "threshold")
+    assert project.gauntlet("run", *selection).code == 3
+    for name in ("abs", "c"):
+        (project.regressions / f"{name}_cpu.json").unlink()
+    for _ in range(2):
+        done = project.gauntlet("run", "--resume")
+        assert done.code == 3, done.text
+        assert "1 failed, 1 error, 7 passed" in done.out
+        kept = "results of 6 steps that are no longer selected or there count: toy/abs@cpu:fetch…"
+        assert done.out.count(kept) == 2, "when it begins, and in its report"
+        assert _errors(project) == {"threshold"}
+        verdicts = {name: project.verdict(f"toy/{name}@cpu:threshold") for name in ("abs", "b", "c")}
+        assert verdicts == {"abs": "failed", "b": "passed", "c": "error"}
+        summary = json.loads((project.newest / "summary.json").read_text())
+        assert (summary["exit_code"], summary["counts"]["failed"], summary["counts"]["error"]) == (3, 1, 1)
+        assert project.gauntlet("report", "latest").code == 3
+
+
 def test_a_resumed_run_keeps_how_it_was_to_compile_and_for_how_long(project: Project) -> None:
     project.add("b")
     stages = ("--stages", "compile", "--jobs", "1")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Statistic
-from iree_gauntlet.measuring.goldens.goldens import confirm_breach
+from iree_gauntlet.measuring.goldens.goldens import RoundCost, confirm_breach, find_least_time
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError, Round, plan_looks
 
 _PLAN = plan_looks()
@@ -55,6 +55,30 @@ def test_a_machine_that_changes_gives_no_verdict() -> None:
     confirmation = confirm_breach(rounds, 10.0, 1.1, Statistic.MEAN, _PLAN)
     assert confirmation.passed is None
     assert "contradict" in confirmation.reason
+
+
+@pytest.mark.parametrize(
+    ("costs", "statistic", "cpus", "least"),
+    [
+        # The cheapest of the rounds, by the dialect's figure, on all CPUs, ten times as cheap on a quiet machine.
+        ([(40.0, 44.0), (60.0, 60.0), (50.0, 50.0)], Statistic.MEAN, 1, 4.2),
+        ([(40.0, 44.0), (60.0, 60.0), (50.0, 50.0)], Statistic.MIN, 1, 4.0),
+        ([(40.0, 44.0), (60.0, 60.0), (50.0, 50.0)], Statistic.MIN, 2, 2.0),
+        # A round that had to wait a second for 50 µs of work has cost these.
+        ([(0.05,), (0.05,), (0.05,)], Statistic.MEAN, 1, 0.005),
+        # Too few say nothing.
+        ([(40.0, 44.0), (60.0, 60.0)], Statistic.MEAN, 1, 0.0),
+    ],
+)
+def test_the_least_time_is_that_of_the_cpus_alone(
+    costs: list[tuple[float, ...]], statistic: Statistic, cpus: int, least: float
+) -> None:
+    assert find_least_time([RoundCost(times) for times in costs], statistic, cpus) == pytest.approx(least)
+
+
+def test_what_a_hypervisor_took_may_be_counted_as_the_guests() -> None:
+    costs = [RoundCost((100.0,), share) for share in (0.0, 0.6, 0.2)]
+    assert find_least_time(costs, Statistic.MEAN, 1) == pytest.approx(4.0)
 
 
 def test_the_dialect_s_figure_is_the_one_that_counts() -> None:

@@ -37,7 +37,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _commands(builder: JournalBuilder) -> Sequence[str]:
-    return format_error_commands(read_outcome(builder.record).bad_steps, os.environ)
+    return format_error_commands(read_outcome(builder.record).steps, os.environ)
 
 
 def _failed(reason: str, count: int = 1, verdict: str = "failed") -> JournalBuilder:
@@ -74,6 +74,21 @@ def test_a_broken_golden_is_pointed_at(workspace: Path) -> None:
     builder.end(1)
     (command,) = _commands(builder)
     assert command.startswith("::error file=models/specs/regression_tests/toy/abs.json,line=5,title=")
+
+
+@pytest.mark.parametrize("verdict", ["passed", "inconclusive"])
+def test_a_golden_that_was_not_applied_is_pointed_at(workspace: Path, verdict: str) -> None:
+    builder = JournalBuilder()
+    origin = {"file": "specs/regression_tests/toy/abs.json", "field": "golden_dispatch.cpu"}
+    golden = {"metric": "dispatch_count", "value": 19, "factor": 1.0, "statistic": "mean", "sku": ""}
+    step = builder.step("toy", "abs", "compstat", goldens=[golden | {"release": "3.12.0", "origin": origin}])
+    builder.begin()
+    builder.result(step, verdict, checks=[check("dispatch_count", 20, None)])
+    builder.end()
+    (command,) = _commands(builder)
+    title = "golden" if verdict == "passed" else verdict
+    place = f"::warning file=models/specs/regression_tests/toy/abs.json,line=5,title=toy/abs@cpu compstat {title}::"
+    assert command.startswith(place)
 
 
 def test_what_is_gone_or_no_json_is_pointed_at_without_a_line(workspace: Path) -> None:

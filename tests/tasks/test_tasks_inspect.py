@@ -42,7 +42,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "specs/regression_tests/a/x_cpu.json": spec | {"markers": ["text"], "run_test_expecting_to_fail": True},
             "specs/regression_tests/a/program.mlir": "module {}",
             "specs/regression_tests/b/y.json": FIRST,
-            "specs/benchmarks/a/x_cpu.json": BENCHMARK | {"golden_time_ms": {"box": 2}, "device": "local-task"},
+            "specs/benchmarks/a/x_cpu.json": BENCHMARK
+            | {"golden_time_ms": {"box": 2}, "golden_time_tolerance_multiplier": {"box": 1}, "device": "local-task"}
+            | {"golden_dispatch": {"box": 792}, "golden_size": {"cpu": 460000}},
             "suites/cpu.toml": 'name = "cpu"\ntarget = "cpu"\n',
         },
     )
@@ -371,9 +373,9 @@ def test_lint_finds_missing_files(project: Path, run: Run, without_iree: None) -
     assert "p_cpu.json:14: mlir: the file " in result.err
     assert "nowhere.mlir is missing" in result.err
     assert "o_cpu.json:10: outputs[0].source: the file " in result.err
-    assert "no regression spec defines module 'b_gone'" in result.out
-    assert "gone.mlir is missing (mlir_file_name)" in result.out
-    assert result.out.count("gone.mlir") == 1
+    assert "benchmarks/b/e_cpu.json:26: modules: no regression spec defines module 'b_gone'" in result.err
+    assert "gone.mlir is missing (mlir_file_name)" in result.err
+    assert result.text.count("gone.mlir") == 1
     assert "valid" not in result.out
 
 
@@ -429,7 +431,23 @@ def test_a_benchmark_of_a_broken_spec_lacks_nothing(project: Path, run: Run, wit
     assert "devise" in result.err
     assert "no regression spec defines" not in result.text
     path.unlink()
-    assert "no regression spec defines a/x for cpu" in run("lint").out
+    alone = run("lint")
+    assert alone.code == 2
+    assert "benchmarks/a/x_cpu.json:6: function_run: no regression spec defines a/x for cpu" in alone.err
+
+
+@pytest.mark.parametrize(("field", "code"), [("mlir_file_path", 2), ("mlir_file_name", 0)])
+def test_lint_refuses_a_program_that_is_not_at_its_path(
+    project: Path, run: Run, without_iree: None, field: str, code: int
+) -> None:
+    # An external file may be in a folder that another machine has.
+    spec = BENCHMARK | {"compilation_required": True, field: "gone.mlir", "device": "local-task"}
+    write_tree(project, {"specs/benchmarks/c/e_cpu.json": spec | {"golden_dispatch": {}, "golden_size": {}}})
+    result = run("lint", "--model", "c")
+    assert result.code == code, result.text
+    said = "gone.mlir is missing" in (result.err if code else result.out)
+    assert said, result.text
+    assert (f"c/e_cpu.json:23: {field}: the program " in result.err) is bool(code)
 
 
 @pytest.mark.parametrize("name", ["f16", "f32", "f64", "bf16"])
@@ -457,6 +475,18 @@ def test_lint_checks_tolerances(project: Path, run: Run, name: str) -> None:
         assert f"warning: {place} '--expected_{name}_threshold={value}': so large a tolerance" in found.out
     valid = linted("1.5")
     assert (valid.code, "warning" in valid.out) == (0, False)
+
+
+@pytest.mark.parametrize(("value", "warned"), [("1", True), ("7.5", True), ("0.99", False)])
+def test_lint_warns_of_a_relative_tolerance_that_lets_zeros_pass(
+    project: Path, run: Run, value: str, *, warned: bool
+) -> None:
+    flags = [f"--expected_rtol={value}"]
+    write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": flags}})
+    found = run("lint", "--model", "b", "--target", "cpu")
+    assert found.code == 0, found.text
+    said = f"flag '--expected_rtol={value}': so large a tolerance lets zeros pass, whatever is expected"
+    assert (said in found.out) is warned
 
 
 def test_lint_warns_of_a_tolerance_that_the_tool_itself_makes_void(project: Path, run: Run) -> None:

@@ -351,6 +351,30 @@ def test_what_cannot_be_said_is_reported_and_kept(flags: list[str], known: FlagS
     assert hint in translation.unknown[0].hint
 
 
+@pytest.mark.parametrize(
+    ("tool", "flags", "listing"),
+    [
+        (RUN_MODULE, ["--help", "--help=short", "--list_devices", "--list_devices=local-sync"], True),
+        (RUN_MODULE, ["--list_drivers", "--dump_devices", "--dump_task_topologies", "--agents_md"], True),
+        (RUN_MODULE, ["--agents_md=false"], False),
+        (BENCHMARK_MODULE, ["--help", "--benchmark_list_tests", "--benchmark_list_tests=true"], True),
+        (BENCHMARK_MODULE, ["--benchmark_list_tests=false"], False),
+        (COMPILE, ["-h", "--help", "-help-list", "--help-list-hidden", "--help-hidden", "--version"], True),
+        (COMPILE, ["--iree-list-plugins", "--iree-llvmcpu-list-targets", "--iree-hal-list-target-backends"], True),
+        (COMPILE, ["--iree-print-plugin-info"], False),
+    ],
+)
+def test_flags_with_which_a_tool_does_not_do_its_work(
+    known: dict[str, FlagSet], tool: str, flags: list[str], *, listing: bool
+) -> None:
+    translation = translate(flags, known[tool], tool)
+    assert list(translation.flags) == flags
+    assert [item.flag.lstrip("-") for item in translation.unknown] == [flag.lstrip("-") for flag in flags if listing]
+    assert {item.message for item in translation.unknown} == {
+        f"with {item.flag} {tool} prints something and ends: nothing would be done" for item in translation.unknown
+    }
+
+
 def test_a_note_says_what_when() -> None:
     note = translate(["--iree-hip-target=gfx942"], _NEW, COMPILE).notes[0]
     expected = "--iree-hip-target=gfx942 was written as --iree-rocm-target=gfx942"
@@ -370,7 +394,7 @@ def test_forms_that_the_runtime_would_ignore() -> None:
     assert translate(["--iree-hip-target=x"], known, RUN_MODULE).unknown
 
 
-@given(st.lists(st.sampled_from(sorted(_OLD.names)).map(lambda name: f"--{name}=1")))
+@given(st.lists(st.sampled_from(sorted(_OLD.names)).map(lambda name: f"--{name}=0")))
 def test_known_flags_are_left_alone(flags: list[str]) -> None:
     translation = translate(flags, _OLD, COMPILE)
     assert (list(translation.flags), translation.notes, translation.unknown) == (flags, (), ())

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Statistic, Verdict
 from iree_gauntlet.engine.judging import find_first_error, judge_process
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.measuring.goldens.goldens import Confirmation, confirm_breach
+from iree_gauntlet.measuring.goldens.goldens import Confirmation, RoundCost, confirm_breach, find_least_time
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
+from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.statistics.rounds import Round, SequentialPlan, plan_looks
 from iree_gauntlet.results import Check, shorten
@@ -45,6 +46,8 @@ _TIMING_FLAGS = (
 # Flags that say how many workers a program has, and where.
 TOPOLOGY = "--task_topology_"
 _MS_PER_SECOND = 1000.0
+# The device that does all work in the thread that asks for it.
+_ONE_THREAD = "local-sync"
 # Of a golden's confirmation.
 _ALPHA = 0.01
 _MOST_ROUNDS = 26
@@ -270,6 +273,7 @@ def confirm_time(
     deadline = time.monotonic() + rules.budget
     rounds: list[Round] = []
     records: list[dict[str, Any]] = []
+    costs: list[RoundCost] = []
     disturbance, marked, seconds, failure = "", 0, 0.0, ""
     verdict: Confirmation | None = None
     while not cancelled.is_set():
@@ -285,6 +289,9 @@ def confirm_time(
         if taken.failure:
             failure = f"a further round failed: {taken.failure}"
             return Confirmed(Verdict.ERROR, check, shorten(failure), _record(records, None, failure), seconds)
+        cost = parse_benchmark_rows(processes.stdout(step, "confirm."))[0].cpu_time_ms
+        costs.append(RoundCost(cost, taken.state.get("steal_share", 0.0)))
+        records[-1]["cpu_times_ms"] = list(cost)
         disturbance = next(iter(taken.disturbed), disturbance)
         if taken.disturbed and rules.replace_disturbed:
             continue
@@ -302,9 +309,20 @@ def confirm_time(
         late = "; the time is up" if passed is None and verdict.next_look is not None else ""
         disturbed_text = f" ({marked} of them disturbed; for example: {disturbance})" if marked else ""
         reason = f"after {len(rounds)} more rounds{disturbed_text}, {verdict.reason}{late}"
+    if passed is None and (why := _find_excess(costs, check, step)):
+        passed, reason = False, f"{reason}; {why}"
     outcomes = {True: Verdict.PASSED, False: Verdict.FAILED, None: Verdict.INCONCLUSIVE}
     check = replace(check, passed=passed, note=f"{check.note}; {reason}")
     return Confirmed(outcomes[passed], check, shorten(reason), _record(records, verdict, reason), seconds)
+
+
+def _find_excess(costs: Sequence[RoundCost], check: Check, step: Step) -> str:
+    """Why rounds break a golden whatever disturbed them; empty where they may not. On a GPU CPU time says nothing."""
+    cpus = 1 if step.resources.device == _ONE_THREAD else read_machine_facts().cores
+    least = 0.0 if gpu_of(step) else find_least_time(costs, Statistic(check.statistic), cpus)
+    if check.limit is None or least <= check.limit:
+        return ""
+    return f"by its CPU time it takes {least:.4g} ms at least, which nothing that disturbed it can explain"
 
 
 def _record(rounds: list[dict[str, Any]], verdict: Confirmation | None, reason: str) -> dict[str, Any]:

@@ -37,7 +37,6 @@ class Failure:
         argv: of iree-run-module; empty for a compile.
         folder: the chain's, relative to the folder of steps.
         urls: where its files come from, by their paths.
-        sha256: of the program when the run began; empty where that is not known.
     """
 
     case: str
@@ -52,7 +51,6 @@ class Failure:
     timeout: float
     folder: Path
     urls: Mapping[str, str] = field(default_factory=dict)
-    sha256: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -143,9 +141,7 @@ def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Pa
             )
     # Of what was imported from another format, nothing is known of the file itself.
     items = [item for item in (*compiled.inputs, *threshold.inputs) if Path(item.url).suffix == Path(item.path).suffix]
-    source = program_of(compiled)
-    sha256 = source.sha256 if Path(source.url).suffix == failure.program.suffix else ""
-    return replace(failure, urls={item.path: item.url for item in items}, sha256=sha256)
+    return replace(failure, urls={item.path: item.url for item in items})
 
 
 def failure_of(compiled: Step, command: Command | None, stage: Stage, result: Result, timeout: float) -> Failure:

@@ -136,9 +136,13 @@ def _collect_figures(
             continue
         # Each with whether it bars the figure.
         reasons = [("its run did not finish" if not ended else unsound.get(step.chain, ""), True)]
-        if result.verdict not in (Verdict.PASSED, Verdict.FAILED):
-            reasons.append((f"its {step.stage} {result.verdict}", result.verdict is not Verdict.INCONCLUSIVE))
         times = [(f"{step.resources.device} is a software device", True)] if step.resources.software else []
+        said = f"its {step.stage} {result.verdict}"
+        if result.verdict is Verdict.INCONCLUSIVE:
+            # Of a count or a size it says that no golden was applied: the figure is as good as any.
+            times.append((said, False))
+        elif result.verdict not in (Verdict.PASSED, Verdict.FAILED):
+            reasons.append((said, True))
         if causes := result.known.disturbed:
             times.append((f"disturbed: {'; '.join(causes)}", False))
         for golden in goldens_of(step):
@@ -146,11 +150,7 @@ def _collect_figures(
             if not figures or not golden.origin.field:
                 continue
             objections = reasons + (times if golden.metric is Metric.TIME_MS else [])
-            least_possible = 0.0 if golden.metric is Metric.DISPATCH_COUNT else math.ulp(0.0)
-            wrong = next((figure for figure in figures if not least_possible <= figure < math.inf), None)
-            if wrong is not None:
-                what = f"its {step.stage} says {wrong:g} {golden.metric.unit}, which cannot be"
-                objections = [(what, True), *objections]
+            objections = [(_name_impossible(golden, step, figures), True), *objections]
             refused, barred = next((item for item in objections if item[0]), ("", False))
             least = golden.statistic is Statistic.MIN
             evidence = GoldenEvidence(
@@ -166,6 +166,13 @@ def _collect_figures(
                 barred=barred,
             )
             yield golden, evidence, step, result
+
+
+def _name_impossible(golden: Golden, step: Step, figures: Iterable[float]) -> str:
+    """A sentence on the first of a golden's figures that no measurement can give; empty where there is none."""
+    least = 0.0 if golden.metric is Metric.DISPATCH_COUNT else math.ulp(0.0)
+    wrong = next((figure for figure in figures if not least <= figure < math.inf), None)
+    return "" if wrong is None else f"its {step.stage} says {wrong:g} {golden.metric.unit}, which cannot be"
 
 
 def _pick_figures(golden: Golden, result: Result) -> list[float]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,11 @@ _TITLES = {
     Metric.MAX_ABS_ERROR: "max error",
     Metric.INSTRUCTIONS: "instructions",
 }
+# What caches, memory, the threads of a core and its clock cost at most that are shared with other work: each of them
+# alone is a factor of 2 to 4 at worst.
+_MOST_COST = 10.0
+# Of rounds, so that no hiccup of one decides.
+_FEWEST_COSTS = 3
 _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
@@ -118,11 +124,14 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
     return _check_golden(golden, measured, golden.statistic, sku, "")
 
 
-def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], release: str) -> Check:
+def check_figure(
+    metric: Metric, measured: float, goldens: Sequence[Golden], release: str, idle: Sequence[Golden] = ()
+) -> Check:
     """Holds a dispatch count, a size or an error against the golden of the compiler's release.
 
     A golden written for this release (or a compiler's version), or a range that it lies in, goes before one for every
-    release; of several, the strictest counts. Goldens of other metrics are passed over.
+    release; of several, the strictest counts. Goldens of other metrics are passed over; `idle` are those of other
+    machines and targets, for a note.
     """
     current = release_of(release)
     candidates = [golden for golden in goldens if golden.metric == metric]
@@ -131,7 +140,10 @@ def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], rel
     if not fitting:
         known = ", ".join(sorted({golden.release for golden in candidates}))
         title = _TITLES[metric]
-        if known:
+        keys = ", ".join(sorted({golden.origin.field.rpartition(".")[2] for golden in idle if golden.metric == metric}))
+        if keys:
+            note = f"no golden {title} for this target and SKU (has: {keys}): measured only"
+        elif known:
             note = f"no golden for compiler release {current or 'unknown'} (has: {known}): measured only"
         else:
             note = f"no golden {title} in the spec: measured only"
@@ -159,6 +171,31 @@ def _note_figure(
 ) -> Check:
     text = str(statistic)
     return Check(str(metric), measured, unit=metric.unit, statistic=text, sku=sku, release=release, note=note)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """What a round cost the CPUs, however long it had to wait for them.
+
+    Attributes:
+        times_ms: CPU time of an iteration, of all threads together, for each repetition.
+        steal_share: what a hypervisor took of the CPUs' time, which a guest may count as its own; 0 to 1.
+    """
+
+    times_ms: tuple[float, ...]
+    steal_share: float = 0.0
+
+
+def find_least_time(costs: Sequence[RoundCost], statistic: Statistic, cpus: int) -> float:
+    """The time in ms that rounds would have taken at least with the machine to themselves; 0 where that is not known.
+
+    A process that waits for a CPU costs none meanwhile, and no program is faster than its CPU time on all `cpus` that
+    it can run on. Other work makes the same instructions cost more, by `_MOST_COST` times at most.
+    """
+    if len(costs) < _FEWEST_COSTS:
+        return 0.0
+    figure = min if statistic == Statistic.MIN else statistics.fmean
+    return min(figure(cost.times_ms) * (1 - cost.steal_share) for cost in costs) / (cpus * _MOST_COST)
 
 
 @dataclass(frozen=True, slots=True)

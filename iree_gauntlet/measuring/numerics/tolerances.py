@@ -135,12 +135,16 @@ def find_wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
 
 
 def find_loose_tolerances(case: Case) -> Iterator[FlagFinding]:
-    """Tolerances that no value can exceed: a check that cannot fail."""
+    """Tolerances that no value can exceed, or no zero: a check that cannot fail, or not where nothing was computed."""
     for file, flag in _list_flags(case):
         kind, value = parse_tolerance(flag) or ("", 0.0)
         if value >= (_MOST_F16 if kind == "f16" else _MOST):
             message = f"flag {flag!r}: so large a tolerance lets every value pass"
-            yield FlagFinding(file, flag, message, "Give what the outputs may differ by, such as 1e-3.")
+        elif kind == "rtol" and value >= 1:
+            message = f"flag {flag!r}: so large a tolerance lets zeros pass, whatever is expected"
+        else:
+            continue
+        yield FlagFinding(file, flag, message, "Give what the outputs may differ by, such as 1e-3.")
 
 
 def find_void_tolerances(case: Case) -> Iterator[FlagFinding]:
