@@ -82,7 +82,7 @@ class _Gauntlet(Program):
             # The short names of `bench`, of more than one letter, as Invoke can read them.
             if words[1:2] == [_BENCH]:
                 words = [*words[:2], *spell_out(words[2:], dashes=True)]
-            super().parse_core(_join_words(words))
+            super().parse_core(_name_words(words))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""
@@ -110,8 +110,8 @@ def _refuse_empty_values(context: ParserContext) -> None:
             raise UsageError("--cluster is empty: expected an address", "Leave it out to run on this machine.")
 
 
-def _join_words(argv: Sequence[str]) -> list[str]:
-    """A command line on which the words behind a task that takes some are the value of its option, in one word.
+def _name_words(argv: Sequence[str]) -> list[str]:
+    """A command line on which each word behind a task that takes some is the value of its option.
 
     Invoke knows no words that may be left out, and fills a positional argument with one.
     """
@@ -131,10 +131,7 @@ def _join_words(argv: Sequence[str]) -> list[str]:
     if option.takes != SEVERAL and end > begin + 1:
         what = f"{task} takes one {option.takes}, not {shlex.join(words[begin:end])}"
         raise UsageError(what, "Put one with blanks in its name in quotes, and its options behind it.")
-    # Not by blanks, which names of folders may have.
-    value = "\n".join(map(shlex.quote, words[begin:end])) if option.split else " ".join(words[begin:end])
-    named = [] if option.default is None else [dashed(option.name)]
-    return [*words[:begin], *named, value, *words[end:]]
+    return [*words[:begin], *(part for word in words[begin:end] for part in (dashed(option.name), word)), *words[end:]]
 
 
 def _find_taking(task: str) -> Option | None:

@@ -99,6 +99,34 @@ def run_part(options: tuple[Option, ...], defaults: Defaults, *stages: Stage) ->
     return TaskPart(options, lambda values: RunRequest.of({name: values[name] for name in names}, defaults, stages))
 
 
+def _make_argument(item: Option) -> Argument:
+    argument = (_Words if item.default is None and item.repeats else Argument)(
+        names=tuple(filter(None, (item.name.replace("_", "-"), item.short))),
+        kind=list if item.repeats else str if item.default is None else type(item.default),
+        default=item.default,
+        help=_format_help(item),
+        positional=item.default is None,
+        attr_name=item.name if "_" in item.name else None,
+    )
+    # By which Invoke knows that a value is still missing; it leaves it out for what may be repeated.
+    argument.raw_value = None
+    return argument
+
+
+class _Words(Argument):
+    """A positional argument that a word fills, with Invoke as without it, and that may be repeated by its name."""
+
+    @property
+    def value(self) -> Any:
+        """The words; None, by which Invoke knows that it is missing, while there is none."""
+        return self._value or None
+
+    @value.setter
+    def value(self, word: str) -> None:
+        self._value = [*(self._value or ()), word]
+        self.raw_value = word
+
+
 class GauntletTask(Task[Any]):
     """A task that is given what its parts read of the command line.
 
@@ -122,17 +150,7 @@ class GauntletTask(Task[Any]):
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         """The options as Invoke's parser has them."""
         del ignore_unknown_help
-        return [
-            Argument(
-                names=tuple(filter(None, (item.name.replace("_", "-"), item.short))),
-                kind=str if item.default is None else type(item.default),
-                default=item.default,
-                help=_format_help(item),
-                positional=item.default is None,
-                attr_name=item.name if "_" in item.name else None,
-            )
-            for item in self.options
-        ]
+        return list(map(_make_argument, self.options))
 
     def __call__(self, *_context: Any, **values: Any) -> None:
         """Runs the command.
@@ -140,7 +158,7 @@ class GauntletTask(Task[Any]):
         Raises:
             Exit: it ended with another code than 0.
         """
-        if any(values[name] in ("--help", "-h") for name in self.positional):
+        if any(values[name] in ("--help", "-h", ["--help"], ["-h"]) for name in self.positional):
             # Invoke takes the wish for help for the value.
             said = [
                 f"  {dashed(option.name)}\n      {_format_help(option)}"

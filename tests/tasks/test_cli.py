@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.requests import _split_words
-from iree_gauntlet.tasks.program import _join_words
-from tests.support.command_line import LIMIT_SECONDS, MAIN, Done, run_here
+from iree_gauntlet.tasks.program import namespace
+from tests.support.command_line import LIMIT_SECONDS, MAIN, Done, read_line, run_here
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -55,7 +54,8 @@ def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
         (["run", "--model"], 2, "error: --model needs a value\n"),
         (["run", "--jobs"], 2, "error: --jobs needs a value\n"),
         (["micro", "--run-dir"], 2, "error: --run-dir needs a value\n"),
-        (["run", "--submodel", "a", "--submodel", "b"], 2, "error: --submodel can be given once\n"),
+        (["run", "--target"], 2, "error: --target needs a value\n"),
+        (["run", "--markers", "a", "--markers", "b"], 2, "error: --markers can be given once\n"),
         (["report"], 2, "error: expected report RUN… [--merge DIR] | report --index\n"),
         (["run", "--modle", "x"], 2, "error: run has no option --modle; did you mean --model?"),
         (["run", "--modle=x"], 2, "error: run has no option --modle; did you mean --model?"),
@@ -182,7 +182,64 @@ def test_what_a_command_imports_is_compiled_once(project: Project, tmp_path: Pat
     assert list((tmp_path / "pyc").rglob("sharktank_schema.*.pyc"))
 
 
-@pytest.mark.parametrize("words", [["a", "b c"], ["it's", "x"], ["one"], ['"', "a  b"], ["runs/a b"]])
-def test_words_behind_a_task_stay_as_they_were_typed(words: list[str]) -> None:
-    *_, joined = _join_words(["explain", *words])
-    assert _split_words(joined) == tuple(words)
+@pytest.mark.parametrize(
+    "words", [["a", "b c"], ["it's", "x"], ["one"], ['"', "a  b"], ["a b", "c:a b"], ["c:a b", "it's\nso"]]
+)
+@pytest.mark.parametrize("name", [name for name in namespace.task_names if namespace[name].taking])
+def test_words_behind_a_task_stay_as_they_were_typed(
+    name: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Also where one of them, or all of them together, are the name of a folder.
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a b", "installed build:a b", "c:a b", " ".join(words)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    taking = namespace[name].taking
+    read = read_line([name, *words[: None if taking.repeats else 1]]) if taking.takes != "number" else None
+    assert read is None or read[taking.name] == (words if taking.repeats else words[0])
+
+
+def test_an_iree_whose_folder_exists_is_one_of_the_two_that_are_compared(project: Project) -> None:
+    (project.folder / "iree-build").mkdir()
+    done = project.gauntlet("compare", "installed", "build:iree-build", "--model", "toy")
+    assert done.code == 3, done.text
+    assert f"no iree-compile in the build folder {project.folder / 'iree-build'}:" in done.err
+
+
+def test_names_are_selected_one_by_one(project: Project) -> None:
+    for name, operation in (("neg", "arith.negf %a : tensor<4xf32>"), ("cos", "math.cos %a : tensor<4xf32>")):
+        project.add(name, operation)
+
+    def listed(*words: str) -> list[str]:
+        done = project.gauntlet("list", "--format", "json", *words)
+        return [item["submodel"] for item in json.loads(done.out)] if done.code == 0 else [done.err]
+
+    assert listed("--submodel", "abs", "--submodel", "n*") == ["abs", "neg"]
+    assert listed("--filename", "cos_cpu", "--filename=neg_cpu", "--model", "toy") == ["cos", "neg"]
+    assert listed("--model", "toy", "--model", "to*", "--submodel", "abs") == ["abs"]
+    (said,) = listed("--submodel", "abs", "--submodel", "neq", "--submodel", "cos")
+    assert said.startswith("error: nothing selected: no case matches --submodel neq\n  No submodel 'neq'; did you mean")
+    assert project.gauntlet("list", "--model", "toy", "--model", "tpy").code == 5
+
+
+def test_a_run_of_several_names_is_resumed_and_one_of_an_earlier_version_too(project: Project) -> None:
+    for name in ("neg", "cos"):
+        project.add(name)
+    words = ("run", "--resume", "--submodel", "abs", "--submodel", "neg")
+    assert project.gauntlet("compile", "--submodel", "abs", "--submodel", "neg").code == 0
+    assert {step.partition(":")[0] for step in project.journal.results} == {"toy/abs@cpu", "toy/neg@cpu"}
+    assert project.gauntlet(*words).code == 0
+    other = project.gauntlet("run", "--resume", "--submodel", "abs")
+    assert (other.code, "was begun with abs neg" in other.err) == (2, True), other.text
+    # Earlier versions kept one glob, as a text.
+    journal = project.newest / "journal.jsonl"
+    for kept in ("", "abs"):
+        events = list(map(json.loads, journal.read_text().splitlines()))
+        for event in events:
+            if "asked" in event:
+                event["asked"]["selection"] |= {"model": kept and "toy", "submodel": kept, "filename": ""}
+        journal.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+        done = project.gauntlet("run", "--resume", *(("--submodel", kept) if kept else ()))
+        assert done.code == 0, done.text
+    assert {step.partition(":")[0] for step in project.journal.results} == {
+        f"toy/{name}@cpu" for name in ("abs", "neg", "cos")
+    }
