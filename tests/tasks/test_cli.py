@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,29 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.tasks.program import namespace
-from tests.support.command_line import LIMIT_SECONDS, MAIN, Done, read_line, run_here
+from tests.support.command_line import read_line, run_here
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
 
 pytestmark = pytest.mark.iree
-
-
-def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
-    """Runs a line of bash in which `gauntlet` is the command."""
-    gauntlet = f"gauntlet() {{ {sys.executable} -c '{MAIN}' \"$@\"; }}"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", f"{gauntlet}; {line}"],
-        cwd=cwd or project.folder,
-        env={**project.environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return Done(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +115,15 @@ def test_a_cache_of_the_environment_that_cannot_be_made_is_named(project: Projec
 def test_invoke_and_the_console_command_are_one(project: Project) -> None:
     shutil.copy(ROOT / "tasks.py", project.folder)
     words = ["list", "--format", "json"]
-    done = _shell(project, f"{sys.executable} -m invoke {' '.join(words)}")
+    done = project.shell(f"{sys.executable} -m invoke {' '.join(words)}")
     assert done.code == 0, done.text
     assert json.loads(done.out) == json.loads(project.gauntlet(*words).out)
-    assert _shell(project, f"{sys.executable} -m invoke run --model tpy").code == 5
+    assert project.shell(f"{sys.executable} -m invoke run --model tpy").code == 5
 
 
 def test_a_reader_that_goes_away_stops_no_run_and_hides_no_verdict(project: Project) -> None:
     project.expected("abs", [9.0] * 4)
-    done = _shell(project, "gauntlet run | head -n 1")
+    done = project.shell("gauntlet run | head -n 1")
     assert done.code == 1
     assert "Broken pipe" in done.err
     assert project.journal.end is not None
@@ -149,28 +132,28 @@ def test_a_reader_that_goes_away_stops_no_run_and_hides_no_verdict(project: Proj
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_behind_standard_output_stops_no_run(project: Project) -> None:
-    done = _shell(project, "gauntlet run > /dev/full")
+    done = project.shell("gauntlet run > /dev/full")
     assert done.code == 0
     assert "No space left on device" in done.err
     assert "summary.md" in [path.name for path in project.newest.iterdir()]
 
 
 def test_a_reader_of_a_list_may_go_away(project: Project) -> None:
-    done = _shell(project, "gauntlet plan --format json | head -n 1")
+    done = project.shell("gauntlet plan --format json | head -n 1")
     assert (done.code, done.out) == (0, "{\n")
 
 
 def test_a_working_folder_that_was_removed(project: Project) -> None:
     gone = project.folder / "gone"
     gone.mkdir()
-    done = _shell(project, "rmdir ../gone; gauntlet run", gone)
+    done = project.shell("rmdir ../gone; gauntlet run", gone)
     assert done.code == 2
     assert "the working folder was removed" in done.err
 
 
 def test_an_ascii_terminal(project: Project) -> None:
     project.expected("abs", [9.0] * 4)
-    done = _shell(project, "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 PYTHONIOENCODING=ascii gauntlet run")
+    done = project.shell("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 PYTHONIOENCODING=ascii gauntlet run")
     assert done.code == 1
     assert "went wrong" in done.out
 
@@ -178,7 +161,7 @@ def test_an_ascii_terminal(project: Project) -> None:
 def test_what_a_command_imports_is_compiled_once(project: Project, tmp_path: Path) -> None:
     # Invoke turns bytecode off for whatever a task imports.
     kept = f"unset PYTHONDONTWRITEBYTECODE; PYTHONPYCACHEPREFIX={tmp_path / 'pyc'}"
-    assert _shell(project, f"{kept} gauntlet list").code == 0
+    assert project.shell(f"{kept} gauntlet list").code == 0
     assert list((tmp_path / "pyc").rglob("sharktank_schema.*.pyc"))
 
 
