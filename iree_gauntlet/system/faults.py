@@ -10,13 +10,14 @@ import traceback
 from pathlib import Path
 
 from iree_gauntlet import __version__
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.settings import format_typed_command
 
 # What a machine lacks, whoever asks for it.
 _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
+_MOST_SHOWN = 60
 
 
 class ToolkitFaultError(GauntletError):
@@ -34,6 +35,8 @@ def explain_escaped(error: Exception) -> GauntletError:
         return GauntletError(
             f"{where}{error.strerror}", "Make room there, or have this machine looked at; then run again."
         )
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"{str(error.filename)[:_MOST_SHOWN]}…: {error.strerror}", "Give a shorter name.")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent.parent)]
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
