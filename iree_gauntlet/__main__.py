@@ -19,8 +19,11 @@ def main() -> None:
         sys.exit(2)
     if machine not in _MACHINES:
         sys.stderr.write(f"note: {_SUPPORTED}; nobody has tried {machine or 'this machine'}\n")
-    from iree_gauntlet.tasks.program import main as program  # noqa: PLC0415 - it needs one of these systems
-
+    try:
+        from iree_gauntlet.tasks.program import main as program  # noqa: PLC0415 - it needs one of these systems
+    except ImportError as error:
+        sys.stderr.write(f"error: the installation is not whole: {error}\n  Install iree-gauntlet again.\n")
+        sys.exit(70)
     program()
 
 

@@ -1,6 +1,6 @@
 """Every error that a user can meet: what happened, where, and what to do next.
 
-Tasks catch `GauntletError` alone; what else escapes is a defect of the toolkit and keeps its traceback.
+What else escapes a command is a fault of the toolkit: `system/faults.py` says so, and keeps its traceback in a file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ class ExitCode(IntEnum):
     ERROR = 3
     INCONCLUSIVE = 4
     NOTHING_SELECTED = 5
+    # EX_SOFTWARE of sysexits.h.
+    FAULT = 70
     INTERRUPTED = 130
 
     @staticmethod
     def worst(codes: list[ExitCode]) -> ExitCode:
-        """The one that wins, in the order 130, 2, 3, 1, 4; OK for an empty list."""
+        """The one that wins, in the order 130, 70, 2, 3, 1, 4; OK for an empty list."""
         return next((code for code in _MEANINGS if code in codes), ExitCode.OK)
 
     @property
@@ -40,6 +42,7 @@ class ExitCode(IntEnum):
 # The one that wins first.
 _MEANINGS = {
     ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.FAULT: "a fault of the toolkit itself",
     ExitCode.USAGE: "usage or spec error, nothing ran",
     ExitCode.ERROR: "an error kept something from being judged",
     ExitCode.FAILED: "something failed",

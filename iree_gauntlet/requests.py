@@ -6,14 +6,11 @@ A field says what the command line and the docs say of its option, and has its n
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.cases import SPEC_STAGES, Stage
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.settings import find_runs_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,8 +36,8 @@ class Option:
         short: a single letter.
         choices: the values that it can have; empty for any.
         unit: of a number that has to be above 0; empty for any number.
-        takes: what the words behind the task are that come to be its value: `folder` for one, `SEVERAL`.
-        split: whether the value has words of a shell, which a request has one by one.
+        takes: what the words behind the task are that come to be its value: `folder` for one, `SEVERAL` for values of
+            an option that may be repeated, each word by itself.
     """
 
     name: str
@@ -50,7 +47,11 @@ class Option:
     choices: tuple[str, ...] = ()
     unit: str = ""
     takes: str = ""
-    split: bool = False
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it may be given several times."""
+        return isinstance(self.default, list) or self.takes == SEVERAL
 
 
 def option(
@@ -58,11 +59,10 @@ def option(
 ) -> Any:
     """A field of a request that is an option; arguments as for `Option`.
 
-    Where the default is a tuple it is repeatable, or has several words.
+    Where the default is a tuple it is repeatable.
     """
-    split = isinstance(default, tuple) and bool(takes)
-    plain = "" if split else list(default) if isinstance(default, tuple) else default
-    return field(default=default, metadata={"option": Option("", plain, text, short, choices, unit, takes, split)})
+    plain = list(default) if isinstance(default, tuple) else default
+    return field(default=default, metadata={"option": Option("", plain, text, short, choices, unit, takes)})
 
 
 def options_of(request: type, *names: str) -> tuple[Option, ...]:
@@ -91,25 +91,17 @@ def values_of(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def value_of(item: Option, value: Any) -> Any:
     """A value as a request has it; errors as of `read`."""
-    for word in (value if isinstance(item.default, list) else [value]) if item.choices else ():
+    if item.repeats:
+        # Earlier versions have kept as one text, empty for none, what could not be repeated then.
+        value = ((value,) if value else ()) if isinstance(value, str) else tuple(value)
+    for word in (value if item.repeats else (value,)) if item.choices else ():
         if word not in item.choices:
             raise UsageError(f"{dashed(item.name)} {word}: unknown", f"Known: {', '.join(item.choices)}.")
     # 0 stands for an option that is left out.
     if item.unit and (value or item.default) and not 0 < value < math.inf:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
         raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", hint)
-    if item.split and isinstance(value, str):
-        return _split_words(value)
-    return tuple(value) if item.split or isinstance(item.default, list) else value
-
-
-def _split_words(text: str) -> tuple[str, ...]:
-    """The name of a folder is one, blanks and all, also of a run, or behind `wheels:`."""
-    folders = (Path(text), find_runs_folder() / text, Path(text.partition(":")[2] or text))
-    try:
-        return (text,) if text and any(folder.is_dir() for folder in folders) else tuple(shlex.split(text))
-    except ValueError:
-        return (text,)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +127,11 @@ class Defaults:
 class SelectionRequest:
     """Which cases of which specs, and where they run."""
 
-    model: str = option("", "Models to select (glob over folder names).")
-    submodel: str = option("", "Submodels to select (glob).")
-    filename: str = option("", "Spec files to select (glob over file stems, such as clip_rocm).")
+    model: tuple[str, ...] = option((), "Models to select (glob over folder names; repeatable).")
+    submodel: tuple[str, ...] = option((), "Submodels to select (glob; repeatable).")
+    filename: tuple[str, ...] = option(
+        (), "Spec files to select (glob over file stems, such as clip_rocm; repeatable)."
+    )
     markers: str = option("", "Marker expression, such as 'cpu and not slow'.")
     suite: str = option("", "Suite: a file, or its name in suites/; the other options narrow it down.")
     spec_dir: tuple[str, ...] = option((), "Folder of specs, in place of specs/ or the suite's (repeatable).")
@@ -390,7 +384,9 @@ class CompareRequest:
     """A comparison of two IREEs: which, by what, and how sure."""
 
     sides: tuple[str, ...] = option(
-        (), "A and B, as for --iree, where no words follow the task: --sides '3.12.0 3.13.0' with `inv`.", takes=SEVERAL
+        (),
+        "A and B, as for --iree, where no words follow the task: --sides 3.12.0 --sides 3.13.0 with `inv`.",
+        takes=SEVERAL,
     )
     metric: str = option(
         "time",
@@ -445,8 +441,8 @@ class ExplainRequest:
 
     failures: tuple[str, ...] = option(
         (),
-        "The run and the cases, where no words follow the task: --failures 'latest dtln/*' with `inv` (default: all of "
-        "the latest run).",
+        "The run and the cases, where no words follow the task: --failures latest --failures 'dtln/*' with `inv` "
+        "(default: all of the latest run).",
         takes=SEVERAL,
     )
     slower: bool = option(
@@ -569,5 +565,5 @@ class WorkerRequest(TlsRequest):
 class LocalRequest(OfferRequest):
     """A scheduler with workers on this machine."""
 
-    count: int = option(2, "How many workers, where no number follows the task.", unit="a number", takes=SEVERAL)
+    count: int = option(2, "How many workers, where no number follows the task.", unit="a number", takes="number")
     port: int = option(8786, "Port of the scheduler (0: any that is free).")

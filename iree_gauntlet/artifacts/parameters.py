@@ -41,6 +41,7 @@ from iree_gauntlet.artifacts.program_parameters import (
 from iree_gauntlet.artifacts.publishing import lock_publishing, require_space
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.system.atomic import sync_folder
+from iree_gauntlet.system.faults import explain_escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -339,7 +340,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Writes an archive for the parameters of a scope that a program names; the exit code: 0, or 1 after a message."""
+    """Writes an archive for the parameters of a scope that a program names; the exit code, after a message."""
     options = build_parser().parse_args()
     try:
         content = options.splat if options.random is None else RandomContent(options.random)
@@ -347,7 +348,11 @@ def main() -> int:
         write_archive(options.output, parameters, content)
     except GauntletError as error:
         sys.stderr.write(f"error: {error}\n")
-        return 1
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is no failure of what is tested
+        escaped = explain_escaped(error)
+        sys.stderr.write(f"error: {escaped}\n")
+        return escaped.exit_code
     size = sum(parameter.byte_size for parameter in parameters)
     sys.stdout.write(f"{options.output}: {len(parameters)} parameters, {size} bytes\n")
     return 0

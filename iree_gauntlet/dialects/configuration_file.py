@@ -7,6 +7,7 @@ both; set and empty, it stands for no file.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,8 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     usual = [home / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
     places = usual if named is None else [Path(named)] if named else []
-    files = [path for path in places if path.is_file()]
+    # What is there and cannot be read is said, be it a folder or a link to nowhere.
+    files = [path for path in places if os.path.lexists(path)]
     tables = [_read(path) for path in files]
     stores: dict[str, dict[str, str]] = {}
     for prefix, options in (item for table in tables for item in table.stores.items()):
@@ -244,7 +246,7 @@ class MarksFile(StrictDocument):
 
 def read_marks(file: Path) -> tuple[Mark, ...]:
     """The marks in a file, none where it is not there; SpecError with everything that is wrong with it."""
-    if not file.is_file():
+    if not os.path.lexists(file):
         return ()
     text, table = read_table(file, MarksFile, _MARKS)
     problems = [

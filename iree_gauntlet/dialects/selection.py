@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -165,6 +166,19 @@ def explain_no_match(
     return NothingSelectedError(f"nothing selected: {what}", "\n  ".join(dict.fromkeys(lines)))
 
 
+def find_idle_globs(includes: Sequence[Include], specs: Sequence[Selectable]) -> list[Include]:
+    """Those with a glob, one of several, that fits no spec in any of them: a slip among names that fit."""
+    idle: list[Include] = []
+    for name in ("model", "submodel", "filename"):
+        by_glob: dict[str, list[Include]] = {}
+        for include in includes:
+            by_glob.setdefault(getattr(include, name), []).append(include)
+        for own in by_glob.values() if len(by_glob) > 1 else ():
+            if not any(include.matches_spec(spec) for include in own for spec in specs if spec.is_test):
+                idle += own
+    return idle
+
+
 def find_unmatched(include: Include, specs: Sequence[Selectable]) -> str:
     """Which of its globs fits no spec, and what is spelled like it; empty where each of them fits one."""
     models = sorted({spec.model for spec in specs})
@@ -187,9 +201,8 @@ def _describe_unmatched(option: str, wanted: str, names: Sequence[str]) -> str:
 
 def _describe(include: Include) -> str:
     parts = [("--model", include.model), ("--submodel", include.submodel), ("--filename", include.filename)]
-    words = [f"{option} {value}" for option, value in parts if value != "*"]
-    words += [f"--markers {include.markers!r}"] if include.markers else []
-    return " ".join(words)
+    words = [word for option, value in parts if value != "*" for word in (option, value)]
+    return shlex.join([*words, *(["--markers", include.markers] if include.markers else [])])
 
 
 def _format_names(names: Sequence[str]) -> str:

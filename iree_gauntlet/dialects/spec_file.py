@@ -10,7 +10,6 @@ import os
 import re
 import tomllib
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 # What a schema's names of the branches of a union begin with: they are no part of a field's path.
 BRANCH = "#branch "
 _MOST_DEPTH = 32
+# The character 0, as TOML can have it in a string.
+_NUL = re.compile(r"\\u0000|\\U00000000")
 _TABLE = re.compile(r"(\w+)\[(\d+)\]")
 
 
@@ -91,21 +92,20 @@ def _refuse(name: str, line: int, message: str, hint: str, field: str = "") -> S
 def _parse(text: str, name: str) -> dict[str, Any]:
     if not text.strip():
         raise _refuse(name, 0, "is empty: expected a JSON object", "See docs/reference/specs.md for the fields.")
-    too_deep = partial(_refuse, name, 0, "is nested too deeply", "A spec is two or three levels deep.")
+    too_deep = SpecError([_refuse_depth(name, "A spec")])
     try:
         document = _load_strictly(text, name)
     except json.JSONDecodeError as error:
         raise _explain_syntax(text, name, error) from error
     except RecursionError as error:
-        raise too_deep() from error
+        raise too_deep from error
     except ValueError as error:
-        # An integer of more digits than Python converts.
-        raise _refuse(name, 0, f"holds a number that cannot be read: {error}", "Write a shorter number.") from error
+        raise SpecError([_refuse_number(name, error)]) from error
     if not isinstance(document, dict):
         raise _refuse(name, 1, f"expected a JSON object, found {_describe(document)}", "A spec is {…}.")
     # What it holds is only walked where the text can hold the mistake.
     if text.count("{") + text.count("[") >= _MOST_DEPTH and _is_deeper(document, _MOST_DEPTH):
-        raise too_deep()
+        raise too_deep
     if "\\u" in text:
         try:
             json.dumps(document, ensure_ascii=False).encode()
@@ -114,6 +114,15 @@ def _parse(text: str, name: str) -> dict[str, Any]:
             message = f"holds half of a surrogate pair, which is not a character: {half}"
             raise _refuse(name, 0, message, "Write the character itself.") from error
     return document
+
+
+def _refuse_depth(name: str, what: str) -> Problem:
+    return Problem(name, 0, "", "is nested too deeply", f"{what} is two or three levels deep.")
+
+
+def _refuse_number(name: str, error: ValueError) -> Problem:
+    """An integer of more digits than Python converts."""
+    return Problem(name, 0, "", f"holds a number that cannot be read: {error}", "Write a shorter number.")
 
 
 def _load_strictly(text: str, name: str) -> object:
@@ -322,6 +331,15 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Fix the syntax there.")], kind) from error
+    except RecursionError as error:
+        raise SpecError([_refuse_depth(name, "Such a file")], kind) from error
+    except ValueError as error:
+        raise SpecError([_refuse_number(name, error)], kind) from error
+    if _is_deeper(content, _MOST_DEPTH):
+        raise SpecError([_refuse_depth(name, "Such a file")], kind)
+    if nothing := _NUL.search(text):
+        line = text[: nothing.start()].count("\n") + 1
+        raise SpecError([Problem(name, line, "", f"holds {nothing[0]}, which no name has", "Remove it.")], kind)
     # For editors: where they find what the fields mean.
     content.pop("$schema", None)
     return text, content

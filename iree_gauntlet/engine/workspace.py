@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.locations import is_url
-from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match
+from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match, find_idle_globs
 from iree_gauntlet.dialects.spec_file import problem_of_field, read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import counted
@@ -163,12 +163,15 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     if request.config and not (request.target or request.backend or request.rocm_chip):
         targets = _with_configs(targets, specs)
     includes = _choose_includes(request, defaults, suite)
+    families = {target.family for target in targets}
+    if idle := find_idle_globs(includes, specs):
+        raise explain_no_match(idle, specs, families)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, request.device)
     if suite:
         # Folders in place of its own may hold less than it names.
-        idle = [] if request.spec_dir else find_idle_includes(suite, specs)
-        cases = replace(cases, problems=_with_lines_of(suite, (*cases.problems, *idle)))
+        unused = [] if request.spec_dir else find_idle_includes(suite, specs)
+        cases = replace(cases, problems=_with_lines_of(suite, (*cases.problems, *unused)))
         if for_problems and failures and not (cases.problems or request.spec_dir):
             # The options may narrow it down.
             whole = load_cases(specs, suite.includes, targets)
@@ -180,7 +183,6 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         cases, applied = with_failures_of(suites, cases)
         notes += [*applied, *_note_several_formats(cases)]
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
-        families = {target.family for target in targets}
         unread = sorted({problem.file for problem in cases.left_out})
         raise explain_no_match(includes, specs, families, cases.known_markers, cases.elsewhere, unread)
     read_from = tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path)
@@ -367,19 +369,15 @@ def _choose_targets(request: SelectionRequest, defaults: Defaults, suite: Suite 
 
 
 def _choose_includes(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> list[Include]:
-    """The options' globs; with a suite, its own narrowed down by them."""
+    """The options' globs, each with each; with a suite, its own narrowed down by them."""
     # By itself: inside parentheses, `a) or (b` would mean something.
     MarkerExpression(request.markers)
-    asked = Include(
-        request.model or ("*" if suite else defaults.model),
-        request.submodel or "*",
-        request.filename or "*",
-        request.markers,
-    )
+    models = request.model or ("*" if suite else defaults.model,)
+    names = list(itertools.product(models, request.submodel or ("*",), request.filename or ("*",)))
     if suite is None:
-        return [asked]
+        return [Include(*globs, request.markers) for globs in names]
     includes = []
-    for include in suite.includes:
-        markers = " and ".join(f"({text})" for text in (include.markers, asked.markers) if text)
-        includes.append(replace(asked, markers=markers, within=include))
+    for include, globs in itertools.product(suite.includes, names):
+        markers = " and ".join(f"({text})" for text in (include.markers, request.markers) if text)
+        includes.append(Include(*globs, markers, include))
     return includes

@@ -127,7 +127,14 @@ def pytest_configure(config: pytest.Config) -> None:
         # Here, so that every other use of pytest is spared the imports.
         from iree_gauntlet.pytest_plugin.plugin import PLUGIN_NAME, ModelTestPlugin  # noqa: PLC0415
 
-        config.pluginmanager.register(ModelTestPlugin(config), PLUGIN_NAME)
+        try:
+            plugin = ModelTestPlugin(config)
+        except Exception as error:  # noqa: BLE001 - pytest would end with 1, as of a test that failed
+            from iree_gauntlet.system.faults import explain_escaped  # noqa: PLC0415 - for that alone
+
+            escaped = explain_escaped(error)
+            pytest.exit(str(escaped), returncode=escaped.exit_code)
+        config.pluginmanager.register(plugin, PLUGIN_NAME)
 
 
 def _look_at_the_model_tests_alone(config: pytest.Config) -> None:

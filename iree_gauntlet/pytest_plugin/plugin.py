@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.dialects.torch_models import TorchModules, TorchTest, build_test
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, sound_markers
 from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
-from iree_gauntlet.errors import GauntletError, SpecError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTestSession, SessionSettings
 from iree_gauntlet.records.run_folder import make_run_folder, require_plain
@@ -28,6 +29,7 @@ from iree_gauntlet.reports.report_files import write_report
 from iree_gauntlet.reports.run_reports import JOB_SUMMARY
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.faults import explain_escaped
 from iree_gauntlet.targets import FAMILIES, Target
 
 if TYPE_CHECKING:
@@ -197,7 +199,8 @@ class ModelTest(_TestOfFile):
         Raises:
             StepError: something else than the compiler kept the test from running.
         """
-        self._find_session().prepare(self.case)
+        with self._plugin.noting_faults():
+            self._find_session().prepare(self.case)
 
     def runtest(self) -> None:
         """Run the check.
@@ -207,7 +210,8 @@ class ModelTest(_TestOfFile):
             StepError: an error kept it from being judged.
         """
         session = self._find_session()
-        outcome = session.check(self.case)
+        with self._plugin.noting_faults():
+            outcome = session.check(self.case)
         # For pytest's own JUnit.
         figures = {"verdict": str(outcome.verdict), "time_ms_min": outcome.samples and outcome.samples.min_ms}
         figures |= {name: outcome.statistics.get(name) for name in ("dispatch_count", "binary_size_bytes")}
@@ -219,10 +223,15 @@ class ModelTest(_TestOfFile):
             raise CheckFailure(outcome, session.run_dir)
 
     def _find_session(self) -> ModelTestSession:
-        plugin = self.config.pluginmanager.get_plugin(PLUGIN_NAME)
-        session = plugin.session if plugin else None
-        assert isinstance(session, ModelTestSession), "made when the collection was finished"
+        session = self._plugin.session
+        assert session is not None, "made when the collection was finished"
         return session
+
+    @property
+    def _plugin(self) -> ModelTestPlugin:
+        plugin = self.config.pluginmanager.get_plugin(PLUGIN_NAME)
+        assert isinstance(plugin, ModelTestPlugin), "it has collected this test"
+        return plugin
 
 
 class ModelTestPlugin:
@@ -246,6 +255,8 @@ class ModelTestPlugin:
         # What is said at the end: a warning would be an error to a project that makes errors of all.
         self._notices: list[str] = []
         self._remarks: list[str] = []
+        # Of the toolkit: no test's failure.
+        self._faults: list[str] = []
         self._set_arguments()
 
     def _set_arguments(self) -> None:
@@ -320,6 +331,28 @@ class ModelTestPlugin:
 
     # Running
 
+    @contextmanager
+    def noting_faults(self) -> Iterator[None]:
+        """What is raised inside and nothing has foreseen decides the exit code of the session."""
+        try:
+            yield
+        except GauntletError:
+            raise
+        except Exception as error:
+            self._note_fault(error)
+            raise
+
+    def _note_fault(self, error: Exception) -> None:
+        self._faults.append(str(explain_escaped(error)))
+
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Take note of one that came from here; pytest shows it, and no summary."""
+        inside = Path(__file__).parent.parent
+        own = any(Path(entry.path).is_relative_to(inside) for entry in excinfo.traceback)
+        if own and isinstance(excinfo.value, Exception):
+            self._note_fault(excinfo.value)
+            sys.stderr.write(f"error: {self._faults[-1]}\n")
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Plan everything that was selected.
@@ -371,21 +404,29 @@ class ModelTestPlugin:
         output = getattr(node, "workeroutput", {})
         self._notices = list(dict.fromkeys([*self._notices, *output.get("gauntlet_notices", [])]))
         self._remarks = list(dict.fromkeys([*self._remarks, *output.get("gauntlet_remarks", [])]))
+        self._faults += output.get("gauntlet_faults", [])
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """End what still runs, and write the reports, once for all processes."""
-        if self.session is not None:
-            self.session.close()
-        if self._worker:
-            said = {"gauntlet_notices": self._notices, "gauntlet_remarks": self._remarks}
-            self._config.workeroutput.update(said)  # type: ignore[attr-defined] # xdist's
-        if self._worker or self._run_folder is None or self._config.option.collectonly:
-            return
         try:
-            self._reported = _write_session_reports(self._run_folder, _locate_folder(self._config, "job_summary_path"))
+            self._end()
         except GauntletError as error:
             self._notices.append(str(error))
+        except Exception as error:  # noqa: BLE001 - pytest would end with 1, as of a test that failed
+            self._note_fault(error)
+        if self._worker:
+            output: dict[str, Any] = self._config.workeroutput  # type: ignore[attr-defined] # xdist's
+            output |= {"gauntlet_notices": self._notices, "gauntlet_remarks": self._remarks}
+            output["gauntlet_faults"] = self._faults
+        if self._faults:
+            session.exitstatus = ExitCode.FAULT
+
+    def _end(self) -> None:
+        if self.session is not None:
+            self.session.close()
+        if not (self._worker or self._run_folder is None or self._config.option.collectonly):
+            self._reported = _write_session_reports(self._run_folder, _locate_folder(self._config, "job_summary_path"))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say what was noticed, and where the reports are."""
@@ -393,6 +434,8 @@ class ModelTestPlugin:
             terminalreporter.write_line(f"warning: {notice}", yellow=True)
         for remark in self._remarks:
             terminalreporter.write_line(f"note: {remark}")
+        for fault in self._faults:
+            terminalreporter.write_line(f"error: {fault}", red=True)
         if self._reported:
             summary = _locate_folder(self._config, "job_summary_path") / "job_summary.md"
             terminalreporter.write_line(f"job summary: {summary}; logs and reports: {self._run_folder}")

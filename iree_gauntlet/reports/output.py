@@ -87,6 +87,4 @@ class Output(io.TextIOBase):
             self._stream.flush()
         except OSError as error:
             self.lost = error.strerror or "cannot be written"
-            # What is still buffered would fail again when Python exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
         return len(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -20,7 +19,7 @@ from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.requests import SEVERAL, dashed
 from iree_gauntlet.tasks import cluster_commands, experiment_commands, upkeep_commands
-from iree_gauntlet.tasks.task_options import GauntletTask, option_values
+from iree_gauntlet.tasks.task_options import GauntletTask, option_values, run_to_exit_code
 from iree_gauntlet.torch_models.bench_options import find_nearest_option, spell_out
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class _Gauntlet(Program):
             # The short names of `bench`, of more than one letter, as Invoke can read them.
             if words[1:2] == [_BENCH]:
                 words = [*words[:2], *spell_out(words[2:], dashes=True)]
-            super().parse_core(_join_words(words))
+            super().parse_core(_name_words(words))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""
@@ -110,8 +109,8 @@ def _refuse_empty_values(context: ParserContext) -> None:
             raise UsageError("--cluster is empty: expected an address", "Leave it out to run on this machine.")
 
 
-def _join_words(argv: Sequence[str]) -> list[str]:
-    """A command line on which the words behind a task that takes some are the value of its option, in one word.
+def _name_words(argv: Sequence[str]) -> list[str]:
+    """A command line on which each word behind a task that takes some is the value of its option.
 
     Invoke knows no words that may be left out, and fills a positional argument with one.
     """
@@ -131,10 +130,7 @@ def _join_words(argv: Sequence[str]) -> list[str]:
     if option.takes != SEVERAL and end > begin + 1:
         what = f"{task} takes one {option.takes}, not {shlex.join(words[begin:end])}"
         raise UsageError(what, "Put one with blanks in its name in quotes, and its options behind it.")
-    # Not by blanks, which names of folders may have.
-    value = "\n".join(map(shlex.quote, words[begin:end])) if option.split else " ".join(words[begin:end])
-    named = [] if option.default is None else [dashed(option.name)]
-    return [*words[:begin], *named, value, *words[end:]]
+    return [*words[:begin], *(part for word in words[begin:end] for part in (dashed(option.name), word)), *words[end:]]
 
 
 def _find_taking(task: str) -> Option | None:
@@ -234,16 +230,25 @@ def _complete_value(argv: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Entry point of the console command."""
+    code = run_to_exit_code(_run_line)
+    if code is not ExitCode.OK:
+        sys.exit(int(code))
+
+
+def _run_line() -> ExitCode:
+    """Does what the command line says; what it ends with."""
     try:
         Path.cwd()
-    except FileNotFoundError:
-        sys.stderr.write("error: the working folder was removed\n  Change to one that exists.\n")
-        sys.exit(ExitCode.USAGE)
+    except FileNotFoundError as error:
+        raise UsageError("the working folder was removed", "Change to one that exists.") from error
     if sys.argv[1:2] == ["--complete"] and (values := _complete_value(sys.argv[3:])):
         sys.stdout.write("".join(f"{value}\n" for value in values))
-        return
+        return ExitCode.OK
     try:
         _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()
-    except BrokenPipeError:
-        # The reader of a help page went away (`| head`); what is still buffered would fail again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):
+            # Invoke ends with 1 where somebody presses Ctrl-C before a task has begun.
+            raise KeyboardInterrupt from end
+        return ExitCode(end.code or 0)
+    return ExitCode.OK

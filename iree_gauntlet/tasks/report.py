@@ -34,9 +34,13 @@ _STOPPED = "the run stopped before this step started"
 _MOST_NAMED = 5
 
 
-def write_page_of_runs(named: str) -> ExitCode:
+def write_page_of_runs(named: Sequence[str]) -> ExitCode:
     """Makes the page of a folder of runs, that of the project unless one is named."""
-    folder = Path(named).absolute() if named else find_runs_folder()
+    if len(named) > 1:
+        raise UsageError(
+            f"report --index takes one folder, not {shlex.join(named)}", "Name the folder that has the runs."
+        )
+    folder = Path(named[0]).absolute() if any(named) else find_runs_folder()
     if not any(path for record in RECORDS for path in folder.glob(f"*/{record}")):
         lacks = "run in" if folder.is_dir() else "folder"
         raise UsageError(f"report --index: there is no {lacks} {shown(folder)}", "Name the folder that has the runs.")

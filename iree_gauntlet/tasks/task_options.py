@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ from iree_gauntlet.requests import (
     value_of,
 )
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder
+from iree_gauntlet.system.faults import explain_escaped
+from iree_gauntlet.system.standard_streams import find_lost_output, open_standard_streams
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -99,6 +102,34 @@ def run_part(options: tuple[Option, ...], defaults: Defaults, *stages: Stage) ->
     return TaskPart(options, lambda values: RunRequest.of({name: values[name] for name in names}, defaults, stages))
 
 
+def _make_argument(item: Option) -> Argument:
+    argument = (_Words if item.default is None and item.repeats else Argument)(
+        names=tuple(filter(None, (item.name.replace("_", "-"), item.short))),
+        kind=list if item.repeats else str if item.default is None else type(item.default),
+        default=item.default,
+        help=_format_help(item),
+        positional=item.default is None,
+        attr_name=item.name if "_" in item.name else None,
+    )
+    # By which Invoke knows that a value is still missing; it leaves it out for what may be repeated.
+    argument.raw_value = None
+    return argument
+
+
+class _Words(Argument):
+    """A positional argument that a word fills, with Invoke as without it, and that may be repeated by its name."""
+
+    @property
+    def value(self) -> Any:
+        """The words; None, by which Invoke knows that it is missing, while there is none."""
+        return self._value or None
+
+    @value.setter
+    def value(self, word: str) -> None:
+        self._value = [*(self._value or ()), word]
+        self.raw_value = word
+
+
 class GauntletTask(Task[Any]):
     """A task that is given what its parts read of the command line.
 
@@ -122,17 +153,7 @@ class GauntletTask(Task[Any]):
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         """The options as Invoke's parser has them."""
         del ignore_unknown_help
-        return [
-            Argument(
-                names=tuple(filter(None, (item.name.replace("_", "-"), item.short))),
-                kind=str if item.default is None else type(item.default),
-                default=item.default,
-                help=_format_help(item),
-                positional=item.default is None,
-                attr_name=item.name if "_" in item.name else None,
-            )
-            for item in self.options
-        ]
+        return list(map(_make_argument, self.options))
 
     def __call__(self, *_context: Any, **values: Any) -> None:
         """Runs the command.
@@ -140,7 +161,7 @@ class GauntletTask(Task[Any]):
         Raises:
             Exit: it ended with another code than 0.
         """
-        if any(values[name] in ("--help", "-h") for name in self.positional):
+        if any(values[name] in ("--help", "-h", ["--help"], ["-h"]) for name in self.positional):
             # Invoke takes the wish for help for the value.
             said = [
                 f"  {dashed(option.name)}\n      {_format_help(option)}"
@@ -180,25 +201,39 @@ def console_presenter() -> Presenter:
 
 
 def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
-    """What a command ends with; a mistake of the user becomes a message."""
+    """What a command ends with; a mistake of the user becomes a message, and so does a fault of the toolkit."""
+    open_standard_streams()
     try:
         code = command()
+        sys.stdout.flush()
     except GauntletError as error:
-        sys.stderr.write(f"error: {error}\n")
-        if "GITHUB_ACTIONS" in os.environ:
-            from iree_gauntlet.reports.github import format_error_command  # noqa: PLC0415 - for a mistake in CI alone
-
-            sys.stdout.write(format_error_command(str(error), os.environ))
-        code = error.exit_code
+        code = _say_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         code = ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is left to be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.OK
-    sys.stdout.flush()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not look like a failure of what is tested
+        lost = find_lost_output()
+        if lost is None or not isinstance(error, OSError):
+            code = _say_error(explain_escaped(error))
+        elif isinstance(lost, BrokenPipeError):
+            # The reader of our output went away (`| head`): nothing is left to be said.
+            code = ExitCode.OK
+        else:
+            code = _say_error(GauntletError(f"standard output: {lost.strerror}", "Send it to where it can be written."))
     return code
+
+
+def _say_error(error: GauntletError) -> ExitCode:
+    """Says what went wrong; what the command ends with."""
+    sys.stderr.write(f"error: {error}\n")
+    if "GITHUB_ACTIONS" in os.environ:
+        from iree_gauntlet.reports.github import format_error_command  # noqa: PLC0415 - for a mistake in CI alone
+
+        # One that is lost has been spoken of already, or is not what this is about.
+        with suppress(OSError):
+            sys.stdout.write(format_error_command(str(error), os.environ))
+            sys.stdout.flush()
+    return error.exit_code
 
 
 def option_values(words: Sequence[str], options: Iterable[Option]) -> list[str]:

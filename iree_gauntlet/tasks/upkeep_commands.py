@@ -67,7 +67,7 @@ _AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_be
 
 def _name_several(name: str, text: str) -> Option:
     """An option whose values are the words behind the task, of which there has to be one."""
-    return Option(name, None, text, takes=SEVERAL, split=True)
+    return Option(name, None, text, takes=SEVERAL)
 
 
 @gauntlet_task("init", InitRequest)
@@ -246,7 +246,7 @@ def cache_import_task(archive: str, cache: CacheRequest) -> ExitCode:
 
 @gauntlet_task(
     "toolchain.install",
-    _name_several("version", "Releases, ranges, nightlies, commit:SHA or wheels:DIR; several in quotes with `inv`."),
+    _name_several("version", "Releases, ranges, nightlies, commit:SHA or wheels:DIR; with `inv`, --version for each."),
     CacheRequest,
     part_of(NetworkRequest, "offline"),
     usage="toolchain.install VERSION…",
@@ -319,7 +319,9 @@ def toolchain_remove_task(versions: tuple[str, ...], cache: CacheRequest) -> Exi
 
 @gauntlet_task(
     "report",
-    _name_several("run", "Folder of the run, its name in runs/, or `latest`; several, in quotes with `inv`, to merge."),
+    _name_several(
+        "run", "Folder of the run, its name in runs/, or `latest`; several to merge: with `inv`, --run for each."
+    ),
     Option("merge", "", "Make one run's folder of several runs (the shards of a suite), and its reports."),
     Option("lenient", False, "Merge runs of different IREEs too."),
     Option("index", False, "Make the page of all runs, index.html, of RUN as a folder of runs (default: runs/)."),
@@ -335,12 +337,12 @@ def report_task(runs: tuple[str, ...], merge: str, lenient: bool, index: bool) -
     """
     from iree_gauntlet.tasks.report import report, write_page_of_runs  # noqa: PLC0415
 
-    return write_page_of_runs(" ".join(runs)) if index else report(runs, merge, lenient=lenient)
+    return write_page_of_runs(runs) if index else report(runs, merge, lenient=lenient)
 
 
 @gauntlet_task(
     "shard.costs",
-    _name_several("runs", "Folders of runs, or their names in runs/; several in quotes with `inv`."),
+    _name_several("runs", "Folders of runs, or their names in runs/; with `inv`, --runs for each."),
     Option("output", "", "File to write, for --shard-costs (default: standard output)."),
     usage="shard.costs RUN… --output FILE",
 )

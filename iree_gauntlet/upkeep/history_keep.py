@@ -235,7 +235,7 @@ def _measure(
 
     key, now = finding.key, datetime.now(UTC)
     folder = find_runs_folder() / f"{now:%Y%m%d-%H%M%S}-confirm"
-    selection = {"model": key.model, "submodel": key.submodel, "target": [key.target], "sku": key.sku}
+    selection = {"model": [key.model], "submodel": [key.submodel], "target": [key.target], "sku": key.sku}
     request = RunRequest.of({**selection, "cache_dir": asked.cache_dir, "run_dir": str(folder)}, Defaults())
     compared = CompareRequest(sides=irees, metric=_METRICS[key.figure], budget=asked.budget)
     code = compare(compared, request, presenter, machines)

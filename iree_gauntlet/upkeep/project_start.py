@@ -110,7 +110,7 @@ def _add_program(asked: InitRequest, folder: Path, *, is_project: bool) -> ExitC
             sys.stdout.write(f"{_explain_inputs(program, chosen)}{where}\n")
         if runs_here and not data.outputs:
             with contextlib.chdir(folder):
-                selected = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=program.name)
+                selected = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,))
                 code = record(RunRequest(selection=selected), chosen.said)
     recording = f"gauntlet golden.record --model {program.name}"
     if messages.is_quiet():

@@ -141,7 +141,7 @@ class ImportRequest(HistoryRequest):
 class AskRequest(HistoryRequest):
     """Which series of a history are looked at."""
 
-    series: str = option("", "Only series that fit this glob, such as 'dtln/*' or '* time_ms'.", takes=SEVERAL)
+    series: str = option("", "Only series that fit this glob, such as 'dtln/*' or '* time_ms'.", takes="series")
     sku: str = option("", "Only those of this device.")
     marks: str = option("", "File of marks (default: history_marks.toml of the project).")
 

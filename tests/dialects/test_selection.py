@@ -102,7 +102,7 @@ def test_unknown_markers_are_told(tree: Path) -> None:
         (Include(model="zzz"), ["No model 'zzz'.", "Models for cpu: llama, sdxl."]),
         (Include(model="sdxl", submodel="clipp"), ["No submodel 'clipp'; did you mean 'clip'?", "has: clip, vae."]),
         (Include(filename="vae_cp"), ["No filename 'vae_cp'; did you mean 'vae_cpu'?"]),
-        (Include(markers="fast"), ["--markers 'fast'", "Markers of what matches otherwise: benchmark, cpu"]),
+        (Include(markers="fast"), ["--markers fast", "Markers of what matches otherwise: benchmark, cpu"]),
     ],
 )
 def test_nothing_selected_says_what_exists(tree: Path, include: Include, says: list[str]) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from invoke.exceptions import Exit
+
 from iree_gauntlet.tasks import program
 from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.installed import find_installed
@@ -23,7 +25,17 @@ from iree_gauntlet.toolchains.toolchain import Toolchain
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["LIMIT_SECONDS", "MAIN", "Done", "gauntlet_argv", "run_here", "run_in_process", "with_fields"]
+__all__ = [
+    "LIMIT_SECONDS",
+    "MAIN",
+    "Done",
+    "gauntlet_argv",
+    "read_line",
+    "read_requests",
+    "run_here",
+    "run_in_process",
+    "with_fields",
+]
 
 # Ends what hangs; nothing comes near it.
 LIMIT_SECONDS = 500.0
@@ -118,6 +130,29 @@ def with_fields(toolchain: Toolchain, changes: Mapping[str, str]) -> Toolchain:
         dataclasses.replace(toolchain.compiler, **dict[str, Any](compiler)),
         dataclasses.replace(toolchain.runtime, **dict[str, Any](runtime)),
     )
+
+
+class _Reading(program._Gauntlet):
+    """The command line, which stops where it would begin to work."""
+
+    def execute(self) -> None:
+        raise Exit(code=0)
+
+
+def read_line(words: Sequence[str]) -> dict[str, Any]:
+    """The values of all options of a command line that begins with a task, by name; Exit where it cannot be read."""
+    reading = _Reading(name="gauntlet", binary="gauntlet", namespace=program.namespace)
+    line = ["gauntlet", *words]
+    with mock.patch.object(sys, "argv", line), contextlib.suppress(SystemExit):
+        reading.run(line)
+    (task,) = reading.tasks
+    return dict[str, Any](task.as_kwargs)
+
+
+def read_requests(words: Sequence[str]) -> list[object]:
+    """What the task of a command line is given; GauntletError where options do not fit."""
+    values = read_line(words)
+    return [part.read(values) for part in program.namespace[words[0]].parts]
 
 
 def _exit_code(package: str) -> int:

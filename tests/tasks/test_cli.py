@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.requests import _split_words
-from iree_gauntlet.tasks.program import _join_words
-from tests.support.command_line import LIMIT_SECONDS, MAIN, Done, run_here
+from iree_gauntlet.tasks.program import namespace
+from tests.support.command_line import read_line, run_here
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
 
 pytestmark = pytest.mark.iree
-
-
-def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
-    """Runs a line of bash in which `gauntlet` is the command."""
-    gauntlet = f"gauntlet() {{ {sys.executable} -c '{MAIN}' \"$@\"; }}"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", f"{gauntlet}; {line}"],
-        cwd=cwd or project.folder,
-        env={**project.environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return Done(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +37,8 @@ def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
         (["run", "--model"], 2, "error: --model needs a value\n"),
         (["run", "--jobs"], 2, "error: --jobs needs a value\n"),
         (["micro", "--run-dir"], 2, "error: --run-dir needs a value\n"),
-        (["run", "--submodel", "a", "--submodel", "b"], 2, "error: --submodel can be given once\n"),
+        (["run", "--target"], 2, "error: --target needs a value\n"),
+        (["run", "--markers", "a", "--markers", "b"], 2, "error: --markers can be given once\n"),
         (["report"], 2, "error: expected report RUN… [--merge DIR] | report --index\n"),
         (["run", "--modle", "x"], 2, "error: run has no option --modle; did you mean --model?"),
         (["run", "--modle=x"], 2, "error: run has no option --modle; did you mean --model?"),
@@ -132,15 +115,15 @@ def test_a_cache_of_the_environment_that_cannot_be_made_is_named(project: Projec
 def test_invoke_and_the_console_command_are_one(project: Project) -> None:
     shutil.copy(ROOT / "tasks.py", project.folder)
     words = ["list", "--format", "json"]
-    done = _shell(project, f"{sys.executable} -m invoke {' '.join(words)}")
+    done = project.shell(f"{sys.executable} -m invoke {' '.join(words)}")
     assert done.code == 0, done.text
     assert json.loads(done.out) == json.loads(project.gauntlet(*words).out)
-    assert _shell(project, f"{sys.executable} -m invoke run --model tpy").code == 5
+    assert project.shell(f"{sys.executable} -m invoke run --model tpy").code == 5
 
 
 def test_a_reader_that_goes_away_stops_no_run_and_hides_no_verdict(project: Project) -> None:
     project.expected("abs", [9.0] * 4)
-    done = _shell(project, "gauntlet run | head -n 1")
+    done = project.shell("gauntlet run | head -n 1")
     assert done.code == 1
     assert "Broken pipe" in done.err
     assert project.journal.end is not None
@@ -149,28 +132,28 @@ def test_a_reader_that_goes_away_stops_no_run_and_hides_no_verdict(project: Proj
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_behind_standard_output_stops_no_run(project: Project) -> None:
-    done = _shell(project, "gauntlet run > /dev/full")
+    done = project.shell("gauntlet run > /dev/full")
     assert done.code == 0
     assert "No space left on device" in done.err
     assert "summary.md" in [path.name for path in project.newest.iterdir()]
 
 
 def test_a_reader_of_a_list_may_go_away(project: Project) -> None:
-    done = _shell(project, "gauntlet plan --format json | head -n 1")
+    done = project.shell("gauntlet plan --format json | head -n 1")
     assert (done.code, done.out) == (0, "{\n")
 
 
 def test_a_working_folder_that_was_removed(project: Project) -> None:
     gone = project.folder / "gone"
     gone.mkdir()
-    done = _shell(project, "rmdir ../gone; gauntlet run", gone)
+    done = project.shell("rmdir ../gone; gauntlet run", gone)
     assert done.code == 2
     assert "the working folder was removed" in done.err
 
 
 def test_an_ascii_terminal(project: Project) -> None:
     project.expected("abs", [9.0] * 4)
-    done = _shell(project, "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 PYTHONIOENCODING=ascii gauntlet run")
+    done = project.shell("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 PYTHONIOENCODING=ascii gauntlet run")
     assert done.code == 1
     assert "went wrong" in done.out
 
@@ -178,11 +161,68 @@ def test_an_ascii_terminal(project: Project) -> None:
 def test_what_a_command_imports_is_compiled_once(project: Project, tmp_path: Path) -> None:
     # Invoke turns bytecode off for whatever a task imports.
     kept = f"unset PYTHONDONTWRITEBYTECODE; PYTHONPYCACHEPREFIX={tmp_path / 'pyc'}"
-    assert _shell(project, f"{kept} gauntlet list").code == 0
+    assert project.shell(f"{kept} gauntlet list").code == 0
     assert list((tmp_path / "pyc").rglob("sharktank_schema.*.pyc"))
 
 
-@pytest.mark.parametrize("words", [["a", "b c"], ["it's", "x"], ["one"], ['"', "a  b"], ["runs/a b"]])
-def test_words_behind_a_task_stay_as_they_were_typed(words: list[str]) -> None:
-    *_, joined = _join_words(["explain", *words])
-    assert _split_words(joined) == tuple(words)
+@pytest.mark.parametrize(
+    "words", [["a", "b c"], ["it's", "x"], ["one"], ['"', "a  b"], ["a b", "c:a b"], ["c:a b", "it's\nso"]]
+)
+@pytest.mark.parametrize("name", [name for name in namespace.task_names if namespace[name].taking])
+def test_words_behind_a_task_stay_as_they_were_typed(
+    name: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Also where one of them, or all of them together, are the name of a folder.
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a b", "installed build:a b", "c:a b", " ".join(words)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    taking = namespace[name].taking
+    read = read_line([name, *words[: None if taking.repeats else 1]]) if taking.takes != "number" else None
+    assert read is None or read[taking.name] == (words if taking.repeats else words[0])
+
+
+def test_an_iree_whose_folder_exists_is_one_of_the_two_that_are_compared(project: Project) -> None:
+    (project.folder / "iree-build").mkdir()
+    done = project.gauntlet("compare", "installed", "build:iree-build", "--model", "toy")
+    assert done.code == 3, done.text
+    assert f"no iree-compile in the build folder {project.folder / 'iree-build'}:" in done.err
+
+
+def test_names_are_selected_one_by_one(project: Project) -> None:
+    for name, operation in (("neg", "arith.negf %a : tensor<4xf32>"), ("cos", "math.cos %a : tensor<4xf32>")):
+        project.add(name, operation)
+
+    def listed(*words: str) -> list[str]:
+        done = project.gauntlet("list", "--format", "json", *words)
+        return [item["submodel"] for item in json.loads(done.out)] if done.code == 0 else [done.err]
+
+    assert listed("--submodel", "abs", "--submodel", "n*") == ["abs", "neg"]
+    assert listed("--filename", "cos_cpu", "--filename=neg_cpu", "--model", "toy") == ["cos", "neg"]
+    assert listed("--model", "toy", "--model", "to*", "--submodel", "abs") == ["abs"]
+    (said,) = listed("--submodel", "abs", "--submodel", "neq", "--submodel", "cos")
+    assert said.startswith("error: nothing selected: no case matches --submodel neq\n  No submodel 'neq'; did you mean")
+    assert project.gauntlet("list", "--model", "toy", "--model", "tpy").code == 5
+
+
+def test_a_run_of_several_names_is_resumed_and_one_of_an_earlier_version_too(project: Project) -> None:
+    for name in ("neg", "cos"):
+        project.add(name)
+    words = ("run", "--resume", "--submodel", "abs", "--submodel", "neg")
+    assert project.gauntlet("compile", "--submodel", "abs", "--submodel", "neg").code == 0
+    assert {step.partition(":")[0] for step in project.journal.results} == {"toy/abs@cpu", "toy/neg@cpu"}
+    assert project.gauntlet(*words).code == 0
+    other = project.gauntlet("run", "--resume", "--submodel", "abs")
+    assert (other.code, "was begun with abs neg" in other.err) == (2, True), other.text
+    # Earlier versions kept one glob, as a text.
+    journal = project.newest / "journal.jsonl"
+    for kept in ("", "abs"):
+        events = list(map(json.loads, journal.read_text().splitlines()))
+        for event in events:
+            if "asked" in event:
+                event["asked"]["selection"] |= {"model": kept and "toy", "submodel": kept, "filename": ""}
+        journal.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+        done = project.gauntlet("run", "--resume", *(("--submodel", kept) if kept else ()))
+        assert done.code == 0, done.text
+    assert {step.partition(":")[0] for step in project.journal.results} == {
+        f"toy/{name}@cpu" for name in ("abs", "neg", "cos")
+    }

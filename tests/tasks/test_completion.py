@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.requests import Option, value_of
 from iree_gauntlet.tasks.program import main, namespace
 from iree_gauntlet.tasks.task_options import option_values
 from tests.support.places import ROOT
@@ -77,22 +76,3 @@ def test_the_command_answers_shells(
     with pytest.raises(SystemExit) if expected in ("run", "--model") else nullcontext():
         main()
     assert expected in capsys.readouterr().out.split()
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("my run", ("my run",)),
-        ("'my run' two", ("my run", "two")),
-        ("wheels:my run", ("wheels:my run",)),
-        ("3.9.0 '>=3.9,<3.12'", ("3.9.0", ">=3.9,<3.12")),
-        ("it's", ("it's",)),
-        ("", ()),
-    ],
-)
-def test_words_that_came_as_one_are_taken_apart_but_for_the_name_of_a_folder(
-    text: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my run").mkdir()
-    assert value_of(Option("run", None, "", split=True), text) == words

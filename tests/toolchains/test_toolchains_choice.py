@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.tasks.program import _join_words
+from iree_gauntlet.tasks.program import _name_words
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import choose_halves
 
@@ -98,16 +98,16 @@ def test_one_side_overrides_the_whole_which_overrides_the_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "joined"),
+    ("words", "named"),
     [
         (
             ["g", "toolchain.install", "3.5.0", "3.9.0", "--offline"],
-            ["g", "toolchain.install", "3.5.0\n3.9.0", "--offline"],
+            ["g", "toolchain.install", "--version", "3.5.0", "--version", "3.9.0", "--offline"],
         ),
-        (["g", "toolchain.remove", "3.5.0"], ["g", "toolchain.remove", "3.5.0"]),
+        (["g", "toolchain.remove", "3.5.0"], ["g", "toolchain.remove", "--version", "3.5.0"]),
         (["g", "toolchain.install"], ["g", "toolchain.install"]),
         (["g", "run", "--model", "a"], ["g", "run", "--model", "a"]),
     ],
 )
-def test_tasks_that_take_several_words(words: list[str], joined: list[str]) -> None:
-    assert _join_words(words) == joined
+def test_tasks_that_take_several_words(words: list[str], named: list[str]) -> None:
+    assert _name_words(words) == named

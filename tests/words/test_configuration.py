@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,8 @@ from iree_gauntlet.artifacts.remotes import list_remotes, places
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, GauntletError, SpecError, UsageError
 from iree_gauntlet.settings import Configuration, Mirror, is_below
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.command_line import run_here
+from tests.support.toy_project import Project
 
 _WHOLE = """
 [[mirrors]]
@@ -207,3 +207,62 @@ def test_a_variable_that_is_not_set_is_named() -> None:
     stores = {"az://account": {"sas_token": "$NOT_THERE"}}
     with pytest.raises(ArtifactError, match=r"\$NOT_THERE, which is not set"):
         list(list_remotes("az://account/c/x", Configuration(stores=stores), 1))
+
+
+_ODD = {
+    "a number of 5,000 digits": b"x = " + b"9" * 5000,
+    "5,000 nested arrays": b"x = " + b"[" * 5000 + b"]" * 5000,
+    "200 nested arrays": b"x = " + b"[" * 200 + b"]" * 200,
+    "3,000 nested tables": b"x = " + b"{a = " * 3000 + b"1" + b"}" * 3000,
+    "a name of 5,000 parts": b"a." * 5000 + b"a = 1",
+    "no UTF-8": b'name = "\xff"',
+    "UTF-16": 'name = "é"'.encode("utf-16"),
+    "half of a surrogate pair": b'name = "\\ud800"',
+    "the character 0": b'name = "a\\u0000b"',
+    "the byte 0": b'name = "a\x00b"',
+    "a day that no month has": b"x = 1979-02-30",
+}
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A project without settings."""
+    return Project(tmp_path / "project", cache="empty").folder
+
+
+_PLACES = ("gauntlet.toml", "suites/s.toml", "history_marks.toml")
+
+
+@pytest.mark.parametrize("content", _ODD.values(), ids=_ODD)
+def test_odd_files_are_mistakes_of_their_own(bare: Path, content: bytes) -> None:
+    for place in _PLACES:
+        (bare / place).write_bytes(content)
+    done = run_here(["lint"], bare, os.environ)
+    assert done.code == 2, done.text
+    assert [place for place in _PLACES if f"  {place}:" not in done.err] == []
+    assert run_here(["list", "--suite", "s"], bare, os.environ).code == 2
+    assert run_here(["cache.list"], bare, os.environ).code in (0, 2)
+
+
+def test_a_folder_or_a_link_to_nowhere_in_place_of_a_file_is_named(bare: Path) -> None:
+    for begin, said in (
+        (Path.mkdir, "cannot be read: Is a directory"),
+        (lambda path: (path.rmdir(), path.symlink_to("gone")), "it is a link to gone, which is not there"),
+    ):
+        for place in _PLACES:
+            begin(bare / place)
+        done = run_here(["lint"], bare, os.environ)
+        found = [place for place in _PLACES if f"{place}: {said}" in done.err]
+        # A suite that is a folder is none; `list` and `run` say so where it is named.
+        assert (done.code, found) == (2, ["gauntlet.toml", "history_marks.toml"]), done.text
+        assert run_here(["list", "--suite", "s"], bare, os.environ).code == 2
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "gauntlet.toml").write_bytes(b"\xef\xbb\xbf[downloads]\nretries = 7\n")
+    assert read_configuration(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path)}).retries == 7
+
+
+def test_a_name_that_is_too_long_is_a_mistake(tmp_path: Path) -> None:
+    done = run_here(["list", "--spec-dir", "x" * 5000], tmp_path, os.environ)
+    assert (done.code, done.err.partition("\n")[0]) == (2, f"error: {'x' * 60}…: File name too long")
