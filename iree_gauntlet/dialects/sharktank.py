@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import (
+    FEWEST_OUTSIDE,
+    LEAST_OUTSIDE,
     MAIN,
     WORK_MARGIN,
     Argument,
@@ -410,6 +412,7 @@ def _read_goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) 
         (Metric.DISPATCH_COUNT, "golden_dispatch", document.golden_dispatch, 1.0),
         (Metric.BINARY_SIZE_BYTES, "golden_size", document.golden_size, 1.0),
         (Metric.INSTRUCTIONS, "golden_instructions", document.golden_instructions, WORK_MARGIN),
+        (Metric.INSTRUCTIONS_OUTSIDE, "golden_instructions_outside", document.golden_instructions_outside, 1.0),
     )
     for metric, field, values, factor in figures:
         key = sku if sku in values else target.family
@@ -417,5 +420,8 @@ def _read_goldens(spec: Spec, document: Benchmark, target: Target, prefix: str) 
             origin = Origin(spec.name, f"{field}.{key}")
             release = document.golden_compiler or ""
             named = target.sku if key == sku else key
-            goldens.append(Golden(metric, float(values[key]), factor, Statistic.MEAN, named, release, origin))
+            value = float(values[key])
+            outside = metric is Metric.INSTRUCTIONS_OUTSIDE and value > 0
+            margin = 1 + max(LEAST_OUTSIDE, FEWEST_OUTSIDE / value) if outside else factor
+            goldens.append(Golden(metric, value, margin, Statistic.MEAN, named, release, origin))
     return tuple(goldens)

@@ -393,15 +393,23 @@ class Engine:
         result = self._maker.make(step)
         if result.verdict is not Verdict.PASSED:
             return result
-        figures = result.statistics
+        known = result.known
         # Of another counter, or of modules for another CPU, they say nothing.
-        usual = is_usual_count(str(figures["counter"]), str(figures["cpu"]))
+        usual = is_usual_count(known.counter, known.cpu)
         goldens = step.goldens if usual else ()
-        check = check_figure(Metric.INSTRUCTIONS, figures["instructions"], goldens, self.workbench.release)
+        measured = {Metric.INSTRUCTIONS: known.instructions_in_dispatches}
+        if any(golden.metric is Metric.INSTRUCTIONS_OUTSIDE for golden in step.goldens):
+            measured[Metric.INSTRUCTIONS_OUTSIDE] = known.instructions_outside
+        checks = [
+            check_figure(metric, figure, goldens, self.workbench.release)
+            for metric, figure in measured.items()
+            if figure is not None
+        ]
         if step.goldens and not usual:
-            how = f"{figures['counter']}, for {figures['cpu'] or 'the CPU of the spec'}"
-            check = replace(check, note=f"its golden is of valgrind's usual count, and this is by {how}: measured only")
-        judged = _judge([check])
+            how = f"{known.counter}, for {known.cpu or 'the CPU of the spec'}"
+            note = f"its golden is of valgrind's usual count, and this is by {how}: measured only"
+            checks = [replace(check, note=note) for check in checks]
+        judged = _judge(checks)
         return replace(
             result, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure
         )

@@ -141,8 +141,9 @@ def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tu
         for spec in selection.specs:
             if spec.name in files and isinstance(spec.document, Benchmark):
                 # A family's name is a SKU where a time is for it.
-                counts = (spec.document.golden_dispatch, spec.document.golden_size, spec.document.golden_instructions)
-                skus |= set().union(*counts) - {*FAMILIES}
+                document = spec.document
+                counts = (document.golden_instructions, document.golden_instructions_outside)
+                skus |= set().union(document.golden_dispatch, document.golden_size, *counts) - {*FAMILIES}
         selections += [select(replace(request, sku=sku), Defaults(targets=FAMILIES)) for sku in sorted(skus)]
     found: dict[tuple[str, str, str], Golden] = {}
     for one in selections:

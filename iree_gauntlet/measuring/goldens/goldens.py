@@ -40,6 +40,7 @@ _TITLES = {
     Metric.BINARY_SIZE_BYTES: "size",
     Metric.MAX_ABS_ERROR: "max error",
     Metric.INSTRUCTIONS: "instructions",
+    Metric.INSTRUCTIONS_OUTSIDE: "instructions outside of dispatches",
 }
 _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
