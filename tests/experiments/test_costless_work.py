@@ -1,4 +1,4 @@
-"""Modules that differ by what costs nothing do the same work; one dispatch that does a little more is found beside it."""
+"""Modules that differ by what costs nothing do the same work; a dispatch that does a little more is found beside it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ pytestmark = [
 
 # A product of matrices, and a dispatch that takes four instructions a round.
 _ROUNDS = 20_000
-_PROGRAM = """func.func @small(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -> (tensor<32x32xf32>, tensor<1xf32>) {
+_PROGRAM = """// more: MORE
+func.func @small(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -> (tensor<32x32xf32>, tensor<1xf32>) {
   %zero = arith.constant 0.0 : f32
   %empty = tensor.empty() : tensor<32x32xf32>
   %filled = linalg.fill ins(%zero : f32) outs(%empty : tensor<32x32xf32>) -> tensor<32x32xf32>
@@ -55,15 +56,16 @@ _PROGRAM = """func.func @small(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -> 
 """
 # Rounds more, by submodel: none, and from 0.005 % to 1 % of them.
 _MORE = {f"p{place}": more for place, more in enumerate((0, 1, 2, 4, 6, 10, 20, 40, 80, 140, 200))}
-_UNUSED = (
-    "func.func @{name}(%a: tensor<{size}xf32>) -> tensor<{size}xf32> {{\n  %0 = math.absf %a : tensor<{size}xf32>\n"
-)
-_UNUSED += "  return %0 : tensor<{size}xf32>\n}}\n"
-# In the folder of the compile: the program with more rounds, by the name of its file, and what costs nothing.
+_UNUSED = """func.func @{name}(%a: tensor<{size}xf32>) -> tensor<{size}xf32> {{
+  %0 = math.absf %a : tensor<{size}xf32>
+  return %0 : tensor<{size}xf32>
+}}
+"""
+# In the folder of the compile: the program with as many rounds more as its first line says, and what costs nothing.
 _EDIT = """import pathlib, sys
-program = pathlib.Path(sys.argv[1])
-text = program.read_text()
-text = text.replace("constant {rounds} ", f"constant {{{rounds} + {more}[program.stem]}} ")
+text = pathlib.Path(sys.argv[1]).read_text()
+more = int(text.splitlines()[0].removeprefix("// more: "))
+text = text.replace("constant {rounds} ", f"constant {{{rounds} + more}} ")
 pathlib.Path({name!r}).write_text({before!r} + text + {after!r})
 """
 
@@ -97,8 +99,9 @@ _COSTLESS: dict[str, tuple[str, str, str, str]] = {
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """The program eleven times; what the plain compiler makes of it is counted once."""
     project = Project(tmp_path_factory.mktemp("costless") / "project", cache="flags")
-    for name in _MORE:
-        (project.regressions / f"{name}.mlir").write_text(_PROGRAM.replace("ROUNDS", str(_ROUNDS)))
+    for name, more in _MORE.items():
+        program = _PROGRAM.replace("ROUNDS", str(_ROUNDS)).replace("MORE", f"{more:03}")
+        (project.regressions / f"{name}.mlir").write_text(program)
         np.save(project.regressions / f"{name}.npy", np.zeros((32, 32), np.float32))
         inputs = ["32x32xf32", "32x32xf32"]
         project.regression(name, inputs=[{"value": text} for text in inputs], run_function="small")
@@ -122,7 +125,7 @@ def _compare(project: Project, costless: str, submodels: str) -> tuple[dict[str,
     place = list(_COSTLESS).index(costless)
     before, after, name, flags = _COSTLESS[costless]
     edit = project.folder / f"edit{place}.py"
-    edit.write_text(_EDIT.format(more=_MORE, rounds=_ROUNDS, before=before, after=after, name=name))
+    edit.write_text(_EDIT.format(rounds=_ROUNDS, before=before, after=after, name=name))
     script = f'{sys.executable} {edit} "$1"; shift; set -- {name} "$@" {flags}'
     changed = _build(project.folder / f"changed{place}", script)
     run = f"compared{place}"
@@ -136,7 +139,7 @@ def _compare(project: Project, costless: str, submodels: str) -> tuple[dict[str,
 
 
 def _check(document: dict[str, Any], said: str, submodels: list[str]) -> None:
-    """The one without more rounds is the same, the loop of each of the others is found and named, to the instruction."""
+    """The one without more rounds is the same; the loop of each other one is found and named, to the instruction."""
     assert sorted(document["models"]) == sorted(f"toy/{name}@cpu" for name in submodels)
     for name in submodels:
         chain = f"toy/{name}@cpu"
