@@ -411,8 +411,25 @@ class Engine:
             checks = [replace(check, note=note) for check in checks]
         judged = _judge(checks)
         return replace(
-            result, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure
+            result,
+            verdict=judged.verdict,
+            reason=judged.reason,
+            checks=judged.checks,
+            failure=judged.failure,
+            notes=(*result.notes, *_list_goldens_of_calls(checks, known.instructions_outside or 0.0)),
         )
+
+
+def _list_goldens_of_calls(checks: Sequence[Check], outside: float) -> Iterator[str]:
+    """What to do about goldens that hold a whole call, as earlier versions counted it; they guard dispatches badly."""
+    own = [check for check in checks if check.metric == Metric.INSTRUCTIONS]
+    for measured, golden, limit in ((check.measured, check.golden, check.limit) for check in own):
+        if measured and golden and limit and golden - measured > max(outside / 2, limit - golden):
+            yield (
+                f"the golden of {golden:,.0f} instructions is nearer to those of the whole call, as earlier versions "
+                f"counted, than to the {measured:,.0f} in dispatches that it is held against: "
+                "`gauntlet golden.update` proposes one of the dispatches"
+            )
 
 
 def _judge(checks: Sequence[Check]) -> Result:

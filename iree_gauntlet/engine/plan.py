@@ -466,7 +466,7 @@ class _Planner:
             case,
             Stage.COUNT,
             needs=needs,
-            goldens=case.goldens_of(Metric.INSTRUCTIONS),
+            goldens=case.goldens_of(Metric.INSTRUCTIONS, Metric.INSTRUCTIONS_OUTSIDE),
             blocked=case.blocked(Stage.BENCHMARK) or unknown,
             skip=skip,
             notes=notes,

@@ -62,6 +62,8 @@ _COLUMNS = (
     Column("PLACE", ColumnKind.NAME, rank=3),
 )
 _COMPILER_FIELD = "golden_compiler"
+# Of metrics whose unit is that of another one too.
+_NAMES = {Metric.INSTRUCTIONS_OUTSIDE: "instructions outside"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def _make_row(standing: Standing) -> tuple[Cell, ...]:
     statistic = "fastest" if golden.statistic is Statistic.MIN else "mean"
     return (
         standing.chain,
-        f"{golden.metric.unit} ({statistic})" if timed else golden.metric.unit,
+        f"{golden.metric.unit} ({statistic})" if timed else _NAMES.get(golden.metric, golden.metric.unit),
         " ".join(filter(None, (golden.sku, golden.release))) or "all",
         number(golden.value),
         f"{golden.factor:g}",
