@@ -421,7 +421,7 @@ def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str, work
     less = [name for part in work.parts for name in part.less][:_MOST_LESS]
     changes = match_dispatches(a.profile, b.profile)
     listed = [row for row in changes.changes if row.match == Match.OUTSIDE or row.name in more or row.name in less]
-    difference = describe_difference(changes, listed)
+    difference = describe_difference(changes, sorted(listed, key=lambda row: row.match == Match.OUTSIDE))
     places = [{name: place for name, _, place in counts.dispatches} for counts in (a, b)]
     rows = []
     for row in difference.rows:
