@@ -4,7 +4,8 @@ In the checkout. Of each model of the suite cpu the largest activation is anothe
 program with one line changed. `gauntlet compare --metric instructions` has to find the change, with its sign, and the
 dispatch whose place in the program is that line, or next to it where it was fused.
 
-With `--times N` every model's instructions are counted N times instead, each time anew: how far the counts lie apart.
+With `--times N` every model's instructions are counted N times instead, each time anew: how far the counts of a call,
+and of its dispatches, lie apart.
 """
 
 from __future__ import annotations
@@ -58,19 +59,22 @@ def main() -> None:
 
 
 def _count(gauntlet: str, folder: Path, times: int) -> None:
-    found: dict[str, list[int]] = defaultdict(list)
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for number in range(times):
         run = folder / f"run{number}"
         words = [gauntlet, "run", *_SUITE, "--stages", "count", "--cache-dir", str(folder / "cache"), "-q"]
         subprocess.run([*words, "--run-dir", str(run)], check=True)
         for chain in json.loads((run / "summary.json").read_text())["chains"]:
-            if "instructions" in chain:
-                found[chain["id"]].append(int(chain["instructions"]["measured"]))
+            if "instructions_in_dispatches" in chain:
+                both = (int(chain[name]["measured"]) for name in ("instructions", "instructions_in_dispatches"))
+                found[chain["id"]].append((next(both), next(both)))
         for entry in sorted((folder / "cache" / "modules").rglob(ENTRY_FILE)):
             if '"count ' in entry.read_text():
                 shutil.rmtree(entry.parent)
     for model, counts in sorted(found.items()):
-        print(f"{model:<40} {min(counts):>15,} {max(counts):>15,} {100 * (max(counts) / min(counts) - 1):.5f} %")
+        calls, dispatches = zip(*counts, strict=True)
+        apart = f"{100 * (max(calls) / min(calls) - 1):.5f} %, dispatches {max(dispatches) - min(dispatches):,}"
+        print(f"{model:<40} {min(calls):>15,} {max(calls):>15,} {apart}")
 
 
 def _plant(gauntlet: str, folder: Path) -> None:

@@ -15,6 +15,8 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from iree_gauntlet.results import WorkPart
+
 _QUANTITY = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)\s*\Z")
 _BYTES = {
     **{unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
@@ -33,6 +35,8 @@ LOOKS: Mapping[str, tuple[str, str]] = {
     "inconclusive": ("doubt", "?"),
     "good": ("good", "✓"),
     "bad": ("bad", "✗"),
+    "nearer to good": ("good", "≈"),
+    "nearer to bad": ("bad", "≈"),
     "passes": ("good", "✓"),
     "fails": ("bad", "✗"),
     "faster": ("good", "▼"),
@@ -72,6 +76,14 @@ _HEXADECIMAL = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-
 _SPECIAL = re.compile(r"[+-]?(?:inf(?:inity)?|nan)", re.IGNORECASE)
 _INTEGER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0([0-7]*)|([1-9][0-9]*))(?:\.0*)?")
 _TOKEN = re.compile(r"[^\s,\[\]]+")
+# What people call a part of a call.
+_PARTS = {
+    "dispatches": "in dispatches",
+    "own code": "in the module's own code",
+    "outside": "outside of dispatches",
+    "call": "of the whole call",
+}
+_MOST_NAMES = 3
 
 
 def signed(text: str, word: str) -> str:
@@ -182,6 +194,16 @@ def format_outside(difference: float, outside: float | None) -> str:
     if share < 0.1:
         return ""
     return f", {'all' if share > 0.995 else f'{100 * share:.0f} %'} of it outside of dispatches"
+
+
+def describe_part(part: WorkPart) -> str:
+    """How the instructions of a part of a call differ: `in dispatches +760 (+0.1753 %), more in conv_3x3_f32`."""
+    share = f" ({work_change(part.a, part.b)})" if part.a and part.a != part.b else ""
+    names = "; ".join(
+        f"{word} in {listed(named, _MOST_NAMES)}" for word, named in (("more", part.more), ("less", part.less)) if named
+    )
+    within = "within its limits" if part.part == "outside" and part.verdict == "same work" and part.a != part.b else ""
+    return ", ".join(filter(None, (f"{_PARTS[part.part]} {part.b - part.a:+,}{share}", names, within)))
 
 
 def format_dispatch_cost(value: float, unit: str) -> str:

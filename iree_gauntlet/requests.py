@@ -394,7 +394,7 @@ class CompareRequest:
         choices=("time", "compile-time", "instructions"),
     )
     least_work: float = option(
-        0.01, "Two counts of instructions are the same work within so many per cent.", unit="per cent"
+        0.001, "Two counts of a dispatch's instructions are the same work within so many per cent.", unit="per cent"
     )
     no_work: bool = option(False, "Do not count instructions beside the times.")
     least: float = option(1.0, "Minimum effect: the smallest difference that matters, in per cent.")

@@ -228,6 +228,8 @@ class StepStatistics(Recorded):
     """What reports know of a result's statistics; None for what it has not.
 
     Attributes:
+        instructions: of a call.
+        instructions_outside: those of them outside of dispatches; None where it is not known which are.
         counter, cpu: what has counted instructions, and for which CPU the modules were compiled.
         disturbed: what the machine did besides while times were taken.
         samples_per_sec, total_samples, total_s, tokens_per_sec, latency_ms: of a benchmark that pushes inputs again and
@@ -239,6 +241,7 @@ class StepStatistics(Recorded):
     dispatch_count: float | None = None
     binary_size_bytes: float | None = None
     instructions: float | None = None
+    instructions_outside: float | None = None
     counter: str = ""
     cpu: str = ""
     disturbed: tuple[str, ...] = ()
@@ -248,6 +251,11 @@ class StepStatistics(Recorded):
     total_s: float | None = None
     tokens_per_sec: float | None = None
     latency_ms: Percentiles | None = None
+
+    @property
+    def instructions_in_dispatches(self) -> float | None:
+        """The instructions in dispatches, or of the whole call where it is not known which these are."""
+        return None if self.instructions is None else self.instructions - (self.instructions_outside or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +360,25 @@ def shorten(text: str) -> str:
     """One line of bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPart(Recorded):
+    """What two counts of a call say of a part of it.
+
+    Attributes:
+        part: a `Part` of `measuring/instructions/work.py`.
+        verdict: a `Work` of the same file.
+        a, b: instructions.
+        more, less: of dispatches, the names of those that do more and less, the largest changes first.
+    """
+
+    part: str
+    verdict: str
+    a: int
+    b: int
+    more: tuple[str, ...] = ()
+    less: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import (
+    FEWEST_OUTSIDE,
+    LEAST_OUTSIDE,
     MAIN,
     WORK_MARGIN,
     Argument,
@@ -424,6 +426,7 @@ def _read_goldens(
         (Metric.DISPATCH_COUNT, "golden_dispatch", document.golden_dispatch, 1.0),
         (Metric.BINARY_SIZE_BYTES, "golden_size", document.golden_size, 1.0),
         (Metric.INSTRUCTIONS, "golden_instructions", document.golden_instructions, WORK_MARGIN),
+        (Metric.INSTRUCTIONS_OUTSIDE, "golden_instructions_outside", document.golden_instructions_outside, 1.0),
     )
     for metric, field, values, factor in figures:
         own = next((key for key in (sku, target.family) if key in values), "")
@@ -432,6 +435,9 @@ def _read_goldens(
             origin = Origin(spec.name, f"{field}.{key}")
             release = document.golden_compiler or ""
             named = target.sku if key == sku else key
-            golden = Golden(metric, float(values[key]), factor, Statistic.MEAN, named, release, origin)
+            value = float(values[key])
+            outside = metric is Metric.INSTRUCTIONS_OUTSIDE and value > 0
+            margin = 1 + max(LEAST_OUTSIDE, FEWEST_OUTSIDE / value) if outside else factor
+            golden = Golden(metric, value, margin, Statistic.MEAN, named, release, origin)
             (goldens if own else idle).append(golden)
     return tuple(goldens), tuple(idle)

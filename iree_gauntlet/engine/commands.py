@@ -37,8 +37,10 @@ _STATISTICS_FORMAT = "--iree-scheduling-dump-statistics-format"
 _CPU_FLAGS = ("iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features")
 _LINKER_FLAGS = ("iree-llvmcpu-link-embedded", "iree-llvmcpu-system-linker-path")
 # What a count says itself. Workers that spin while they wait would be counted too.
-_NOT_COUNTED = ("--benchmark_", "--device=")
-_COUNTED_DEVICE = "--device=local-sync"
+# A batch is reported as so many calls, however many it makes.
+_NOT_COUNTED = ("--benchmark_", "--batch_", "--device=", "--module_mode")
+# A module that is mapped takes no part of the heap, whatever its size is.
+_COUNTED = ("--device=local-sync", "--module_mode=mmap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def make_counted_flags(flags: Sequence[str], cpu: str, linker: str) -> tuple[str
 
 def make_counted_argv(benchmark: Sequence[str]) -> tuple[str, ...]:
     """A benchmark's command for a count: on one thread, and how often it calls is the counter's matter."""
-    return (benchmark[0], _COUNTED_DEVICE, *(word for word in benchmark[1:] if not word.startswith(_NOT_COUNTED)))
+    return (benchmark[0], *_COUNTED, *(word for word in benchmark[1:] if not word.startswith(_NOT_COUNTED)))
 
 
 def format_argument(argument: Argument, artifact: Callable[[str], str]) -> str:

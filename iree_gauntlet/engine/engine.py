@@ -413,19 +413,30 @@ class Engine:
         result = self._maker.make(step)
         if result.verdict is not Verdict.PASSED:
             return result
-        figures = result.statistics
+        known = result.known
         # Of another counter, or of modules for another CPU, they say nothing.
-        usual = is_usual_count(str(figures["counter"]), str(figures["cpu"]))
+        usual = is_usual_count(known.counter, known.cpu)
         goldens = step.goldens if usual else ()
-        check = check_figure(
-            Metric.INSTRUCTIONS, figures["instructions"], goldens, self.workbench.release, step.idle_goldens
-        )
+        measured = {Metric.INSTRUCTIONS: known.instructions_in_dispatches}
+        if any(golden.metric is Metric.INSTRUCTIONS_OUTSIDE for golden in (*step.goldens, *step.idle_goldens)):
+            measured[Metric.INSTRUCTIONS_OUTSIDE] = known.instructions_outside
+        checks = [
+            check_figure(metric, figure, goldens, self.workbench.release, step.idle_goldens)
+            for metric, figure in measured.items()
+            if figure is not None
+        ]
         if step.goldens and not usual:
-            how = f"{figures['counter']}, for {figures['cpu'] or 'the CPU of the spec'}"
-            check = replace(check, note=f"its golden is of valgrind's usual count, and this is by {how}: measured only")
-        judged = self._judge(step, [check])
+            how = f"{known.counter}, for {known.cpu or 'the CPU of the spec'}"
+            note = f"its golden is of valgrind's usual count, and this is by {how}: measured only"
+            checks = [replace(check, note=note) for check in checks]
+        judged = self._judge(step, checks)
         return replace(
-            result, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure
+            result,
+            verdict=judged.verdict,
+            reason=judged.reason,
+            checks=judged.checks,
+            failure=judged.failure,
+            notes=(*result.notes, *_list_goldens_of_calls(checks, known.instructions_outside or 0.0)),
         )
 
     def _judge(self, step: Step, checks: Sequence[Check]) -> Result:
@@ -439,6 +450,18 @@ class Engine:
         loose = (describe(check) for check in checks if check.metric in {golden.metric for golden in unapplied})
         verdict = Verdict.INCONCLUSIVE if unapplied else Verdict.PASSED
         return Result(verdict, shorten("; ".join(loose)), checks=tuple(checks))
+
+
+def _list_goldens_of_calls(checks: Sequence[Check], outside: float) -> Iterator[str]:
+    """What to do about goldens that hold a whole call, as earlier versions counted it; they guard dispatches badly."""
+    own = [check for check in checks if check.metric == Metric.INSTRUCTIONS]
+    for measured, golden, limit in ((check.measured, check.golden, check.limit) for check in own):
+        if measured and golden and limit and golden - measured > max(outside / 2, limit - golden):
+            yield (
+                f"the golden of {golden:,.0f} instructions is nearer to those of the whole call, as earlier versions "
+                f"counted, than to the {measured:,.0f} in dispatches that it is held against: "
+                "`gauntlet golden.update` proposes one of the dispatches"
+            )
 
 
 def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> str:

@@ -467,7 +467,7 @@ class _Planner:
             case,
             Stage.COUNT,
             needs=needs,
-            goldens=case.goldens_of(Metric.INSTRUCTIONS),
+            goldens=case.goldens_of(Metric.INSTRUCTIONS, Metric.INSTRUCTIONS_OUTSIDE),
             idle_goldens=case.idle_goldens,
             blocked=case.blocked(Stage.BENCHMARK) or unknown,
             skip=skip,

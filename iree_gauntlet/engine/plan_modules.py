@@ -47,7 +47,7 @@ DEFAULT_TIMEOUTS: dict[Stage, float] = {
 # Ingredients and inputs of this prefix are files that a flag or an ONNX file names; the flag's or their name follows.
 FILE_ROLE = "file "
 # A new number disowns all counts that were made before.
-_COUNT_FORMAT = 3
+_COUNT_FORMAT = 4
 _NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
 
 

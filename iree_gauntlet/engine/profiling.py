@@ -30,7 +30,10 @@ from iree_gauntlet.toolchains.flags import read_flag_releases
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.results import DispatchChange
     from iree_gauntlet.toolchains.flags import FlagSet
 
 
@@ -149,14 +152,16 @@ def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float]) -> Co
         reasons = [f"{side}: {profiling.reason}" for side, profiling in (("A", a), ("B", b)) if profiling.reason]
         return ComparedDispatches(commands=commands, seconds=seconds, reason="; ".join(reasons))
     a_ns, b_ns = (round(time * _NS_PER_MS) for time in measured_ms)
-    difference = describe_difference(match_dispatches(a.profile, b.profile), MeasuredNs(a_ns=a_ns, b_ns=b_ns))
+    changes = match_dispatches(a.profile, b.profile)
+    difference = describe_difference(changes, changes.explaining(), MeasuredNs(a_ns=a_ns, b_ns=b_ns))
     return ComparedDispatches(commands=commands, seconds=seconds, difference=difference)
 
 
-def describe_difference(changes: DispatchChanges, measured: MeasuredNs | None = None) -> DispatchDifference:
-    """For the record: the rows that explain the difference, and the sum of all others."""
-    listed = changes.explaining()
-    others = changes.changes[len(listed) :]
+def describe_difference(
+    changes: DispatchChanges, listed: Sequence[DispatchChange], measured: MeasuredNs | None = None
+) -> DispatchDifference:
+    """For the record: the rows that are listed, and the sum of all others."""
+    others = [change for change in changes.changes if change not in listed]
     return DispatchDifference(
         measured=measured,
         a_ns=changes.a_ns,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder
-from iree_gauntlet.cases import Kind, Stage
+from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE, Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.judging import find_first_error
@@ -25,7 +25,7 @@ from iree_gauntlet.experiments.run import Chosen, choose, run
 from iree_gauntlet.experiments.sides import rounds_asked
 from iree_gauntlet.figures import counted, duration, format_error, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.instructions.counters import LEAST_WORK, Work, compare_work
+from iree_gauntlet.measuring.instructions.work import LEAST_CALL_WORK, Work, compare_work
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA
 from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate, bisect_outcome
@@ -57,6 +57,7 @@ EXACT_METRICS: Mapping[str, Stage] = {
     "size": Stage.COMPILE,
     "dispatches": Stage.COMPILE,
     "instructions": Stage.COUNT,
+    "instructions-outside": Stage.COUNT,
     "error": Stage.THRESHOLD,
     "compiles": Stage.COMPILE,
     "runs": Stage.THRESHOLD,
@@ -65,7 +66,19 @@ EXACT_METRICS: Mapping[str, Stage] = {
 _FIGURES = {
     "size": ("binary_size_bytes", "bytes", "the compiler gives no bytes"),
     "dispatches": ("dispatch_count", "dispatches", "the compiler gives no dispatches"),
-    "instructions": ("instructions", "instructions", "they were not counted"),
+    "instructions": ("instructions_in_dispatches", "instructions", "they were not counted"),
+    "instructions-outside": (
+        "instructions_outside",
+        "instructions outside of dispatches",
+        "it is not known which instructions are in dispatches",
+    ),
+}
+# Up to which share, and which number, two values of a metric are one.
+_SAME_VALUE = {
+    "instructions": (LEAST_CALL_WORK, 0),
+    "instructions-outside": (LEAST_OUTSIDE, FEWEST_OUTSIDE),
+    # Modules have paths and names of releases in them.
+    "size": (0.001, 0),
 }
 # Of rounds.
 _TIMED_METRICS = ("time", "compile-time")
@@ -375,9 +388,7 @@ class ExactJudge:
     def begin(self, good: Judged, bad: Judged) -> str:
         """Take the ends' values; why there is nothing to look for, or empty."""
         self._good, self._bad = good.known, bad.known
-        counted = self._name == "instructions"
-        same = compare_work(good.known, bad.known, LEAST_WORK) is Work.SAME if counted else False
-        if same or is_same_value(good.known, bad.known):
+        if self._is_same(good.known, bad.known):
             both = good.text if good.text == bad.text else f"{good.text}, and {bad.text}"
             return f"nothing to look for: both ends give the same ({both})"
         if self._name in _PASSING and good.known < bad.known:
@@ -390,7 +401,16 @@ class ExactJudge:
         if found.value is None:
             return found
         ends = self._good, self._bad
-        return replace(found, bad=is_nearer_to_bad(found.value, *ends), third=is_third_value(found.value, *ends))
+        third = not any(self._is_same(end, found.value) for end in ends)
+        if self._name == "error":
+            # Compilers round in different order.
+            third = is_third_value(found.value, *ends)
+        return replace(found, bad=is_nearer_to_bad(found.value, *ends), third=third)
+
+    def _is_same(self, one: float, other: float) -> bool:
+        if self._name in _SAME_VALUE:
+            return compare_work(one, other, *_SAME_VALUE[self._name]) is Work.SAME
+        return is_same_value(one, other)
 
 
 def _read_value(metric: str, record: JournalRecord, chain: str) -> Judged:
@@ -407,7 +427,7 @@ def _read_value(metric: str, record: JournalRecord, chain: str) -> Judged:
             return Judged(reason=reason or "no output was compared value by value")
         return Judged(value=worst, text=f"max error {format_error(worst)}")
     figure, noun, why_not = _FIGURES[metric]
-    value = result.statistics.get(figure) if result else None
+    value = getattr(result.known, figure) if result else None
     if value is None:
         return Judged(reason=reason or why_not)
     return Judged(value=float(value), text=f"{whole(value)} {noun}")

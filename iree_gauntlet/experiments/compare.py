@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.cases import Kind, Stage
+from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE, Kind, Stage
 from iree_gauntlet.engine.profiling import describe_difference
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
@@ -40,7 +40,8 @@ from iree_gauntlet.experiments.sides import (
     units_of,
     unready,
 )
-from iree_gauntlet.measuring.instructions.counters import Work, compare_work, find_counter, read_counts
+from iree_gauntlet.measuring.instructions.counters import find_counter, read_counts
+from iree_gauntlet.measuring.instructions.work import Work, combine_work, judge_parts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
@@ -83,6 +84,8 @@ _CODES = {
     str(TimeVerdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
 }
 _WITHOUT_FMA = ",-fma"
+# Dispatches that do less, of a model.
+_MOST_LESS = 10
 _OUTSIDE = "outside of dispatches (the runtime, and what dispatches call of the C library)"
 
 
@@ -176,7 +179,8 @@ class _Comparison:
                 loaded = [[side.counts[chain].input("program").path] for side in self.sides]
                 # Without their sizes: that of a module that is made for a count is no one's.
                 compiled = find_compile_changes([side.tools for side in self.sides], loaded, sized=False)
-                where = WhereChanged(chain=chain, dispatches=_count_dispatches(self.sides, chain), compile=compiled)
+                dispatches = _count_dispatches(self.sides, chain, found)
+                where = WhereChanged(chain=chain, dispatches=dispatches, compile=compiled)
                 self.log.write("where", where.as_dict())
         codes = [ExitCode.ERROR for _ in left_out]
         codes += [ExitCode.FAILED for found in verdicts.values() if found.verdict == Work.MORE]
@@ -228,7 +232,7 @@ class _Comparison:
                 verdicts,
                 pairs,
                 (a.tools, b.tools),
-                lambda chain: _count_dispatches(self.sides, chain) if chain in works else None,
+                lambda chain: _count_dispatches(self.sides, chain, works[chain]) if chain in works else None,
             )
         return verdicts
 
@@ -268,7 +272,7 @@ class _Comparison:
                 event = replace(event, work=work)
                 if verdict.verdict == TimeVerdict.INCONCLUSIVE:
                     made = f" as compiled for {work.cpu}" if work.cpu else ""
-                    change = f"{work.verdict} ({work.change_with_outside}){made}"
+                    change = f"{work.verdict} ({work.change_by_part}){made}"
                     same = f"the {change}: the code that was counted does no more"
                     more = same if work.verdict == Work.SAME else change
                     event = replace(event, reason=f"{event.reason}; {more}")
@@ -288,17 +292,20 @@ class _Comparison:
             # Two kinds of counters, or modules for two CPUs, have nothing to do with each other.
             kinds = {(str(item["counter"]), str(item["cpu"])) for item in figures}
             if len(kinds) == 1:
-                of_a, of_b = (read_counts(Path(step.output("counts"))) for step in steps)
-                a, b = of_a.instructions, of_b.instructions
+                a, b = (read_counts(Path(step.output("counts"))) for step in steps)
+                runtimes = {dict(step.cache.ingredients).get("tool") for step in steps}
+                least = self.settings.rules.least_work or 0.0
+                parts = judge_parts(a, b, least, same_runtime=len(runtimes) == 1)
                 counter, cpu = kinds.pop()
                 found[chain] = WorkVerdict(
-                    verdict=compare_work(a, b, self.settings.rules.least_work or 0.0),
-                    instructions=dict(zip(SIDES, (a, b), strict=True)),
-                    ratio=b / a,
+                    verdict=combine_work(parts),
+                    instructions=dict(zip(SIDES, (a.instructions, b.instructions), strict=True)),
+                    ratio=b.instructions / a.instructions,
                     counter=counter,
                     cpu=cpu,
                     # Where dispatches are known, so is what lies outside of them.
-                    outside=of_b.outside - of_a.outside if of_a.dispatches and of_b.dispatches else None,
+                    outside=b.outside - a.outside if a.dispatches or b.dispatches else None,
+                    parts=parts,
                 )
         return found
 
@@ -383,7 +390,7 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
         raise UsageError(f"--allow {asked.allow:g}: expected per cent, 0 or more", "Leave it out for that of --band.")
     if not 0 <= asked.least_work < 100:
         raise UsageError(
-            f"--least-work {asked.least_work:g}: expected per cent, from 0 to 100", "Leave it out for 0.01."
+            f"--least-work {asked.least_work:g}: expected per cent, from 0 to 100", "Leave it out for 0.001."
         )
     if asked.seed < 0:
         raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
@@ -396,19 +403,27 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
         budget_seconds=60 * asked.budget,
         seed=asked.seed,
         least_work=asked.least_work / 100,
+        outside=(max(LEAST_OUTSIDE, asked.least_work / 100), FEWEST_OUTSIDE),
         replace_disturbed=conduct.replaces_disturbed,
     )
     return CompareSettings(asked.metric, rules, rounds_asked(asked, here=here))
 
 
-def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str) -> ComparedDispatches:
-    """The dispatches of a model that was counted on both sides: as of a profile, with instructions in place of ns."""
-    a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
-    if not (a.dispatches and b.dispatches):
+def _count_dispatches(sides: tuple[PreparedSide, PreparedSide], chain: str, work: WorkVerdict) -> ComparedDispatches:
+    """The dispatches of a model that was counted on both sides: as of a profile, with instructions in place of ns.
+
+    Each that does more is listed, and what lies outside of dispatches; of those that do less the largest changes.
+    """
+    if work.outside is None:
         return ComparedDispatches(
             reason="the CPU's own counter does not know dispatches; --counter valgrind counts each"
         )
-    difference = describe_difference(match_dispatches(a.profile, b.profile))
+    a, b = (read_counts(Path(side.counts[chain].output("counts"))) for side in sides)
+    more = {name for part in work.parts for name in part.more}
+    less = [name for part in work.parts for name in part.less][:_MOST_LESS]
+    changes = match_dispatches(a.profile, b.profile)
+    listed = [row for row in changes.changes if row.match == Match.OUTSIDE or row.name in more or row.name in less]
+    difference = describe_difference(changes, sorted(listed, key=lambda row: row.match == Match.OUTSIDE))
     places = [{name: place for name, _, place in counts.dispatches} for counts in (a, b)]
     rows = []
     for row in difference.rows:

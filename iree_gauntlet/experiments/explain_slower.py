@@ -232,6 +232,9 @@ def find_suspects(where: ComparedDispatches) -> list[SlowSuspect]:
         return []
     whole = where.difference.b_ns - where.difference.a_ns
     rows = [row for row in where.difference.rows if row.match != Match.OUTSIDE]
+    if where.unit != "ms":
+        # What lies outside of dispatches is the runtime's, and makes up for none of them.
+        whole -= sum(row.b_ns - row.a_ns for row in where.difference.rows if row.match == Match.OUTSIDE)
     return [
         SlowSuspect(name, row.a_ns, row.b_ns, (row.b_ns - row.a_ns) / whole, where.unit)
         for row in sorted(rows, key=lambda row: row.a_ns - row.b_ns)

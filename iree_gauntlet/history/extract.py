@@ -140,11 +140,16 @@ def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[Hist
     counter, _, cpu = cell.counted_by.partition(", ")
     # A series for each kind of counter and CPU: counts of two have nothing to do with each other.
     kind = "" if is_usual_count(counter, cpu) else f" ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
+    counts = [("instructions", cell.instructions, figures.work)]
+    if cell.instructions_outside is not None:
+        # A series of its own: it also depends on how memory was laid out.
+        counts = [("instructions_in_dispatches", figures.instructions_in_dispatches, figures.work)]
+        counts += [("instructions_outside", cell.instructions_outside, figures.outside)]
     for name, value, check, flags in (
         ("size_bytes", cell.binary_size_bytes, figures.size, ""),
         ("dispatches", cell.dispatch_count, figures.dispatches, ""),
         # Of a module of its own, which is there with others or alone.
-        (f"instructions{kind}", cell.instructions, figures.work, counted),
+        *((f"{name}{kind}", value, check, counted) for name, value, check in counts),
     ):
         if value is not None:
             golden, limit = _hold_against(check)

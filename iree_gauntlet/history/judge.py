@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE, WORK_MARGIN
 from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjust_p_values
 from iree_gauntlet.records.history_record import Finding, FindingKind, Series
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 
 # An error that changes more often than in a third of its runs depends on more than the IREE.
 _RESTLESS = 3
-# Less is how a process was started, or the runtime's housekeeping.
-_LEAST_WORK = 0.001
+# By their shares, and by how many instructions they have to differ.
+_WORK = {
+    "instructions": (WORK_MARGIN - 1, 0),
+    "instructions_in_dispatches": (WORK_MARGIN - 1, 0),
+    "instructions_outside": (LEAST_OUTSIDE, FEWEST_OUTSIDE),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,9 @@ class Effects:
     other: float = 0.05
     size: float = 0.001
 
-    def of_exact(self, figure: str) -> float:
-        """As a share, of a figure without noise."""
-        return {"size_bytes": self.size, "instructions": _LEAST_WORK}.get(figure, 0.0)
+    def of_exact(self, figure: str) -> tuple[float, float]:
+        """As a share, of a figure without noise, and as a difference: a change counts that exceeds both."""
+        return {"size_bytes": (self.size, 0.0), **_WORK}.get(figure, (0.0, 0.0))
 
     def of(self, figure: str) -> float:
         """As a difference of logarithms."""
@@ -59,7 +64,7 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
     silent = 0
     for item in series:
         if _is_exact(item):
-            exact += _list_exact_changes(item, effects.of_exact(item.key.quantity))
+            exact += _list_exact_changes(item, *effects.of_exact(item.key.quantity))
             continue
         found = _list_noisy_changes(item, effects.of(item.key.figure))
         likely += found
@@ -91,12 +96,12 @@ def _is_exact(series: Series) -> bool:
     return series.key.is_exact and not restless
 
 
-def _list_exact_changes(series: Series, least: float) -> list[Finding]:
+def _list_exact_changes(series: Series, share: float, fewest: float) -> list[Finding]:
     """Where a figure is no longer what it was when it last changed, also bit by bit."""
     points, sign = series.points, -1 if series.key.more_is_better else 1
     places, base = [], points[0].value
     for place, point in enumerate(points):
-        if abs(point.value - base) > least * abs(base):
+        if abs(point.value - base) > max(share * abs(base), fewest):
             places.append((place, base))
             base = point.value
     found = []
@@ -113,7 +118,7 @@ def _list_exact_changes(series: Series, least: float) -> list[Finding]:
                 old=old,
                 new=after.value,
                 runs=end - place,
-                won_back=worse and sign * (points[-1].value - old) <= least * abs(old),
+                won_back=worse and sign * (points[-1].value - old) <= max(share * abs(old), fewest),
             )
         )
     return found

@@ -91,8 +91,10 @@ class Judged(Recorded):
 
     @property
     def word(self) -> str:
-        """Which end it is like: `good`, `bad`, or a dash where it could not be judged."""
-        return "–" if self.bad is None else "bad" if self.bad else "good"
+        """Which end it is like: `good`, `bad`, `nearer to bad`, or a dash where it could not be judged."""
+        if self.bad is None:
+            return "–"
+        return f"{'nearer to ' if self.third else ''}{'bad' if self.bad else 'good'}"
 
     @property
     def known(self) -> float:
@@ -177,6 +179,8 @@ class BisectOutcome:
             return "the ends are not judged yet"
         old, new, between = self.search.last_old, self.search.first_new, self.search.between
         older, newer = ("good", "bad") if self.asked.good_is_older else ("bad", "good")
+        if {old, new} <= self.judged.keys():
+            older, newer = self.judged[old].word, self.judged[new].word
         if not between:
             return f"first {newer}: {new}; last {older}: {old}"
         why = "could not be judged" if self.search.over else "not judged"

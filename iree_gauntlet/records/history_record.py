@@ -36,7 +36,8 @@ _STAMP = "%Y%m%dT%H%M%SZ"
 # `3.8.0rc20251010`: the day on which that IREE was made.
 _DAY = re.compile(r"(?:rc|dev|\+|\.)(20\d{6})\b")
 # Figures of which every change counts: they have no noise.
-_EXACT = ("size_bytes", "dispatches", "max_error", "instructions")
+_COUNTED = ("instructions", "instructions_in_dispatches", "instructions_outside")
+_EXACT = ("size_bytes", "dispatches", "max_error", *_COUNTED)
 # Verdicts of a comparison in which nothing got worse.
 _NO_LOSS = ("same", "faster", "not slower")
 # What programs are told of a finding, and of the points next to its step.

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE
 from iree_gauntlet.figures import milliseconds, whole
 from iree_gauntlet.journal_events import ToolchainFacts
 from iree_gauntlet.recorded import Recorded
@@ -16,11 +17,12 @@ from iree_gauntlet.results import OutputComparison  # noqa: TC001 - read by its 
 from iree_gauntlet.settings import resolve_links
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import RunOutcome
+    from iree_gauntlet.results import Check
 
 
 SUMMARY = "summary.json"
@@ -31,6 +33,7 @@ _STARTED, _COMPLETE = re.compile(r'\n "started": "([^"]*)",\n'), '\n "state": "c
 _LARGEST = 4_000_000
 # Of a time, from when on a difference of two runs is shown: smaller ones are noise.
 _TIME = 0.1
+_OUTSIDE = "instructions outside of dispatches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class _Chain(Recorded):
     dispatch_count: _Figure | None = None
     binary_size_bytes: _Figure | None = None
     instructions: _Figure | None = None
+    instructions_in_dispatches: _Figure | None = None
+    instructions_outside: _Figure | None = None
     quality: OutputComparison | None = None
 
 
@@ -133,6 +138,18 @@ def _find_before(suite: str, started: str, folder: Path, wanted: Collection[tupl
     return None
 
 
+def _list_counts(
+    own: ChainFigures, known: _Chain
+) -> Iterator[tuple[str, _Figure | None, float | None, Check | None, Callable[[float], str]]]:
+    """Instructions: of a summary of an earlier version, and where dispatches are not known, of the whole call."""
+    if own.instructions_outside is None or known.instructions_in_dispatches is None:
+        yield "instructions", known.instructions, own.instructions, own.work, whole
+        return
+    inside = own.instructions_in_dispatches
+    yield "instructions in dispatches", known.instructions_in_dispatches, inside, own.work, whole
+    yield _OUTSIDE, known.instructions_outside, own.instructions_outside, own.outside, whole
+
+
 def _find_changes(
     chain: str, verdict: str, own: ChainFigures, known: _Chain
 ) -> Iterator[tuple[str, str, str, str, float | None]]:
@@ -145,13 +162,14 @@ def _find_changes(
         ("time ms", time, mean, own.time, milliseconds),
         ("dispatches", known.dispatch_count, own.dispatch_count, own.dispatches, whole),
         ("bytes", known.binary_size_bytes, own.binary_size_bytes, own.size, whole),
-        ("instructions", known.instructions, own.instructions, own.work, whole),
+        *_list_counts(own, known),
     ):
         if was is None:
             continue
         if was.measured and was.measured > 0 and new is not None and not (was is time and spoilt):
             share = new / was.measured - 1
-            if abs(share) >= _TIME if was is time else new != was.measured:
+            least = {"time ms": _TIME * was.measured, _OUTSIDE: max(LEAST_OUTSIDE * was.measured, FEWEST_OUTSIDE)}
+            if abs(new - was.measured) >= least.get(title, 1):
                 yield chain, title, write(was.measured), write(new), share
         limits = was.limit, check.limit if check else None
         if limits[0] != limits[1]:

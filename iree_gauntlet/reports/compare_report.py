@@ -26,7 +26,7 @@ from iree_gauntlet.document import (
     Table,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, duration, format_cpus, format_dispatch_cost, one_line, whole
+from iree_gauntlet.figures import byte_size, duration, format_cpus, format_dispatch_cost, one_line, whole, work_change
 from iree_gauntlet.journal_events import MachineFacts, RunEvent
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.outcome import lock_remark
@@ -75,9 +75,11 @@ _WORK_COLUMNS = {
     "b": Column("B", ColumnKind.NUMBER, rank=1),
     "ratio": Column("B against A", ColumnKind.NUMBER),
     "span": Column("difference", ColumnKind.NUMBER, rank=3),
+    "dispatched": Column("in dispatches", ColumnKind.NUMBER),
+    "outside": Column("outside", ColumnKind.NUMBER, rank=1),
 }
 # Which are left out where no row has any.
-_WHERE_KNOWN = ("work", "worker")
+_WHERE_KNOWN = ("work", "worker", "dispatched", "outside")
 _CHANGE_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("figure"),
@@ -259,7 +261,11 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
 
 def _list_work_lines(record: ComparisonRecord) -> list[str]:
     """By what the work is judged, and what has counted it."""
-    least = f"more or less work: beyond ±{100 * (record.opening.rules.least_work or 0):g} %"
+    rules = record.opening.rules
+    least = f"more or less work: {'a dispatch ' if rules.outside else ''}beyond ±{100 * (rules.least_work or 0):g} %"
+    if rules.outside:
+        share, fewest = rules.outside
+        least += f"; outside of dispatches beyond ±{100 * share:g} % and ±{whole(fewest)}"
     return [f"{line}; {least}; outputs are not checked" for line in _list_counted_lines(record.works.values())]
 
 
@@ -313,7 +319,10 @@ def make_dispatch_blocks(compared: ComparedDispatches) -> tuple[Block, ...]:
         Column("B", ColumnKind.NUMBER, unit, rank=1),
         Column("A, B", ColumnKind.DRAWN),
         Column("difference", ColumnKind.NUMBER, unit),
-        Column("of the whole", ColumnKind.SHARE, rank=3),
+        # Profiles explain a difference of the whole; of counts each dispatch is judged by itself.
+        Column("of the whole", ColumnKind.SHARE, rank=3)
+        if unit == "ms"
+        else Column("B against A", ColumnKind.NUMBER, rank=3),
     )
     # A count is of functions, each of which may be dispatched several times.
     noun = "dispatches" if unit == "ms" else "functions of dispatches"
@@ -328,7 +337,9 @@ def make_dispatch_blocks(compared: ComparedDispatches) -> tuple[Block, ...]:
     for name, row, place in named:
         times, difference = (row.a_ns / scale, row.b_ns / scale), row.b_ns - row.a_ns
         bars = Bars(times, "slower" if difference > 0 else "faster")
-        share = difference / whole_ns if whole_ns else None
+        share: Cell = difference / whole_ns if whole_ns else None
+        if unit != "ms":
+            share = work_change(row.a_ns, row.b_ns) if row.a_ns else None
         rows.append((name, *times, bars, _sign_number(difference, unit), share, place))
     if any(place for _, _, place in named):
         columns = (*columns, Column("place", rank=3))
@@ -358,6 +369,8 @@ def _format_profile_line(found: DispatchDifference, unit: str) -> str:
     how = "counted" if unit != "ms" else "profiled"
     a_text, b_text, more = format_dispatch_cost(a, unit), format_dispatch_cost(b, unit), _sign_number(b - a, unit)
     times = f"{how}: {a_text} {unit} in A, {b_text} {unit} in B ({more} {unit})"
+    if unit != "ms":
+        return times
     if not count:
         return f"{times}; no dispatch stands out"
     listed = sum(row.difference_ns for row in found.rows)

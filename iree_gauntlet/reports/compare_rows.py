@@ -53,6 +53,7 @@ class TimeRow:
         own_way: what the spec's own way says against the verdict; empty where it does not.
         worker: of a cluster, that measured it; empty where none did.
         work: what the instructions say beside the time; None where they were not counted.
+        dispatched, outside: by how many instructions those of dispatches, and those outside of them, differ.
     """
 
     model: str
@@ -68,6 +69,8 @@ class TimeRow:
     own_way: str = ""
     worker: str = ""
     work: str | None = None
+    dispatched: str = ""
+    outside: str = ""
     interval: DrawnInterval | None = None
 
 
@@ -175,12 +178,26 @@ def _make_time_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow
 def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
     a, b = verdict.counts
     more = f"{b - a:+,}"
-    reason = f"{more} instructions a call ({verdict.change_with_outside})"
+    reason = f"{more} instructions a call ({verdict.change_by_part})"
     if verdict.with_fma:
         fused_a, fused_b = (verdict.with_fma[side] for side in SIDES)
         reason += f"; with fused multiply-adds {fused_b - fused_a:+,} ({work_change(fused_a, fused_b)})"
     drawn = DrawnInterval(b / a, b / a, b / a, None, verdict.verdict)
-    return TimeRow(model, verdict.verdict, whole(a), whole(b), verdict.change, more, reason=reason, interval=drawn)
+    dispatched = outside = ""
+    if verdict.outside is not None:
+        dispatched, outside = f"{b - a - verdict.outside:+,}", f"{verdict.outside:+,}"
+    return TimeRow(
+        model=model,
+        verdict=verdict.verdict,
+        a=whole(a),
+        b=whole(b),
+        ratio=verdict.change,
+        span=more,
+        reason=reason,
+        dispatched=dispatched,
+        outside=outside,
+        interval=drawn,
+    )
 
 
 def list_figure_changes(record: ComparisonRecord) -> list[FigureChange]:

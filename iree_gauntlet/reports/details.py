@@ -28,6 +28,7 @@ _METRIC_NAMES = {
     "binary_size_bytes": "size",
     "max_abs_error": "max error",
     "instructions": "instructions",
+    "instructions_outside": "instructions outside of dispatches",
 }
 
 

@@ -75,13 +75,16 @@ _BISECTED = {
     "size_bytes": "size",
     "dispatches": "dispatches",
     "instructions": "instructions",
+    "instructions_in_dispatches": "instructions",
+    "instructions_outside": "instructions-outside",
 }
 _COMMIT_CHARACTERS = 40
 _FOLDED_FROM = 10
 # Words of a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
 # Of the series of a case: what people look for first stands first.
-_FIRST = ("time_ms", "instructions", "max_error", "dispatches", "size_bytes", "compile_s")
+_COUNTED = ("instructions_in_dispatches", "instructions", "instructions_outside")
+_FIRST = ("time_ms", *_COUNTED, "max_error", "dispatches", "size_bytes", "compile_s")
 _ORDER = {name: place for place, name in enumerate(_FIRST)}
 # Values of a small course: of more, the last.
 _COURSE = 60

@@ -18,6 +18,7 @@ from enum import StrEnum
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE, WORK_MARGIN
 from iree_gauntlet.document import (
     Block,
     Cell,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 # Sizes differ by a few bytes between any two releases.
 _SIZE_JUMP = 0.05
-_WORK_JUMP = 0.001
+_WORK_JUMP = WORK_MARGIN - 1
 # Times were taken one IREE after the other: what is less than this says little.
 _TIME_JUMP = 0.25
 
@@ -72,6 +73,7 @@ class ChangeKind(StrEnum):
     WRONG = "wrong numbers"
     DISPATCHES = "dispatches"
     INSTRUCTIONS = "instructions"
+    OUTSIDE = "instructions outside of dispatches"
     SIZE = "size"
     TIME = "time"
 
@@ -118,7 +120,8 @@ _TITLES = {
     ChangeKind.PASSING: "Newly passing",
     ChangeKind.WRONG: "Wrong numbers",
     ChangeKind.DISPATCHES: "Dispatches",
-    ChangeKind.INSTRUCTIONS: "Instructions of one call (0.1 % and more)",
+    ChangeKind.INSTRUCTIONS: "Instructions in dispatches, or of one call where these are not known (0.1 % and more)",
+    ChangeKind.OUTSIDE: "Instructions outside of dispatches (1 %, and 2,000, and more)",
     ChangeKind.SIZE: "Module size (5 % and more), bytes",
     ChangeKind.TIME: "Run time (a quarter and more; not yet proved to be real)",
 }
@@ -529,7 +532,12 @@ def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixCh
     yield from _list_jumps(row.chain, ChangeKind.DISPATCHES, dispatches, 0.0)
     counters = {cell.counted_by for _, cell in cells if cell.instructions is not None}
     if len(counters) == 1:
+        outside = [(label, cell.instructions_outside) for label, cell in cells if cell.instructions is not None]
+        known = all(count is not None for _, count in outside)
         counts = [(label, cell.instructions) for label, cell in cells]
+        if known:
+            counts = [(label, cell.instructions_in_dispatches) for label, cell in cells]
+            yield from _list_jumps(row.chain, ChangeKind.OUTSIDE, outside, LEAST_OUTSIDE, FEWEST_OUTSIDE)
         yield from _list_jumps(row.chain, ChangeKind.INSTRUCTIONS, counts, _WORK_JUMP)
     sizes = [(label, cell.binary_size_bytes) for label, cell in cells]
     yield from _list_jumps(row.chain, ChangeKind.SIZE, sizes, _SIZE_JUMP)
@@ -542,14 +550,15 @@ def _find_comparable_time(cell: MatrixCell) -> float | None:
 
 
 def _list_jumps(
-    chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float
+    chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float, fewest: float = 0.0
 ) -> Iterator[MatrixChange]:
-    """One line with every value that is further than `least` from the one before it."""
+    """One line with every value that is further from the one before it than a share of that, and than `fewest`."""
     known = [(label, value) for label, value in figures if value is not None]
 
     def is_jump(before: float, value: float) -> bool:
         share = _compute_ratio(value, before)
-        return value != before and (share is None or max(share, 1 / share if share else math.inf) > 1 + least)
+        far = share is None or max(share, 1 / share if share else math.inf) > 1 + least
+        return value != before and abs(value - before) > fewest and far
 
     jumps = known[:1]
     for before, (label, value) in itertools.pairwise(known):

@@ -221,7 +221,12 @@ def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
         "binary_size_bytes": _describe_figure(figures.binary_size_bytes, figures.size),
     }
     if figures.instructions is not None:
-        document["instructions"] = _describe_figure(figures.instructions, figures.work)
+        split = figures.instructions_outside is not None
+        document["instructions"] = _describe_figure(figures.instructions, None if split else figures.work)
+        if split:
+            inside = figures.instructions_in_dispatches
+            document["instructions_in_dispatches"] = _describe_figure(inside, figures.work)
+            document["instructions_outside"] = _describe_figure(figures.instructions_outside, figures.outside)
     return {**document, "steps": [_describe_step(step) for step in chain.steps]}
 
 

@@ -267,6 +267,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
         f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
         f"times {judged['time_ms']}{' (no --sku)' if unnamed else ''}"
         + (f", instructions {judged['instructions']}" if judged["instructions"] else "")
+        + (f", outside of dispatches {judged['instructions_outside']}" if judged["instructions_outside"] else "")
         + (f"; {counted(disturbed, 'time')} disturbed (*)" if disturbed else "")
     )
 

@@ -77,6 +77,7 @@ _MOST = 20
 # How `compare` and `bisect` call a figure; what has no noise needs no comparison.
 _METRICS = {"time_ms": "time", "compile_s": "compile-time"}
 _EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error", "instructions": "instructions"}
+_EXACT |= {"instructions_in_dispatches": "instructions", "instructions_outside": "instructions-outside"}
 
 
 def _store_of(asked: HistoryRequest) -> HistoryStore:

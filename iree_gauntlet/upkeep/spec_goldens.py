@@ -63,6 +63,8 @@ _COLUMNS = (
     Column("PLACE", ColumnKind.NAME, rank=5),
 )
 _COMPILER_FIELD = "golden_compiler"
+# Of metrics whose unit is that of another one too.
+_NAMES = {Metric.INSTRUCTIONS_OUTSIDE: "instructions outside"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +144,9 @@ def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tu
         for spec in selection.specs:
             if spec.name in files and isinstance(spec.document, Benchmark):
                 # A family's name is a SKU where a time is for it.
-                counts = (spec.document.golden_dispatch, spec.document.golden_size, spec.document.golden_instructions)
-                skus |= set().union(*counts) - {*FAMILIES}
+                document = spec.document
+                counts = (document.golden_instructions, document.golden_instructions_outside)
+                skus |= set().union(document.golden_dispatch, document.golden_size, *counts) - {*FAMILIES}
         selections += [select(replace(request, sku=sku), Defaults(targets=FAMILIES)) for sku in sorted(skus)]
     found: dict[tuple[str, str, str], Golden] = {}
     for one in selections:
@@ -201,7 +204,7 @@ def _make_row(standing: Standing) -> tuple[Cell, ...]:
     statistic = "fastest" if golden.statistic is Statistic.MIN else "mean"
     return (
         standing.chain,
-        f"{golden.metric.unit} ({statistic})" if timed else golden.metric.unit,
+        f"{golden.metric.unit} ({statistic})" if timed else _NAMES.get(golden.metric, golden.metric.unit),
         " ".join(filter(None, (golden.sku, golden.release))) or "all",
         number(golden.value),
         f"{golden.factor:g}",

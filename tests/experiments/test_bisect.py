@@ -128,13 +128,45 @@ def test_third_values_and_changes_back_and_forth_are_told(tmp_path: Path) -> Non
     bisects = Bisects(tmp_path)
     found, done = bisects.run(bisects.exact([100, 130, 160, 100, 100, 115, 130]), every=True)
     assert done[0] is ExitCode.OK
-    assert found.answer == "first bad: f; last good: e"
+    assert found.answer == "first nearer to bad: f; last good: e"
     assert len(bisects.asked) == 7
     back, third = found.remarks
-    assert "a is good, b bad; c is bad, d good; e is good, f bad" in back
+    assert "a is good, b bad; c is nearer to bad, d good; e is good, f nearer to bad" in back
     assert third.endswith("c (160 bytes), f (115 bytes)")
     assert "trying the other" in "\n".join(bisects.said)
     assert found.as_dict()["changes"] == (("a", "b"), ("c", "d"), ("e", "f"))
+
+
+def test_what_is_not_the_value_of_an_end_is_said_to_be_a_third_one(tmp_path: Path) -> None:
+    """16 dispatches are not the 15 of the good end, as little as 19 are."""
+    bisects = Bisects(tmp_path, good_is_older=False)
+    found, done = bisects.run(bisects.exact([21, 19, 19, 16, 15, 17, 15], "dispatches"), every=True)
+    assert (found.answer, done[0]) == ("first nearer to good: d; last nearer to bad: c", ExitCode.OK)
+    words = {label: judged.word for label, judged in found.judged.items()}
+    assert words == {"a": "bad", "e": "good", "g": "good"} | dict.fromkeys("bc", "nearer to bad") | dict.fromkeys(
+        "df", "nearer to good"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "third"),
+    [
+        ("dispatches", 101, True),
+        ("instructions", 1_000_090, False),
+        ("instructions", 1_000_110, True),
+        ("instructions-outside", 1_009_000, False),
+        ("instructions-outside", 1_011_000, True),
+        # Of paths and names in a module.
+        ("size", 1_000_900, False),
+        # Of another order of sums.
+        ("error", 1_100_000, False),
+    ],
+)
+def test_how_near_to_an_end_a_value_is_that_ends(tmp_path: Path, name: str, value: float, third: bool) -> None:
+    good = 100 if name == "dispatches" else 1_000_000
+    bisects = Bisects(tmp_path)
+    found, _ = bisects.run(bisects.exact([good, good, good, value, 2 * good, 2 * good, 2 * good], name))
+    assert found.judged["d"].third is third
 
 
 @pytest.mark.parametrize(

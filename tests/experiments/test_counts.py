@@ -89,23 +89,27 @@ def test_a_run_counts_checks_and_keeps(project: Project) -> None:
     assert chain["compile"]["cached"] is False
     assert f"{instructions:,}" in done.out
 
-    # A golden is held against it, with a margin of 0.1 %.
-    project.benchmark("product", inputs=["32x32xf32", "32x32xf32"], golden_instructions={"cpu": instructions})
+    # A golden is held against those in dispatches, with a margin of 0.1 %.
+    outside = counted["statistics"]["instructions_outside"]
+    assert (chain["instructions_outside"]["measured"], chain["instructions"]["limit"]) == (outside, None)
+    work = instructions - outside
+    assert chain["instructions_in_dispatches"]["measured"] == work
+    project.benchmark("product", inputs=["32x32xf32", "32x32xf32"], golden_instructions={"cpu": work})
     done = project.gauntlet("run", *_SELECTED, "--instructions", "--stages", "compile")
     assert done.code == 0, done.text
     again = project.result("toy/product@cpu:count")
     assert again["cache"] == {**again["cache"], "hit": True, "reason": "in the cache"}
     assert again["checks"][0]["passed"] is True
-    less = int(instructions / 1.002)
+    less = int(work / 1.002)
     project.benchmark("product", inputs=["32x32xf32", "32x32xf32"], golden_instructions={"cpu": less})
     done = project.gauntlet("run", *_SELECTED, "--stages", "count")
     assert done.code == 1, done.text
-    assert f"instructions {instructions:,} exceeds the limit" in done.text
+    assert f"instructions {work:,} exceeds the limit" in done.text
     shown = project.gauntlet("golden.show", *_SELECTED)
     assert "instructions" in shown.out
     assert "broken" in shown.out
     proposed = project.gauntlet("golden.update", *_SELECTED)
-    assert f'"cpu": {instructions}' in proposed.out
+    assert f'"cpu": {work}' in proposed.out
     # Of modules for another CPU a golden says nothing, and they nothing of a golden.
     done = project.gauntlet("run", *_SELECTED, "--stages", "count", "--count-cpu", "x86-64-v2")
     assert done.code == 0, done.text
@@ -117,6 +121,40 @@ def test_a_run_counts_checks_and_keeps(project: Project) -> None:
     shown = project.gauntlet("golden.show", *_SELECTED, "--last", "1")
     assert "not measured" in shown.out
     assert "no golden was measured" in project.gauntlet("golden.update", *_SELECTED).err
+
+
+def test_what_lies_outside_of_dispatches_has_a_golden_of_its_own(project: Project) -> None:
+    words = ("run", *_SELECTED, "--stages", "count")
+    assert project.gauntlet(*words).code == 0
+    outside = int(project.result("toy/product@cpu:count")["statistics"]["instructions_outside"])
+    whole = int(project.result("toy/product@cpu:count")["statistics"]["instructions"])
+    inputs = ["32x32xf32", "32x32xf32"]
+    for golden, code in ((outside - 1_999, 0), (outside - 2_001, 1)):
+        project.benchmark("product", inputs=inputs, golden_instructions_outside={"cpu": golden})
+        done = project.gauntlet(*words)
+        assert done.code == code, done.text
+    assert f"instructions outside of dispatches {outside:,} exceeds the limit" in done.text
+    proposed = project.gauntlet("golden.update", *_SELECTED)
+    assert f'"cpu": {outside}' in proposed.out
+    # As large as the whole call, a golden was counted by an earlier version.
+    project.benchmark("product", inputs=inputs, golden_instructions={"cpu": whole})
+    done = project.gauntlet(*words)
+    assert done.code == 0, done.text
+    assert (
+        "`gauntlet golden.update` proposes one of the dispatches"
+        in project.result("toy/product@cpu:count")["notes"][-1]
+    )
+
+
+def test_a_batch_is_counted_as_the_one_call_that_it_is(project: Project) -> None:
+    counts = []
+    for flags in ([], ["--batch_size=4"]):
+        inputs = ["32x32xf32", "32x32xf32"]
+        project.benchmark("product", inputs=inputs, benchmark_flags=["--benchmark_repetitions=2", *flags])
+        done = project.gauntlet("run", *_SELECTED, "--stages", "count")
+        assert done.code == 0, done.text
+        counts.append(project.result("toy/product@cpu:count")["statistics"]["instructions"])
+    assert counts[0] == counts[1]
 
 
 def test_the_same_work_and_more_work(project: Project, tmp_path: Path) -> None:
@@ -196,7 +234,7 @@ def test_beside_times_the_work_is_told_and_says_where(project: Project, tmp_path
     model = _comparison(project, "both")["models"]["toy/product@cpu"]
     assert model["work"]["verdict"] == "more work"
     change = f"×{model['work']['ratio']:.3g}"
-    assert f"more work ({change}, " in model["reason"]
+    assert f"more work ({change}: in dispatches +" in model["reason"]
     table = (project.folder / "both" / "comparison.md").read_text()
     assert "| work |" in table
     assert f"| {change} |" in table
@@ -234,7 +272,7 @@ def test_bisect_and_matrix_by_instructions(project: Project, tmp_path: Path) -> 
     counts = [cell["instructions"] for cell in cells.values()]
     assert 0 < counts[0] < counts[1]
     assert f"{counts[1]:,.0f} ×" in done.out
-    assert "Instructions of one call (0.1 % and more)" in done.out
+    assert "Instructions in dispatches, or of one call where these are not known (0.1 % and more)" in done.out
 
 
 def test_what_valgrind_does_not_know_is_said(project: Project) -> None:

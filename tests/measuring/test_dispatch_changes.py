@@ -61,7 +61,7 @@ def test_the_rows_add_up_to_the_whole(a: DispatchProfile, b: DispatchProfile) ->
     for side, names in ((a, "a_names"), (b, "b_names")):
         listed = [name for change in changes.changes for name in getattr(change, names)]
         assert Counter(listed) == Counter(dispatch.name for dispatch in side.dispatches)
-    recorded = describe_difference(changes)
+    recorded = describe_difference(changes, changes.explaining())
     rest = recorded.others.b_ns - recorded.others.a_ns
     assert sum(row.b_ns - row.a_ns for row in recorded.rows) + rest == changes.difference_ns
 

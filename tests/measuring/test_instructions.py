@@ -24,12 +24,11 @@ from iree_gauntlet.measuring.instructions.count_call import (
 from iree_gauntlet.measuring.instructions.counters import (
     CounterKind,
     Counts,
-    Work,
-    compare_work,
     find_counter,
     open_hardware_counter,
     read_counts,
 )
+from iree_gauntlet.measuring.instructions.work import Work, combine_work, compare_work, judge_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +97,14 @@ def test_a_small_model_is_called_until_starting_has_no_say(tmp_path: Path) -> No
     counted = count_call.count_call(counter, _tool(tmp_path), tmp_path)
     assert counter.asked == [1, 2, 5_027]
     assert counted == Counts(10_000, 5_026, (("f_dispatch_0_add", 10_000, ""),))
+
+
+def test_the_loop_that_interprets_the_module_is_counted_by_itself(tmp_path: Path) -> None:
+    names = {"iree_vm_bytecode_dispatch": 900_000, "iree_vm_bytecode_dispatch.part.0": 90_000, "iree_vm_invoke": 10_000}
+    of_two = {name: 2 * count for name, count in names.items()}
+    counter = _Recorded(of_1=names, of_2=of_two, of_51={name: 51 * count for name, count in names.items()})
+    counted = count_call.count_call(counter, _tool(tmp_path), tmp_path)
+    assert counted == Counts(1_000_000, 50, (), 990_000)
 
 
 def test_one_of_middle_size_is_called_three_times_more(tmp_path: Path) -> None:
@@ -260,6 +267,77 @@ def test_hardware_goes_first_and_can_be_declined(monkeypatch: pytest.MonkeyPatch
 )
 def test_two_counts(a: int, b: int, least: float, work: Work) -> None:
     assert compare_work(a, b, least) is work
+
+
+def _counts(outside: int, own: int | None = None, **dispatches: int) -> Counts:
+    """Of a call with `mm` for `f_dispatch_0_mm`, in their order."""
+    named = tuple((f"f_dispatch_{number}_{name}", count, "") for number, (name, count) in enumerate(dispatches.items()))
+    return Counts(outside + (own or 0) + sum(dispatches.values()), 9, named, own)
+
+
+def _judge(a: Counts, b: Counts, *, same_runtime: bool = True) -> tuple[Work, dict[str, tuple[str, int]]]:
+    parts = judge_parts(a, b, 0.00001, same_runtime=same_runtime)
+    assert sum(part.b - part.a for part in parts) == b.instructions - a.instructions
+    return combine_work(parts), {part.part: (part.verdict, part.b - part.a) for part in parts}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "work", "changes"),
+    [
+        # What lies outside hides no dispatch that does more, and one that does less hides it neither.
+        (_counts(100_000, mm=555_000), _counts(99_236, mm=555_760), Work.MORE, {"dispatches": 760, "outside": -764}),
+        (_counts(9, mm=555_000, add=9_000), _counts(9, mm=555_760, add=1_000), Work.MORE, {"dispatches": -7_240}),
+        (_counts(9, mm=555_000), _counts(9, mm=554_000), Work.LESS, {"dispatches": -1_000}),
+        # 0.002 % of a dispatch of 100,000 instructions, 0.0005 % of one of 400,000.
+        (_counts(9, mm=100_000), _counts(9, mm=100_002), Work.MORE, {"dispatches": 2}),
+        (_counts(9, mm=400_000), _counts(9, mm=400_002), Work.SAME, {"dispatches": 2}),
+        # How memory was laid out.
+        (_counts(40_000, 999, mm=10_000), _counts(41_128, 999, mm=10_000), Work.SAME, {"outside": 1_128}),
+        # Limits of its own: both of them.
+        (_counts(40_000, mm=10_000), _counts(42_001, mm=10_000), Work.MORE, {"outside": 2_001}),
+        (_counts(900_000, mm=10_000), _counts(908_000, mm=10_000), Work.SAME, {"outside": 8_000}),
+        (_counts(900_000, mm=10_000), _counts(880_000, mm=10_000), Work.LESS, {"outside": -20_000}),
+        # The module's own code is exact with one runtime.
+        (_counts(40_000, 999, mm=10_000), _counts(40_000, 1_003, mm=10_000), Work.MORE, {"own code": 4}),
+        (_counts(40_000, 999), _counts(40_000, 1_003), Work.MORE, {"own code": 4}),
+    ],
+)
+def test_each_part_is_judged_by_itself(a: Counts, b: Counts, work: Work, changes: dict[str, int]) -> None:
+    found, parts = _judge(a, b)
+    assert found is work
+    assert {name: change for name, (_, change) in parts.items() if change} == changes
+
+
+def test_the_interpreter_of_another_runtime_is_part_of_what_lies_outside() -> None:
+    a, b = _counts(40_000, 999, mm=10_000), _counts(40_283, 1_003, mm=10_000)
+    assert _judge(a, b, same_runtime=False) == (
+        Work.SAME,
+        {"dispatches": ("same work", 0), "outside": ("same work", 287)},
+    )
+
+
+def test_a_call_whose_dispatches_are_not_known_is_judged_as_a_whole() -> None:
+    for more, work in ((2_000, Work.SAME), (2_001, Work.MORE)):
+        found = _judge(Counts(500_000, 9, ()), Counts(500_000 + more, 9, ()))
+        assert found == (work, {"call": (work, more)})
+    assert _judge(Counts(10**9, 9, ()), Counts(10**9 + 90_000, 9, ()))[0] is Work.SAME
+
+
+def test_dispatches_are_named_whatever_they_are_fused_to() -> None:
+    """What one side has fused is judged together; two of one name that have changed places are the same."""
+    a = Counts(1_000, 9, (("f_dispatch_0_mm_4x4_f32", 100, ""), ("f_dispatch_1_mm_4x4_f32", 900, "")))
+    b = Counts(1_000, 9, (("f_dispatch_0_mm_4x4_f32", 900, ""), ("f_dispatch_1_mm_4x4_f32", 100, "")))
+    assert _judge(a, b)[0] is Work.SAME
+    longer = Counts(1_001, 9, (("f_dispatch_0_mm_4x4_f32", 901, ""), ("f_dispatch_1_mm_4x4_f32", 100, "")))
+    (part, _) = judge_parts(a, longer, 0.00001, same_runtime=True)
+    assert (part.verdict, part.more, part.less) == (Work.MORE, ("f_dispatch_0_mm_4x4_f32",), ())
+    apart = Counts(1_000, 9, (("f_dispatch_0_matmul_4x4_f32", 600, ""), ("f_dispatch_1_elementwise_4_f32", 400, "")))
+    fused = Counts(900, 9, (("f_dispatch_0_matmul_like_4x4_f32", 900, ""),))
+    (part, _) = judge_parts(apart, fused, 0.00001, same_runtime=True)
+    assert (part.verdict, part.more) == (Work.LESS, ())
+    assert any("elementwise" in name for name in part.less)
+    (part, _) = judge_parts(fused, apart, 0.00001, same_runtime=True)
+    assert part.verdict == Work.MORE
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"instructions": 1, "calls": 1, "dispatches": [["x"]]}', "[1]"])

@@ -283,6 +283,7 @@ class ModuleMaker:
                 ingredients = dict(step.cache.ingredients)
                 counts = read_counts(made)
                 figures |= {"instructions": counts.instructions, "calls": counts.calls}
+                figures |= {"instructions_outside": counts.outside} if counts.dispatches else {}
                 figures |= {name: ingredients[name] for name in ("counter", "cpu")}
             case Stage.COMPILE:
                 figures |= {"binary_size_bytes": made.stat().st_size}

@@ -41,6 +41,7 @@ _TITLES = {
     Metric.BINARY_SIZE_BYTES: "size",
     Metric.MAX_ABS_ERROR: "max error",
     Metric.INSTRUCTIONS: "instructions",
+    Metric.INSTRUCTIONS_OUTSIDE: "instructions outside of dispatches",
 }
 # What caches, memory, the threads of a core and its clock cost at most that are shared with other work: each of them
 # alone is a factor of 2 to 4 at worst.

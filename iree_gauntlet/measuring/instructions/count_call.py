@@ -9,11 +9,14 @@ The benchmark runs twice, for one call and for several, and what starting costs 
     calls         n
     instructions  of one call, all threads, without the kernel
     dispatches    [[name, instructions of one call, file:line of the program or an empty text], …], by valgrind only
+    own           of them those that interpret the module's own code; null where functions are not known
 
 What a process copies and clears takes more or fewer instructions by how its memory is aligned, and that depends on the
 lengths of names: files are given by links of equal names, and arguments and environment are filled up to one size.
 Memory that the system has just given need not be cleared, and the C library asks the system in one call and not in the
-next: here it keeps one large heap, so that each call but the first clears all that it uses.
+next: here it keeps one large heap, so that each call but the first clears all that it uses. How long the C library
+looks for a free block depends on all that was allocated before, the module's bytes among it: here the module is mapped,
+and each thread keeps all its small blocks, so that one of each size is at hand.
 Under valgrind a seccomp filter hides io_uring: valgrind does not know that its wait blocks, and hangs; IREE uses epoll
 then. Exit codes: 0; 2 where nothing could be counted, with one line that says why.
 """
@@ -51,8 +54,12 @@ _FEWEST_CALLS, _MOST_CALLS = 3, 20_000
 # Bytes of a process' arguments and environment, or a multiple of them; and what is left of the environment.
 _STACK_TOP = 8192
 _KEPT_ENVIRONMENT = ("LD_", "VALGRIND")
-# "Memory Allocation Tunables" of the C library's manual: all from the heap, which grows by 1 GiB and never shrinks.
-_ONE_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.top_pad=1073741824:glibc.malloc.trim_threshold=1099511627776"
+# "Memory Allocation Tunables" of the C library's manual: all from the heap, which grows by 1 GiB and never shrinks; and
+# as many blocks of each size as there can be stay with the thread that has freed them.
+_MALLOC = (
+    "glibc.malloc.mmap_max=0:glibc.malloc.top_pad=1073741824:glibc.malloc.trim_threshold=1099511627776"
+    ":glibc.malloc.tcache_count=65535"
+)
 _FILE = re.compile(r"(--module=|--parameters=(?:[^=]*=)?|--input=[^@]*@)(.+)")
 _IO_URING_SETUP = 425
 _AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -61,6 +68,8 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 _DISPATCH = re.compile(r".*_(?:dispatch|encoding)_\d+")
+# The loop that interprets the module's own code, as compilers name its parts.
+_INTERPRETER = re.compile(r"iree_vm_bytecode_dispatch(?:[_.].*)?")
 # The C library, writing the report: by as many instructions as its times have digits.
 _REPORT = re.compile(r"_*(?:mpn_\w+|printf_\w+|vfprintf\w*|vsnprintf\w*|hack_digit)")
 _UNKNOWN_INSTRUCTION = re.compile(r"unhandled instruction|[Uu]nrecognised instruction")
@@ -133,7 +142,8 @@ def count_call(counter: ProcessCounter, command: Sequence[str], folder: Path) ->
         if _DISPATCH.match(name)
     )
     whole = sum(of_calls.values()) if added else more.total - once.total
-    return Counts(round(whole / calls), calls, tuple(dispatches))
+    own = sum(count for name, count in of_calls.items() if _INTERPRETER.fullmatch(name))
+    return Counts(round(whole / calls), calls, tuple(dispatches), round(own / calls) if own else None)
 
 
 def _run_benchmark(counter: ProcessCounter, command: Sequence[str], calls: int, folder: Path) -> Counted:
@@ -250,7 +260,7 @@ def link_files(command: Sequence[str], folder: Path) -> list[str]:
 def make_environment(argv: Sequence[str]) -> dict[str, str]:
     """An environment with one heap that makes the top of a process' stack one size with these arguments."""
     kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT_ENVIRONMENT)}
-    environment = {"LC_ALL": "C", "GLIBC_TUNABLES": _ONE_HEAP, **kept, "FILLED_UP": ""}
+    environment = {"LC_ALL": "C", "GLIBC_TUNABLES": _MALLOC, **kept, "FILLED_UP": ""}
     texts = [*argv, *(f"{name}={value}" for name, value in environment.items())]
     size = sum(len(os.fsencode(text)) + 1 for text in texts)
     environment["FILLED_UP"] = "x" * (-size % _STACK_TOP)

@@ -1,4 +1,4 @@
-"""What counts instructions on this machine, the CPU's own counters or valgrind; and what two counts say of the work."""
+"""What counts instructions on this machine, the CPU's own counters or valgrind; and what it has counted."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ _INSTRUCTIONS = 1
 # Counts stand still until exec, go on in the process' own children, and leave out kernel and hypervisor.
 _INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _ENABLE_ON_EXEC, _DISABLED = 1 << 1, 1 << 5, 1 << 6, 1 << 12, 1
 _VALGRIND_HINT = "Install valgrind (Debian and Ubuntu: apt install valgrind; Fedora: dnf install valgrind)"
-# The share from which on two counts are two: what is less is no change of the work.
-LEAST_WORK = 0.0001
 
 
 class CounterKind(StrEnum):
@@ -125,11 +123,13 @@ class Counts(Recorded):
 
     Attributes:
         dispatches: (name, instructions, place in the program) of each; none where the counter does not know them.
+        own: those that interpret the module's own code; None where that is not known.
     """
 
     instructions: int
     calls: int
     dispatches: tuple[tuple[str, int, str], ...]
+    own: int | None = None
 
     @property
     def outside(self) -> int:
@@ -149,18 +149,3 @@ def read_counts(path: Path) -> Counts:
         return Counts.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise GauntletError(f"the counts {path} cannot be read: {error}", "Count again.") from error
-
-
-class Work(StrEnum):
-    """What two counts say: exactly, whatever else the machine does."""
-
-    SAME = "same work"
-    LESS = "less work"
-    MORE = "more work"
-
-
-def compare_work(a: float, b: float, least: float) -> Work:
-    """What B's count says against A's; a difference counts from a share of A's on."""
-    if abs(b - a) <= least * a:
-        return Work.SAME
-    return Work.MORE if b > a else Work.LESS

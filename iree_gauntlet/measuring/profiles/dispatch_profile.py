@@ -12,7 +12,8 @@ otherwise gives other ones.
 
 Of two profiles, the dispatches are matched in two rounds, since two compilers number and fuse otherwise:
 
-1. By name without the number, `matmul_256x256x256_f32`, in their order, where both sides have as many.
+1. By name without the number, `matmul_256x256x256_f32`, where both sides have as many: those that take the same, to the
+   ns or the instruction, and what is left in their order.
 2. What is left goes together by kind (`matmul`, `conv`, …): three products that were fused into one are one row. What
    has nothing of its kind on the other side is new or gone.
 
@@ -374,7 +375,7 @@ def match_dispatches(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
     for label in sorted(sides[0].keys() | sides[1].keys()):
         ours, theirs = (side.get(label, []) for side in sides)
         if [dispatch.count for dispatch in ours] == [dispatch.count for dispatch in theirs]:
-            changes += [_change(Match.NAME, [one], [other]) for one, other in zip(ours, theirs, strict=True)]
+            changes += [_change(Match.NAME, [one], [other]) for one, other in _pair_up(ours, theirs)]
             continue
         for side, group in zip(left, (ours, theirs), strict=True):
             for dispatch in group:
@@ -415,6 +416,19 @@ def _group_by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dis
     for group in found.values():
         group.sort(key=lambda dispatch: dispatch.name.number or 0)
     return found
+
+
+def _pair_up(ours: Sequence[_Dispatch], theirs: Sequence[_Dispatch]) -> Iterator[tuple[_Dispatch, _Dispatch]]:
+    """Dispatches of one name: those that take the same, then the others in their order."""
+    left, waiting = list(theirs), []
+    for one in ours:
+        same = next((other for other in left if other.time.invocation_ns == one.time.invocation_ns), None)
+        if same is None:
+            waiting.append(one)
+        else:
+            left.remove(same)
+            yield one, same
+    yield from zip(waiting, left, strict=True)
 
 
 def _change(match: Match, ours: Sequence[_Dispatch], theirs: Sequence[_Dispatch]) -> DispatchChange:
