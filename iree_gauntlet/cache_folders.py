@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from platformdirs import user_cache_path
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.settings import find_project_folder, resolve_links
+from iree_gauntlet.settings import expand_home, find_project_folder, resolve_links
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
 TOOLCHAINS_VARIABLE = "IREE_GAUNTLET_TOOLCHAINS"
@@ -18,11 +21,11 @@ def find_cache_folder(cache_dir: str) -> Path:
     """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
     named = cache_dir or _names_cache()
     if named:
-        return resolve_links(Path(named).expanduser())
+        return resolve_links(expand_home(named))
     project = find_project_folder()
     if (project / "suites").is_dir():
         return project / "cache"
-    return user_cache_path("iree-gauntlet")
+    return _find_own_cache()
 
 
 def find_toolchains_folder() -> Path:
@@ -31,9 +34,13 @@ def find_toolchains_folder() -> Path:
     Where neither is set, it is that of the user's cache folder.
     """
     if named := os.environ.get(TOOLCHAINS_VARIABLE, ""):
-        return resolve_links(Path(named).expanduser())
-    cache = resolve_links(Path(_names_cache()).expanduser()) if _names_cache() else user_cache_path("iree-gauntlet")
+        return resolve_links(expand_home(named))
+    cache = resolve_links(expand_home(_names_cache())) if _names_cache() else _find_own_cache()
     return cache / "toolchains"
+
+
+def _find_own_cache() -> Path:
+    return expand_home(str(user_cache_path("iree-gauntlet")))
 
 
 def make_cache_folder(cache_dir: str) -> Path:

@@ -129,6 +129,17 @@ def require_ones_own(path: Path) -> None:
         raise UsageError(what, "`gauntlet init` begins a project of your own; or name other specs with --spec-dir.")
 
 
+def expand_home(text: str) -> Path:
+    """A path as it was typed, with the home folder for `~`; UsageError where there is no such home."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as problem:
+        user = text.partition("/")[0][1:]
+        whose = f"there is no user {user}" if user else "this user has no home folder"
+        hint = "Set $HOME, or write the whole path (the cache's: --cache-dir FOLDER)."
+        raise UsageError(f"{text} cannot be found: {whose}", hint) from problem
+
+
 def find_runs_folder() -> Path:
     """Where runs are kept: `runs/` of the project."""
     return find_project_folder() / "runs"

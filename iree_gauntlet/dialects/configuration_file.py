@@ -141,8 +141,9 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     named = environ.get(_VARIABLE)
     if named and not Path(named).is_file():
         raise UsageError(f"${_VARIABLE} names {named}, which is not a file", "Fix the path, or unset the variable.")
-    home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    usual = [home / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
+    # Where there is no home it stays as it is, and names no file.
+    home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    usual = [Path(home) / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
     places = usual if named is None else [Path(named)] if named else []
     # What is there and cannot be read is said, be it a folder or a link to nowhere.
     files = [path for path in places if os.path.lexists(path)]

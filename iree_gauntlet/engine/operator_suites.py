@@ -41,8 +41,9 @@ from iree_gauntlet.engine.processes.compile_client import (
     CompileServer,
     served,
 )
-from iree_gauntlet.engine.processes.processes import Processes, is_plain_path
+from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.run_client import RunJob, RunServers, RunVerdict
+from iree_gauntlet.engine.processes.supervisor import is_plain_path
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.machine.machine_state import total_memory
 from iree_gauntlet.measuring.numerics.tolerances import TOLERANCE_FLAGS, parse_tolerances

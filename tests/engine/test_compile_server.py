@@ -30,6 +30,7 @@ from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.workers.iree_side import compile_server
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times
+from tests.support.native_tools import find_native, move_compiler
 from tests.support.places import CORPUS, ROOT
 from tests.support.processes import wait_until
 from tests.support.steps import make_step
@@ -156,6 +157,13 @@ def own_server(tmp_path: Path) -> Iterator[CompileServer]:
     """For tests that end it."""
     with CompileServer(sys.executable, tmp_path / "tmp", grace=LIMIT_SECONDS) as it:
         yield it
+
+
+def test_iree_in_a_folder_with_blanks_finds_its_linker(job: CompileJob, tmp_path: Path) -> None:
+    libraries = move_compiler(find_native("iree-compile"), tmp_path / "an iree" / "iree" / "compiler" / "_mlir_libs")
+    environment = os.environ | {"PYTHONPATH": str(libraries.parents[2])}
+    with CompileServer(sys.executable, tmp_path / "tmp", environment) as server:
+        assert server.compile(job).exit_code == 0, job.stderr.read_text()
 
 
 @pytest.fixture
@@ -324,7 +332,7 @@ def test_what_a_child_leaves_behind_is_killed(server: CompileServer, job: Compil
     # A linker that starts something and goes.
     linker, mark = tmp_path / "linker", tmp_path / "left"
     os.mkfifo(tmp_path / "never")
-    linker.write_text(f"#!/bin/sh\ncat {tmp_path}/never &\necho $! > {mark}\nexit 1\n")
+    linker.write_text(f"#!/bin/sh\ncat '{tmp_path}/never' &\necho $! > '{mark}'\nexit 1\n")
     linker.chmod(0o755)
     outcome = server.compile(replace(job, flags=(*FLAGS, f"--iree-llvmcpu-embedded-linker-path={linker}")))
     assert outcome.exit_code == 1

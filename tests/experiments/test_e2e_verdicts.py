@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.measuring.machine.disturbance import RoundState
+from tests.support.native_tools import find_native, move_compiler
 from tests.support.synthetic_times import synthetic_times
 from tests.support.toy_project import FLAGS, Project
 
@@ -384,6 +385,16 @@ def test_force_recompile_compares(project: Project) -> None:
     result = project.result(f"{_CHAIN}:compile")
     assert result["cache"]["hit"] is False
     assert any("made again" in note for note in result["notes"])
+
+
+def test_iree_in_a_folder_with_blanks_finds_its_linker(cold: Project, tmp_path: Path) -> None:
+    tool = find_native("iree-compile")
+    folder = move_compiler(tool, tmp_path / "an iree")
+    done = cold.gauntlet("run", "--stages", "compile", compile=str(folder / "iree-compile"))
+    assert done.code == 0, done.text
+    command = cold.result(f"{_CHAIN}:compile")["command"]
+    assert f"{folder}/iree-compile" in shlex.split(command)
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
 
 
 def test_a_compile_command_can_be_pasted_although_its_files_share_the_cache(project: Project) -> None:

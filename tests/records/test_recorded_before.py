@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
+from iree_gauntlet.toolchains.devices import read_host_cpu
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.micro_project import Micro
 from tests.support.places import ROOT
@@ -30,21 +32,26 @@ def project(tmp_path: Path) -> Iterator[Project]:
     project.close()
 
 
-def recorded(name: str, folder: Path, keep: Sequence[str] = ()) -> Path:
+def recorded(name: str, folder: Path, keep: Sequence[str] = (), *, module: str = "") -> Path:
     """What was recorded under a name, in the runs of a project.
 
     Args:
         name: of the record's folder.
         folder: of the project.
         keep: the file in which a record was cut short, and a text: what begins with the first line that has it is gone.
+        module: key of the toy's module that is in the records; empty for that of this machine's IREE and CPU.
     """
     installed = find_installed()
+    entries = ModuleCache(folder / "cache").list_entries()
+    compiled = (entry.key for entry in entries if entry.ingredients["kind"] == "compile")
     fill = {
         "@PROJECT@": str(folder),
         "@SITE@": str(Path(installed.compiler.compile).parents[3]),
         "@PREFIX@": sys.prefix,
         "@TOOLKIT@": str(ROOT),
         "@IDENTITY@": installed.compiler.identity,
+        "@HOST@": read_host_cpu().identity,
+        "@MODULE@": module or next(compiled, ""),
     }
     target = folder / "runs" / name
     for path in (_RECORDED / name).rglob("*.jsonl"):
@@ -117,6 +124,14 @@ def test_a_comparison_is_resumed(project: Project) -> None:
     (verdict,) = [event for event in events if event["event"] == "verdict"]
     assert sum(event["event"] == "block" for event in events) >= before > 0
     assert verdict["chain"] == "toy/abs@cpu"
+    assert verdict["verdict"] == "inconclusive"
+
+
+def test_a_comparison_whose_module_is_of_another_cpu_is_not_resumed(project: Project) -> None:
+    recorded("compare", project.folder, ("comparison.jsonl", '"event":"verdict"'), module="0" * 64)
+    done = project.gauntlet("compare", "--resume", "--budget", "0.0001")
+    assert done.code == 3, done.text
+    assert "its module is not the one that was measured so far; begin a new comparison" in done.out
 
 
 def test_a_bisection_is_resumed(project: Project) -> None:

@@ -127,9 +127,9 @@ def watched_compiler(folder: Path) -> tuple[str, Path]:
     path.write_text(
         f"""#!/bin/sh
 case "$*" in *compiler.c*|*tool.c*|*runtime.c*)
-  echo "$*" >> {calls}
+  echo "$*" >> '{calls}'
   case "$*" in *compiler.c*) {waiting(folder)} ;; esac
-  if [ -e {folder}/full ]; then echo 'fatal error: error writing: No space left on device' >&2; exit 1; fi ;;
+  if [ -e '{folder}/full' ]; then echo 'fatal error: error writing: No space left on device' >&2; exit 1; fi ;;
 esac
 exec cc "$@"
 """
@@ -145,7 +145,7 @@ def hold(folder: Path) -> None:
 
 def waiting(folder: Path) -> str:
     """As a command of a shell: waits while a folder is held."""
-    return f"if [ -p {folder}/held ]; then cat {folder}/held 2> /dev/null; fi"
+    return f"if [ -p '{folder}/held' ]; then cat '{folder}/held' 2> /dev/null; fi"
 
 
 def let_go(folder: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
 
-__all__ = ["find_native"]
+__all__ = ["find_native", "move_compiler"]
 
 
 def find_native(name: str) -> str:
@@ -19,3 +20,14 @@ def find_native(name: str) -> str:
                 if (path := Path(folder) / inside / name).is_file():
                     return str(path)
     pytest.skip(f"IREE is not installed: there is no {name}")
+
+
+def move_compiler(tool: str, folder: Path) -> Path:
+    """A folder with the compiler of a wheel, which finds itself, its linker and its library there."""
+    folder.mkdir(parents=True)
+    for path in Path(tool).parent.glob("*"):
+        if path.name.startswith("iree-"):
+            shutil.copy(path, folder)
+        else:
+            (folder / path.name).symlink_to(path)
+    return folder

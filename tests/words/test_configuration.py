@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import tomllib
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.remotes import list_remotes, places
+from iree_gauntlet.cache_folders import find_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, GauntletError, SpecError, UsageError
-from iree_gauntlet.settings import Configuration, Mirror, is_below
+from iree_gauntlet.settings import Configuration, Mirror, expand_home, is_below
 from tests.support.command_line import run_here
 from tests.support.toy_project import Project
 
@@ -266,3 +268,33 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 def test_a_name_that_is_too_long_is_a_mistake(tmp_path: Path) -> None:
     done = run_here(["list", "--spec-dir", "x" * 5000], tmp_path, os.environ)
     assert (done.code, done.err.partition("\n")[0]) == (2, f"error: {'x' * 60}…: File name too long")
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a home and without an entry of the system's, as containers have."""
+
+    def find_none(_: object) -> None:
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", find_none)
+
+
+def test_without_a_home_there_are_the_projects_settings_alone(tmp_path: Path, no_home: None) -> None:
+    assert read_configuration(tmp_path, {}).files == ()
+
+
+def test_without_a_home_the_caches_folder_has_to_be_named(
+    tmp_path: Path, no_home: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"^~/\.cache/iree-gauntlet cannot be found: this user has no home folder"):
+        find_cache_folder("")
+    assert find_cache_folder(str(tmp_path / "cache")) == tmp_path / "cache"
+
+
+def test_the_home_of_a_user_whom_nobody_knows_is_said() -> None:
+    with pytest.raises(UsageError, match=r"^~no-such-user/cache cannot be found: there is no user no-such-user"):
+        expand_home("~no-such-user/cache")

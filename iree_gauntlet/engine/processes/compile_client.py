@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.processes.processes import is_plain_path, require_pipes
+from iree_gauntlet.engine.processes.processes import require_pipes
 from iree_gauntlet.engine.processes.reaper import Report
-from iree_gauntlet.engine.processes.supervisor import Outcome, process_outcome
+from iree_gauntlet.engine.processes.supervisor import Outcome, is_plain_path, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.short_process import name_signal, read_tail

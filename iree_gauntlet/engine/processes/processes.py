@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, format_shell_line
+from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, find_linker, format_shell_line, is_plain_path
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 # Bytes of a log that are looked through for the first error.
 _MOST_LOG = 1 << 20
-# Paths that a shell leaves alone: iree-compile starts its linker by a shell line that does not quote TMPDIR.
-_PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
 
 
 @dataclass
@@ -47,7 +44,9 @@ class Processes:
 
     def typed(self, step: Step) -> str:
         """The step's command as a person would type it."""
-        return format_shell_line(step.command) if step.command else ""
+        if step.command is None:
+            return ""
+        return format_shell_line(replace(step.command, env=(*find_linker(step.command.argv[0]), *step.command.env)))
 
     def log(self, step: Step, stream: str = "stderr.txt") -> str:
         """Path of a step's log, relative to the run's folder."""
@@ -96,8 +95,3 @@ def require_pipes(process: Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     if process.stdin is None or process.stdout is None:
         raise TypeError("a process without pipes")
     return process.stdin, process.stdout
-
-
-def is_plain_path(path: str) -> bool:
-    """Whether a path can hold temporary files: a shell leaves it alone."""
-    return _PLAIN_PATH.fullmatch(path) is not None

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -43,6 +44,9 @@ _STDOUT_LINES = 6
 _LOOKS = 5
 _LOOK_SECONDS = 0.02
 _DISK_FULL_BYTES = 1 << 20
+# Paths that a shell leaves alone.
+_PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
+_LINKER = "IREE_LLVM_EMBEDDED_LINKER_PATH"
 _DISK_FULL_WORDS = ("no space left on device", "disk quota exceeded")
 
 
@@ -138,7 +142,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
             request = Request(
                 argv=list(command.argv),
                 cwd=str(Path(command.cwd).absolute()),
-                env={**os.environ, "TMPDIR": str(private), **dict(command.env)},
+                env={**os.environ, **dict(find_linker(command.argv[0])), "TMPDIR": str(private), **dict(command.env)},
                 stdout=str(stdout.absolute()),
                 stderr=str(stderr.absolute()),
                 timeout=timeout,
@@ -251,6 +255,19 @@ def format_shell_line(command: Command) -> str:
         return line
     folder = f"./{command.cwd}" if command.cwd.startswith("-") else command.cwd
     return f"cd {shlex.quote(folder)} && {line}"
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a shell leaves a path alone: iree-compile starts its linker by a shell line, and quotes nothing in it."""
+    return _PLAIN_PATH.fullmatch(path) is not None
+
+
+def find_linker(compiler: str) -> tuple[tuple[str, str], ...]:
+    """The variable that gives iree-compile the path of its linker in quotes; none where it needs none."""
+    linker = Path(compiler).with_name("iree-lld")
+    if is_plain_path(str(linker)) or _LINKER in os.environ or not linker.is_file():
+        return ()
+    return ((_LINKER, shlex.quote(str(linker))),)
 
 
 def is_disk_full(path: Path, tail: Iterable[str] = ()) -> bool:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.diagnostics import without_expectation
-from iree_gauntlet.engine.processes.supervisor import Supervisor
+from iree_gauntlet.engine.processes.supervisor import Supervisor, find_linker
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
@@ -491,6 +491,7 @@ def run_bundle(
             tools.append((f"{prefix}IREE_COMPILE", side.compiler.compile))
             tools.append((f"{prefix}IREE_RUN_MODULE", side.runtime.run_module))
             tools.append((f"{prefix}IREE_BENCHMARK_MODULE", side.runtime.benchmark_module))
+            tools += find_linker(side.compiler.compile)
     command = Command(("sh", f"./{_REPRODUCE}"), str(bundle), env=tuple(tools))
     log = logs / SAID
     outcome = supervisor.run(command, stdout=log, stderr=log, timeout=_TIMEOUT_SECONDS)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.diagnostics import find_diagnostic, find_same_in_all
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
-from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
+from iree_gauntlet.engine.processes.supervisor import Outcome, find_linker, is_disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.recorded import Recorded
@@ -272,7 +272,9 @@ class Tools:
 
     def _run(self, argv: Sequence[str], name: str, cwd: Path, timeout: float) -> ToolResult:
         out, err = self.folder / f"{name}.out.txt", self.folder / f"{name}.txt"
-        outcome = self.supervisor.run(Command(tuple(argv), str(cwd)), stdout=out, stderr=err, timeout=timeout)
+        # Also for a program of ours that starts the compiler.
+        command = Command(tuple(argv), str(cwd), find_linker(self.workbench.iree.compiler.compile))
+        outcome = self.supervisor.run(command, stdout=out, stderr=err, timeout=timeout)
         if outcome.cancelled:
             raise KeyboardInterrupt
         if outcome.exit_code and is_disk_full(self.folder, outcome.tail):

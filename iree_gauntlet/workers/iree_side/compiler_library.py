@@ -19,8 +19,10 @@ import ctypes
 import importlib.machinery
 import importlib.util
 import io
+import os
 import platform
 import re
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +85,10 @@ class CompilerLibrary:
         neighbour = path.with_name(_TOOL)
         # What the tool would see as its own name; it stands in the compiler's crash reports.
         self._program = str(neighbour if neighbour.exists() else _TOOL)
+        linker = shlex.quote(str(path.with_name("iree-lld")))
+        if linker.startswith("'"):
+            # The compiler starts it by a shell line, in which it quotes nothing.
+            os.environ.setdefault("IREE_LLVM_EMBEDDED_LINKER_PATH", linker)
         try:
             library = ctypes.CDLL(str(path))
             self._entries: dict[str, Callable[..., Any]] = {}
