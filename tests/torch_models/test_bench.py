@@ -151,10 +151,13 @@ def test_wrong_numbers_have_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("STAND_IN", "wrong")
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json")
     assert done.code == 1, done.text
-    (entry,) = bench.perf
+    (entry,) = bench.failures
+    assert entry["verdict"] == "failed"
     assert entry["error"].startswith("threshold failed: output 0: ")
     assert not {"samples_per_sec", "total_time", "total_samples"} & entry.keys()
-    assert "no speed is reported" in done.out
+    assert "no speed is reported\nfailure 1 of perf.failed.json" in done.out
+    # Readers of results take none of it for one.
+    assert not (bench.folder / "perf.json").exists()
     assert bench.result("line/small@cpu:threshold")["outputs"][0]["mismatches"] == 1
     assert bench.result("line/small@cpu:benchmark")["verdict"] == "skipped"
 
@@ -167,10 +170,10 @@ def test_a_layer_that_is_a_little_wrong_has_no_speed(
     monkeypatch.setenv("STAND_IN", f"one layer is {share}")
     done = bench.run("-m", "line", "-c", "small", "-df", "Fp16", "-o", "perf.json")
     assert done.code == 1, done.text
-    assert bench.perf[0]["error"].startswith("threshold failed: ")
+    assert bench.failures[0]["error"].startswith("threshold failed: ")
     if share == "1.001":
         # No value is far off; all together are.
-        assert "as if contraction 1 of 1 (mm) were +0.1 % off" in bench.perf[0]["error"]
+        assert "as if contraction 1 of 1 (mm) were +0.1 % off" in bench.failures[0]["error"]
 
 
 def test_what_is_no_number_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +181,7 @@ def test_what_is_no_number_is_a_failure_like_any_other(tmp_path: Path, monkeypat
     monkeypatch.setenv("STAND_IN", "infinite")
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json")
     assert done.code == 1, done.text
-    assert bench.perf[0]["error"].startswith("threshold failed: output 0: ")
+    assert bench.failures[0]["error"].startswith("threshold failed: output 0: ")
     assert bench.result("line/small@cpu:threshold")["statistics"]["error"]["rms"] == "nan"
 
 
@@ -260,7 +263,11 @@ def test_a_builder_that_ends_without_a_result(bench: Bench) -> None:
 def test_a_model_that_is_written_wrong_is_an_error(bench: Bench) -> None:
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json", "--env", "STAND_IN=usage")
     assert done.code == 3, done.text
-    assert bench.perf[0]["error"] == "export error: models/line.py:3: line: nothing is right here"
+    (entry,) = bench.failures
+    assert (entry["verdict"], entry["error"]) == (
+        "error",
+        "export error: models/line.py:3: line: nothing is right here",
+    )
     assert "models/line.py:3: line: nothing is right here" in done.out
 
 
