@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
+    from iree_gauntlet.torch_models.agreement import ContractionErrors
     from iree_gauntlet.torch_models.bench_session import Latencies
     from iree_gauntlet.torch_models.build_files import BuildRecord
 
@@ -116,7 +117,7 @@ def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | 
                 "across a kink, as of a ReLU"
             )
         if tried:
-            lines.append(f"an error of 1 % would show in {tried.shown['1%']} of {tried.of} contractions")
+            lines.append(_say_sensitivity(tried))
     compiled = _find_result(record, chain, Stage.COMPILE)
     if compiled:
         seconds = duration(compiled.statistics["tool_seconds"])
@@ -126,6 +127,15 @@ def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | 
         beside = _find_result(record, chain, Stage.BENCHMARK, role)
         lines += beside.notes if beside else ()
     return lines
+
+
+def _say_sensitivity(tried: ContractionErrors) -> str:
+    if tried.of == tried.in_model:
+        return f"an error of 1 % would show in {tried.shown['1%']} of {tried.of} contractions"
+    return (
+        f"an error of 1 % in a contraction: {tried.of - tried.shown['1%']} of the {tried.of} that were tried, of "
+        f"{tried.in_model}, would not show it (--sensitivity tries all)"
+    )
 
 
 def _find_doubts(latency: Latencies, benchmark: Result) -> list[str]:

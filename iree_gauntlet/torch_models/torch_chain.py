@@ -65,6 +65,8 @@ _MODULE = "module.vmfb"
 _PARAMETERS = "model.irpa"
 # Fields of plans: it is the content that a model depends on.
 _PATHS = ("output", "models_dirs", "plugins")
+# Threads of torch's that wait for each other in a loop take five times as much of a busy machine.
+_QUIETLY = (("OMP_WAIT_POLICY", "passive"),)
 MODULE_WORKER = "measure_module.py"
 GENERATIVE_WORKER = "measure_generative.py"
 PIPELINE_WORKER = "measure_pipeline.py"
@@ -327,7 +329,7 @@ class TorchChain(ABC):
         step = self._looked_up(step, {**asked, **ingredients, **made_by, **self._environment})
         words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
-        return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
+        return replace(step, command=Command(words, step.folder, (*_QUIETLY, *self.env)), inputs=inputs)
 
     def importing(self, role: str, onnx: Path, content: str, export: str) -> Step:
         """Imports a program; its parameters go into an archive of the scope `model`."""

@@ -91,6 +91,7 @@ def bench(options: BenchOptions) -> ExitCode:
         microbatch=options.microbatch,
         dataformat=options.dataformat.value,
         accumulate=options.training and options.microbatch_count > 1,
+        sensitivity=options.sensitivity,
     )
     plan = check_options(model, asked)
     options = replace(options, config=plan.config or "")

@@ -19,7 +19,8 @@ import pytest
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.results import Result, Samples
 from iree_gauntlet.steps import make_step_id
-from iree_gauntlet.torch_models.bench_result import make_result_lines
+from iree_gauntlet.torch_models.agreement import ContractionErrors
+from iree_gauntlet.torch_models.bench_result import _say_sensitivity, make_result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_figures
 from iree_gauntlet.torch_models.build_files import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
@@ -174,6 +175,33 @@ def test_a_layer_that_is_a_little_wrong_has_no_speed(
     if share == "1.001":
         # No value is far off; all together are.
         assert "as if contraction 1 of 1 (mm) were +0.1 % off" in bench.failures[0]["error"]
+
+
+def test_every_contraction_is_tried_where_that_is_asked_for(bench: Bench) -> None:
+    words = ("-m", "line", "-c", "small")
+    for more, asked in ((("--sensitivity",), True), ((), False)):
+        done = bench.run(*words, *more)
+        assert done.code == 0, done.text
+        assert "an error of 1 % would show in 1 of 1 contractions" in done.out
+        # What is in the cache was made without.
+        assert bench.result("line/small@cpu:export")["cache"]["hit"] is not asked
+        plan = bench.newest / "steps" / "line" / "small.cpu" / "export" / "plan.json"
+        assert plan.exists() is asked
+        assert not asked or json.loads(plan.read_text())["sensitivity"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "of", "in_model", "says"),
+    [
+        (18, 18, 18, "an error of 1 % would show in 18 of 18 contractions"),
+        (57, 64, 98, "an error of 1 % in a contraction: 7 of the 64 that were tried, of 98, would not show it (--sens"),
+    ],
+)
+def test_what_was_not_tried_is_no_part_of_what_would_show(shown: int, of: int, in_model: int, says: str) -> None:
+    found = ContractionErrors(
+        worst="contraction 1 of 98 (mm)", error=0.0, limit=0.01, shown={"1%": shown}, of=of, in_model=in_model
+    )
+    assert _say_sensitivity(found).startswith(says)
 
 
 def test_what_is_no_number_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
