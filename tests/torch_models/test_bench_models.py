@@ -103,13 +103,13 @@ def test_shared_parameters_count_once_and_layers_free_the_count() -> None:
 
 def test_a_function_that_fails_is_named_with_its_line() -> None:
     def broken(training: bool) -> Any:
-        return torch.ones(2, 3) @ torch.ones(2, 3)
+        raise RuntimeError("shapes that do not fit")
 
     model = declared(broken)
     with pytest.raises(ModelError) as caught:
         instantiate(model, BuildOptions())
     (problem,) = caught.value.problems
-    assert problem.message.startswith("RuntimeError: mat1 and mat2")
+    assert problem.message == "RuntimeError: shapes that do not fit"
     assert (problem.line, problem.field) == (model.line + 1, "broken")
 
 
@@ -279,7 +279,6 @@ def compiled(module: Any, inputs: tuple[Any, ...], folder: Path) -> Callable[...
 
 
 @pytest.mark.iree
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_bert_through_iree(tmp_path: Path) -> None:
     made = pipeline(built("bert", "tiny"))
     (answer,) = compiled(made.device, made.inputs, tmp_path / "bert")(*made.inputs)
@@ -287,7 +286,6 @@ def test_bert_through_iree(tmp_path: Path) -> None:
 
 
 @pytest.mark.iree
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_whisper_token_by_token_through_iree(tmp_path: Path) -> None:
     content = whisper()
     with torch.no_grad():
