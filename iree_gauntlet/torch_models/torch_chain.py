@@ -103,8 +103,11 @@ class TorchPython(Recorded):
 
 
 def make_torch_words(python: str, module: str) -> tuple[str, ...]:
-    """The words that run a module of `torch_side/` in a Python (see `torch_process.py`), but for its plan."""
-    return (python, "-B", str(_TORCH_SIDE / "torch_process.py"), f"{_PACKAGE}.torch_side.{module}")
+    """The words that run a module of `torch_side/` in a Python (see `torch_process.py`), but for its plan.
+
+    Python keeps what it compiles of torch and the packages beside it, as installers such as uv do not: 15 s each time.
+    """
+    return (python, str(_TORCH_SIDE / "torch_process.py"), f"{_PACKAGE}.torch_side.{module}")
 
 
 def find_torch_python(named: str) -> TorchPython:
