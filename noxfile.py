@@ -110,10 +110,12 @@ def measure(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """Run all pretrained models, and test the models of specs/models, `bench` and `micro` with torch itself.
 
-    Not among the tests: torch is large (its CPU build: `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`).
+    Not among the tests: torch is large. Its CPU build is a tenth of it: `UV_TORCH_BACKEND=cpu`, or without uv
+    `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`.
     """
     _install_test_tools(session, "models")
-    session.run("pytest", "-m", "models", *session.posargs)
+    # A file stays together: its tests share what they compile.
+    session.run("pytest", "-m", "models", "-n", str(_CORES), "--dist", "loadfile", "--timeout=3600", *session.posargs)
 
 
 @nox.session

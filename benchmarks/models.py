@@ -51,8 +51,9 @@ def _measured(name: str, words: Sequence[str], output: Path) -> dict[str, Any]:
     model, _, config = name.partition("/")
     named = ["-m", model, *(["-c", config] if config else []), "-o", str(output), "--loop_count", str(_CALLS)]
     command = [sys.executable, "-m", "iree_gauntlet.bench", *named, *words]
-    subprocess.run(command, cwd=_ROOT, stdout=subprocess.DEVNULL, check=False)
-    entry: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))[-1]
+    done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.DEVNULL, check=False)
+    written = output.with_suffix(".failed.json") if done.returncode else output
+    entry: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))[-1]
     return entry
 
 

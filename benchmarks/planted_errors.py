@@ -73,9 +73,10 @@ def _entry(name: str, form: str, models: Path, *, training: bool) -> dict[str, A
         done = subprocess.run(
             [*command, "--loop_count", "1", "-o", str(output)], cwd=_ROOT, capture_output=True, text=True, check=False
         )
-        if not output.exists():
+        written = output.with_suffix(".failed.json") if done.returncode else output
+        if not written.exists():
             sys.exit(done.stdout + done.stderr)
-        entry: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))[-1]
+        entry: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))[-1]
     return entry
 
 

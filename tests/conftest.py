@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SESSION_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="iree-gauntlet-tests-")
     # Benchmarks of one process would else keep all others from compiling.
     os.environ[LOCKS_VARIABLE] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / f"locks{worker}")
+    # Of torch, next to other tests: threads that wait in a loop would take what these need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # No settings of the user's; those of a test's project are read.
     os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "config")
     # No IREEs of the user's, and none for them: neither in their cache nor on their PATH.

@@ -47,7 +47,10 @@ _APPROXIMATION = 8 * UNIT_ROUNDOFF["f32"]
 class ContractionErrors(Recorded):
     """By how much contractions look too large: `error` is a share of the worst one's result.
 
-    `shown`: how many of them would show an error of so much.
+    Attributes:
+        shown: how many of them would show an error of so much.
+        of: how many were tried.
+        in_model: how many there are.
     """
 
     worst: str
@@ -55,6 +58,7 @@ class ContractionErrors(Recorded):
     limit: float
     shown: dict[str, int]
     of: int
+    in_model: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +173,9 @@ def find_gains(
     if abs(error) > limit:
         problem = f"as if {name} were {100 * error:+.2g} % off: {100 * limit:.2g} % may be rounding"
     shown = {text: int(np.sum(allowed < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
-    found = ContractionErrors(worst=name, error=error, limit=limit, shown=shown, of=len(gains))
+    found = ContractionErrors(
+        worst=name, error=error, limit=limit, shown=shown, of=len(gains), in_model=directions.contractions
+    )
     return Gains(found, len(flipped), _combine(rest, sizes), _combine(rooms, sizes), problem)
 
 
@@ -297,7 +303,7 @@ class TriedErrors:
 
     Attributes:
         places: of the values, by output; `scales`: of their errors.
-        slopes: of each contraction in `names`, what changes as its result grows.
+        slopes: of each contraction in `names`, what changes as its result grows; there are `contractions` in all.
         errors: of each run, by kind; `flips`: what each flip does.
     """
 
@@ -307,6 +313,7 @@ class TriedErrors:
     flips: Sequence[NDArray[np.float64]]
     scales: NDArray[np.float64]
     names: Sequence[str]
+    contractions: int
 
 
 def write_directions(found: TriedErrors, path: Path) -> Directions | None:
@@ -340,7 +347,7 @@ def write_directions(found: TriedErrors, path: Path) -> Directions | None:
         along=along,
         rest=rest,
     )
-    return Directions(path.name, tuple(found.names))
+    return Directions(path.name, tuple(found.names), found.contractions)
 
 
 def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:

@@ -158,6 +158,11 @@ class BenchOptions:
         "Gives the ratio of IREE to it on this machine: torch is eager and `torch.compile`, torch-eager the one alone.",
         choices=("torch", "torch-eager", "onnxruntime"),
     )
+    sensitivity: bool = _option(
+        False,
+        "Try every contraction of the model for what an error of it would look like.",
+        "Else 64 of them at most, fewer of large models: what that takes is no more than the export.",
+    )
     disturbed: str = _option(
         "replace",
         "What becomes of rounds of --against that other work on the machine disturbed.",

@@ -1,7 +1,8 @@
 """The result of a benchmark, out of its journal: an entry of perf.json, and lines for people.
 
-perf.json is an array: the new entry is put before its closing bracket, and everything in front of it stays as it is,
-byte by byte. Writers take turns by a lock file of the cache, and a file is replaced by rename.
+perf.json is an array of results; runs without one have entries in perf.failed.json, beside it. A new entry is put
+before the closing bracket, and everything in front of it stays as it is, byte by byte. Writers take turns by a lock
+file of the cache, and a file is replaced by rename.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import MAIN, Stage
+from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size, duration, format_error, milliseconds
 from iree_gauntlet.steps import make_step_id
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
+    from iree_gauntlet.torch_models.agreement import ContractionErrors
     from iree_gauntlet.torch_models.bench_session import Latencies
     from iree_gauntlet.torch_models.build_files import BuildRecord
 
@@ -55,7 +57,7 @@ _MOST_NAMES = 1000
 def make_perf_entry(
     record: JournalRecord, chain: Chain, build: BuildRecord | None, notes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """What is appended to perf.json."""
+    """What is appended to perf.json; without a speed, but with a verdict and an error, where there is no result."""
     run, toolchain = record.run, chain.toolchain
     source = (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH]
     about = {
@@ -69,7 +71,8 @@ def make_perf_entry(
     more = _collect_more(record, chain, build, notes)
     problem = _find_problem(record)
     if problem or benchmark is None:
-        return {**about, "error": problem or "interrupted", **more}
+        verdict, error = problem or (Verdict.ERROR, "interrupted")
+        return {"verdict": verdict, "error": error, **about, **more}
     figures = BenchFigures.from_dict(benchmark.statistics)
     speed = {
         "total_time": figures.total_s,
@@ -114,7 +117,7 @@ def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | 
                 "across a kink, as of a ReLU"
             )
         if tried:
-            lines.append(f"an error of 1 % would show in {tried.shown['1%']} of {tried.of} contractions")
+            lines.append(_say_sensitivity(tried))
     compiled = _find_result(record, chain, Stage.COMPILE)
     if compiled:
         seconds = duration(compiled.statistics["tool_seconds"])
@@ -124,6 +127,15 @@ def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | 
         beside = _find_result(record, chain, Stage.BENCHMARK, role)
         lines += beside.notes if beside else ()
     return lines
+
+
+def _say_sensitivity(tried: ContractionErrors) -> str:
+    if tried.of == tried.in_model:
+        return f"an error of 1 % would show in {tried.shown['1%']} of {tried.of} contractions"
+    return (
+        f"an error of 1 % in a contraction: {tried.of - tried.shown['1%']} of the {tried.of} that were tried, of "
+        f"{tried.in_model}, would not show it (--sensitivity tries all)"
+    )
 
 
 def _find_doubts(latency: Latencies, benchmark: Result) -> list[str]:
@@ -143,13 +155,13 @@ def _find_result(record: JournalRecord, chain: Chain, stage: Stage, role: str = 
     return found if found is not None and not found.verdict.is_bad and found.statistics else None
 
 
-def _find_problem(record: JournalRecord) -> str:
-    """The first step that came out badly; those behind it were skipped."""
+def _find_problem(record: JournalRecord) -> tuple[Verdict, str] | None:
+    """The verdict of the first step that came out badly, and what is wrong; those behind it were skipped."""
     for step in record.planned:
         result = record.results.get(step.id)
         if result is not None and result.verdict.is_bad:
-            return f"{step.name} {result.verdict}: {result.reason}"
-    return ""
+            return result.verdict, f"{step.name} {result.verdict}: {result.reason}"
+    return None
 
 
 def _collect_more(
@@ -205,14 +217,18 @@ def find_result_path(output: str | Path) -> Path:
 
 
 def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) -> Appended:
-    """Appends one result, which has a speed or an error, to what `--output` names; missing folders are made.
+    """Appends a result to what `--output` names, or what has an error to the file of failures beside it.
 
-    A file that is damaged, or is no list of results, is left as it is: the result goes to `<name>.new-1.json`
-    next to it, or to the first such file that is whole or not there. Numbers that JSON does not have are written as
-    "nan", "inf" and "-inf". Those who share a cache's locks take turns. After an error what was there is untouched.
+    Missing folders are made. A file that is damaged, or is no list of results, is left as it is: the result goes to
+    `<name>.new-1.json` next to it, or to the first such file that is whole or not there. Numbers that JSON does not
+    have are written as "nan", "inf" and "-inf". Those who share a cache's locks take turns. After an error what was
+    there is untouched.
     """
     line = json.dumps(_make_json(result), ensure_ascii=False, allow_nan=False)
     asked = find_result_path(output)
+    if "error" in result:
+        # Who reads results finds nothing but results.
+        asked = asked.with_name(f"{asked.name.removesuffix('.json')}.failed.json")
     with _lock_target(asked, locks) as target:
         _remove_leftovers(target)
         entries, why = _add(target, line)

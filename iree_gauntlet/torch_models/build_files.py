@@ -63,11 +63,17 @@ class BuildOptions(ModelPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan(BuildOptions):
-    """A model to build; `accumulate`: in training, the program takes the gradients so far and returns the sums."""
+    """A model to build.
+
+    Attributes:
+        accumulate: in training, the program takes the gradients so far and returns the sums.
+        sensitivity: whether each contraction is tried for what an error of it looks like, whatever that takes.
+    """
 
     models_dirs: tuple[str, ...]
     model: str
     accumulate: bool = False
+    sensitivity: bool = False
 
     def __post_init__(self) -> None:
         if self.accumulate and not self.training:
@@ -208,10 +214,15 @@ class Array(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Directions(Recorded):
-    """What errors of contractions look like in the outputs (see `agreement.py`)."""
+    """What errors of contractions look like in the outputs (see `agreement.py`).
+
+    Attributes:
+        names: of those that were tried, in words; `contractions`: how many the program has.
+    """
 
     file: str
     names: tuple[str, ...]
+    contractions: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ _MODULE = "module.vmfb"
 _PARAMETERS = "model.irpa"
 # Fields of plans: it is the content that a model depends on.
 _PATHS = ("output", "models_dirs", "plugins")
+# Threads of torch's that wait for each other in a loop take five times as much of a busy machine.
+_QUIETLY = (("OMP_WAIT_POLICY", "passive"),)
 MODULE_WORKER = "measure_module.py"
 GENERATIVE_WORKER = "measure_generative.py"
 PIPELINE_WORKER = "measure_pipeline.py"
@@ -101,8 +103,11 @@ class TorchPython(Recorded):
 
 
 def make_torch_words(python: str, module: str) -> tuple[str, ...]:
-    """The words that run a module of `torch_side/` in a Python (see `torch_process.py`), but for its plan."""
-    return (python, "-B", str(_TORCH_SIDE / "torch_process.py"), f"{_PACKAGE}.torch_side.{module}")
+    """The words that run a module of `torch_side/` in a Python (see `torch_process.py`), but for its plan.
+
+    Python keeps what it compiles of torch and the packages beside it, as installers such as uv do not: 15 s each time.
+    """
+    return (python, str(_TORCH_SIDE / "torch_process.py"), f"{_PACKAGE}.torch_side.{module}")
 
 
 def find_torch_python(named: str) -> TorchPython:
@@ -327,7 +332,7 @@ class TorchChain(ABC):
         step = self._looked_up(step, {**asked, **ingredients, **made_by, **self._environment})
         words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
         inputs = tuple(StepInput("program", str(path)) for path in sources)
-        return replace(step, command=Command(words, step.folder, self.env), inputs=inputs)
+        return replace(step, command=Command(words, step.folder, (*_QUIETLY, *self.env)), inputs=inputs)
 
     def importing(self, role: str, onnx: Path, content: str, export: str) -> Step:
         """Imports a program; its parameters go into an archive of the scope `model`."""

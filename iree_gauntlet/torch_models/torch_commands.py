@@ -92,6 +92,7 @@ def bench(options: BenchOptions) -> ExitCode:
         microbatch=options.microbatch,
         dataformat=options.dataformat.value,
         accumulate=options.training and options.microbatch_count > 1,
+        sensitivity=options.sensitivity,
     )
     plan = check_options(model, asked)
     options = replace(options, config=plan.config or "")
@@ -135,8 +136,10 @@ def bench(options: BenchOptions) -> ExitCode:
         notes = (f"{form.label}: {emulation}", *notes)
     lines = make_result_lines(record, chain, build)
     if options.output and code is not ExitCode.INTERRUPTED:
-        appended = append_result(options.output, make_perf_entry(record, chain, build, notes), locks)
-        lines.append(appended.note or f"result {appended.entries} of {appended.path}")
+        entry = make_perf_entry(record, chain, build, notes)
+        appended = append_result(options.output, entry, locks)
+        kind = "failure" if "error" in entry else "result"
+        lines.append(appended.note or f"{kind} {appended.entries} of {appended.path}")
     for line in (*notes, *lines):
         output.write(f"{line}\n")
     reports.append_to_step_summary(os.environ)

@@ -70,7 +70,15 @@ class Benchmarks:
 
     @property
     def perf(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = json.loads((self.folder / "perf.json").read_text())
+        return self._entries("perf.json")
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """Of runs that asked for `perf.json`."""
+        return self._entries("perf.failed.json")
+
+    def _entries(self, name: str) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = json.loads((self.folder / name).read_text())
         return entries
 
     @property

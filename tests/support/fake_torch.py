@@ -104,7 +104,7 @@ def _directions(folder: Path, expected: NDArray[np.float64], roundoff: float) ->
         along=[unit * np.linalg.norm(filters * flat, axis=1) for unit in kinds],
         rest=[[unit * size] for unit in kinds],
     )
-    return {"file": "main.directions.npz", "names": ["contraction 1 of 1 (mm)"]}
+    return {"file": "main.directions.npz", "names": ["contraction 1 of 1 (mm)"], "contractions": 1}
 
 
 def _build(plan: dict[str, Any], kind: str, programs: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

@@ -161,6 +161,7 @@ class Network:
                 [np.size(values) for values in expected],
             ),
             names=[f"contraction {at + 1} of {count} (mm)" for at in range(count)],
+            contractions=count,
         )
         made = write_directions(found, folder / "directions.npz")
         assert made is not None

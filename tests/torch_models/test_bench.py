@@ -19,7 +19,8 @@ import pytest
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.results import Result, Samples
 from iree_gauntlet.steps import make_step_id
-from iree_gauntlet.torch_models.bench_result import make_result_lines
+from iree_gauntlet.torch_models.agreement import ContractionErrors
+from iree_gauntlet.torch_models.bench_result import _say_sensitivity, make_result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession, make_bench_figures
 from iree_gauntlet.torch_models.build_files import TokenLoop
 from iree_gauntlet.torch_models.torch_chain import MeasuredCalls
@@ -151,10 +152,13 @@ def test_wrong_numbers_have_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("STAND_IN", "wrong")
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json")
     assert done.code == 1, done.text
-    (entry,) = bench.perf
+    (entry,) = bench.failures
+    assert entry["verdict"] == "failed"
     assert entry["error"].startswith("threshold failed: output 0: ")
     assert not {"samples_per_sec", "total_time", "total_samples"} & entry.keys()
-    assert "no speed is reported" in done.out
+    assert "no speed is reported\nfailure 1 of perf.failed.json" in done.out
+    # Readers of results take none of it for one.
+    assert not (bench.folder / "perf.json").exists()
     assert bench.result("line/small@cpu:threshold")["outputs"][0]["mismatches"] == 1
     assert bench.result("line/small@cpu:benchmark")["verdict"] == "skipped"
 
@@ -167,10 +171,37 @@ def test_a_layer_that_is_a_little_wrong_has_no_speed(
     monkeypatch.setenv("STAND_IN", f"one layer is {share}")
     done = bench.run("-m", "line", "-c", "small", "-df", "Fp16", "-o", "perf.json")
     assert done.code == 1, done.text
-    assert bench.perf[0]["error"].startswith("threshold failed: ")
+    assert bench.failures[0]["error"].startswith("threshold failed: ")
     if share == "1.001":
         # No value is far off; all together are.
-        assert "as if contraction 1 of 1 (mm) were +0.1 % off" in bench.perf[0]["error"]
+        assert "as if contraction 1 of 1 (mm) were +0.1 % off" in bench.failures[0]["error"]
+
+
+def test_every_contraction_is_tried_where_that_is_asked_for(bench: Bench) -> None:
+    words = ("-m", "line", "-c", "small")
+    for more, asked in ((("--sensitivity",), True), ((), False)):
+        done = bench.run(*words, *more)
+        assert done.code == 0, done.text
+        assert "an error of 1 % would show in 1 of 1 contractions" in done.out
+        # What is in the cache was made without.
+        assert bench.result("line/small@cpu:export")["cache"]["hit"] is not asked
+        plan = bench.newest / "steps" / "line" / "small.cpu" / "export" / "plan.json"
+        assert plan.exists() is asked
+        assert not asked or json.loads(plan.read_text())["sensitivity"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "of", "in_model", "says"),
+    [
+        (18, 18, 18, "an error of 1 % would show in 18 of 18 contractions"),
+        (57, 64, 98, "an error of 1 % in a contraction: 7 of the 64 that were tried, of 98, would not show it (--sens"),
+    ],
+)
+def test_what_was_not_tried_is_no_part_of_what_would_show(shown: int, of: int, in_model: int, says: str) -> None:
+    found = ContractionErrors(
+        worst="contraction 1 of 98 (mm)", error=0.0, limit=0.01, shown={"1%": shown}, of=of, in_model=in_model
+    )
+    assert _say_sensitivity(found).startswith(says)
 
 
 def test_what_is_no_number_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +209,7 @@ def test_what_is_no_number_is_a_failure_like_any_other(tmp_path: Path, monkeypat
     monkeypatch.setenv("STAND_IN", "infinite")
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json")
     assert done.code == 1, done.text
-    assert bench.perf[0]["error"].startswith("threshold failed: output 0: ")
+    assert bench.failures[0]["error"].startswith("threshold failed: output 0: ")
     assert bench.result("line/small@cpu:threshold")["statistics"]["error"]["rms"] == "nan"
 
 
@@ -260,7 +291,11 @@ def test_a_builder_that_ends_without_a_result(bench: Bench) -> None:
 def test_a_model_that_is_written_wrong_is_an_error(bench: Bench) -> None:
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json", "--env", "STAND_IN=usage")
     assert done.code == 3, done.text
-    assert bench.perf[0]["error"] == "export error: models/line.py:3: line: nothing is right here"
+    (entry,) = bench.failures
+    assert (entry["verdict"], entry["error"]) == (
+        "error",
+        "export error: models/line.py:3: line: nothing is right here",
+    )
     assert "models/line.py:3: line: nothing is right here" in done.out
 
 

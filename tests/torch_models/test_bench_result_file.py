@@ -119,11 +119,19 @@ def test_an_entry_stays_as_it_is_given(tmp_path: Path) -> None:
     failed = {**ABOUT, "error": "outputs differ from torch", "cosine": 0.2}
     appended = append_result(tmp_path / "perf", result(latency_ms={"p50": 1.5}))
     assert (appended.path, appended.entries, appended.note) == (tmp_path / "perf.json", 1, "")
-    append_result(tmp_path / "perf.json", failed)
-    good, bad = read(appended.path)
+    (good,) = read(appended.path)
     assert good == result(latency_ms={"p50": 1.5})
     assert list(good)[:3] == ["total_time", "total_samples", "samples_per_sec"]
-    assert bad == failed
+    kept = appended.path.read_bytes()
+    beside = append_result(tmp_path / "perf.json", failed)
+    assert beside == Appended(tmp_path / "perf.failed.json", 1)
+    assert (read(beside.path), appended.path.read_bytes()) == ([failed], kept)
+
+
+def test_a_file_with_failures_of_earlier_versions_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "perf.json"
+    path.write_text(json.dumps([{**ABOUT, "error": "compile failed: …"}]))
+    assert append_result(path, result()) == Appended(path, 2)
 
 
 def test_numbers_that_json_lacks_are_text(tmp_path: Path) -> None:

@@ -35,7 +35,14 @@ class Bench:
 
     @property
     def perf(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = json.loads((self.folder / "perf.json").read_text())
+        return self._entries("perf.json")
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        return self._entries("perf.failed.json")
+
+    def _entries(self, name: str) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = json.loads((self.folder / name).read_text())
         return entries
 
 
@@ -88,7 +95,8 @@ def planted(training: bool, config: str, microbatch: int = 64):
 """
 
 
-@pytest.mark.parametrize("form", ["Fp32", "Fp16", "Fp16_b", "Bfp8", "Bfp8_b", "Bfp4", "Bfp4_b"])
+# Of each element type, and a format of blocks; `test_bench_agreement.py` has them all.
+@pytest.mark.parametrize("form", ["Fp32", "Fp16", "Fp16_b", "Bfp4_b"])
 def test_a_hidden_layer_that_is_a_little_wrong_is_found(bench: Bench, form: str) -> None:
     (bench.folder / "planted").mkdir()
     (bench.folder / "planted" / "planted.py").write_text(_PLANTED)
@@ -100,14 +108,13 @@ def test_a_hidden_layer_that_is_a_little_wrong_is_found(bench: Bench, form: str)
     assert codes["right"] == 0, bench.perf[0]
     assert found["rms_tolerance"] < 12 * found["rms"]
     assert found["contractions"]["shown"]["1%"] == 3
-    assert codes["percent"] == 1, bench.perf[1]
+    assert codes["percent"] == 1, bench.perf[1:]
     # 1.001 is 1 in bf16: the program is the same.
-    assert codes["thousandth"] == (0 if form.endswith("_b") else 1), bench.perf[2]
+    assert codes["thousandth"] == (0 if form.endswith("_b") else 1), bench.perf[1:]
 
 
-@pytest.mark.parametrize("words", [("-m", "bert", "-c", "tiny"), ("-m", "bert", "-c", "tiny", "--layers", "1")])
-def test_gradients_are_those_of_torch(bench: Bench, words: tuple[str, ...]) -> None:
-    done = bench.run(*words, "--training")
+def test_gradients_are_those_of_torch(bench: Bench) -> None:
+    done = bench.run("-m", "bert", "-c", "tiny", "--training")
     assert done.code == 0, done.text
     (entry,) = bench.perf
     assert entry["numeric_error"]["rms"] < 1e-5
@@ -180,9 +187,9 @@ def test_a_layer_that_is_a_little_wrong_is_found_in_training(bench: Bench) -> No
     found = bench.perf[0]["numeric_error"]
     assert found["rms_without_flips"] <= found["rms_tolerance"] < 12 * found["rms_without_flips"]
     assert found["contractions"]["shown"]["0.1%"] == found["contractions"]["of"]
-    for number, config in enumerate(("forward", "backward"), 1):
+    for number, config in enumerate(("forward", "backward")):
         assert train(config).code == 1
-        assert bench.perf[number]["error"].startswith("threshold failed: ")
+        assert bench.failures[number]["error"].startswith("threshold failed: ")
     done = train("dropout")
     assert done.code == 3
     assert "the gradients of a second step with the same inputs are others, as with dropout" in done.text

@@ -118,7 +118,6 @@ def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, torch: Any) -> None:
 
 
 @pytest.mark.models
-@pytest.mark.filterwarnings("ignore")
 def test_what_is_left_of_a_baseline(tmp_path: Path, torch: Any) -> None:
     record = built_here(tmp_path, plan_of(tmp_path, "linear", 3, 64, 32)).record
     assert (record["kind"], record["samples"], record["parameter_count"]) == ("pipeline", 3, 64 * 32)
@@ -132,7 +131,6 @@ def test_what_is_left_of_a_baseline(tmp_path: Path, torch: Any) -> None:
 
 
 @pytest.mark.models
-@pytest.mark.filterwarnings("ignore")
 def test_the_reference_is_the_unchanged_model_in_f32(tmp_path: Path, torch: Any) -> None:
     plain = built_here(tmp_path / "plain", plan_of(tmp_path, "transformer_block", 2, 64))
     changed = built_here(tmp_path / "changed", plan_of(tmp_path, "transformer_block", 2, 64, quantization="int8dq"))
@@ -147,7 +145,6 @@ def test_the_reference_is_the_unchanged_model_in_f32(tmp_path: Path, torch: Any)
 
 
 @pytest.mark.models
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("ending", ["relu", "sigmoid", "leakyrelu", "relu6", "gelu", "silu", "hardswish"])
 def test_activations(tmp_path: Path, torch: Any, ending: str) -> None:
     functions = {"leakyrelu": "leaky_relu"}
@@ -168,7 +165,6 @@ def configuration(folder: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.models
-@pytest.mark.filterwarnings("ignore")
 def test_a_configuration_of_transformers(tmp_path: Path, torch: Any) -> None:
     path = configuration(tmp_path)
     for config, k, n, width in ((path, 0, 0, 32), (tmp_path, 64, 96, 64)):
@@ -191,7 +187,6 @@ def test_a_configuration_of_transformers(tmp_path: Path, torch: Any) -> None:
         ({}, 33, "transformers"),
     ],
 )
-@pytest.mark.filterwarnings("ignore")
 def test_configurations_that_do_not_fit(
     tmp_path: Path, torch: Any, fields: dict[str, Any], k: int, message: str
 ) -> None:
@@ -201,7 +196,6 @@ def test_configurations_that_do_not_fit(
 
 
 @pytest.mark.models
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -263,7 +257,6 @@ def inside(m, k, n, dtype):
 
 
 @pytest.mark.models
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("text", "asked", "message"),
     [

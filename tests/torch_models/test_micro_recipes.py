@@ -25,7 +25,7 @@ with contextlib.suppress(ModuleNotFoundError):
     # Without it these tests are not selected, and have to be collected all the same.
     import torch
 
-pytestmark = [pytest.mark.models, pytest.mark.iree, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.models, pytest.mark.iree]
 
 REGISTRY = load_registry()
 QUANTIZED = ("int8wo", "int8dq", "int4wo-16", "float8wo", "float8dq-tensor", "float8dq-row")

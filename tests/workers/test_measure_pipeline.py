@@ -322,7 +322,7 @@ def test_in_training_nothing_runs_after_the_device_and_sums_stay_there(built: Pa
         ("x", {"asked": {"training": True, "model": "after_only"}}, 2, "after_only has no modules on the host"),
         ("x, 'x'", {}, 2, "after the device: str is returned: expected tensors"),
         ("x.to(torch.complex64)", {}, 2, "after the device: complex64 is returned; known: float64"),
-        ("x @ n", {}, 1, "parts.py:22: RuntimeError: size mismatch"),
+        ("x @ n", {}, 1, "parts.py:22: RuntimeError: "),
         ("int('one')", {}, 1, "parts.py:22: ValueError: invalid literal"),
         ("x if count.append(0) or len(count) < 5 else [][0]", {}, 1, "parts.py:22: IndexError: list index"),
         ("x", {"modules": ["/no/such.vmfb"]}, 2, "such.vmfb"),

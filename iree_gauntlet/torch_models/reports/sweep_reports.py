@@ -234,8 +234,10 @@ def _collect_times(
     if row.is_baseline:
         return [_Metric(own, side.ms, "ms")]
     speedup = side.speedup
+    ratio = speedup.ratio if speedup else None
     return [
-        _Metric(SPEEDUP, speedup.ratio if speedup else None, "x", speedup),
+        # As torchao's program names it, and as its guide does.
+        *(_Metric(name, ratio, "x", speedup) for name in (SPEEDUP, f"speedup(wrt {row.point.dtype})")),
         _Metric(own, baseline.ms if baseline else None, "ms"),
         _Metric(_RECIPE_TIMES.get(row.variant.kind, "Recipe Fwd Time (ms)"), side.ms, "ms"),
     ]
@@ -264,13 +266,14 @@ def _collect_iree_metrics(row: Row) -> list[_Metric]:
 
 
 def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBenchmark:
+    compiled = backend == "inductor"
     facts = {
         "device": _name_device(row),
         "iree_device": row.point.device,
         "arch": arch,
-        "torch_compile_mode": row.point.torch_compile_mode,
-        # Of torch.compile alone: dashboards take a series without it for an eager one.
-        "use_compile": "true" if backend == "inductor" else None,
+        # Of torch.compile alone: dashboards take a series without these for an eager one.
+        "torch_compile_mode": row.point.torch_compile_mode if compiled else None,
+        "use_compile": "true" if compiled else None,
         "sweep": None if state == "complete" else state,
         "high_precision_dtype": row.point.dtype,
         "quantization": row.variant.quantization,

@@ -31,6 +31,7 @@ import numpy as np
 import onnx
 import onnx_ir
 import torch
+from torch._decomp import get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -59,9 +60,15 @@ _RUNS = 6
 # Of every operator's result, of sums of products in f32, and of products whose inputs are rounded to f32's digits: the
 # last is so much larger where math fidelity narrows these.
 _ERRORS = ("rounding", "sums", "products")
-# Contractions that are tried, evenly spread where there are more; values of the outputs that are kept of each, and of
-# each output at least.
+# Contractions that are tried, evenly spread where there are more: so many at most, and so many of the largest models.
+# Between these the work of all runs is limited, in products, such that they take no longer than the export; a value and
+# an operator are as much work as so many products.
 _DIRECTIONS = 64
+_LEAST_DIRECTIONS = 8
+_WORK = 2e11
+_WORK_OF_VALUE = 40
+_WORK_OF_OPERATOR = 1e6
+# Values of the outputs that are kept of each contraction, and of each output at least.
 _VALUES = 1 << 15
 _LEAST_VALUES = 64
 # Values may flip that are less than so many times the rms of their errors away from a kink. Each is tried by itself;
@@ -74,7 +81,14 @@ _COMPARISONS = {getattr(torch.ops.aten, name) for name in ("ge", "gt", "le", "lt
 _STEP = 2.0**-6
 # Rms of a rounding error, in units of roundoff: uniform, over mantissas between 1 and 2.
 _ROUNDING = 0.41
-_REDUCTIONS = {getattr(torch.ops.aten, name) for name in ("sum", "mean", "var", "var_mean")}
+_SUMS = {torch.ops.aten.sum, torch.ops.aten.mean}
+_REDUCTIONS = {*_SUMS, torch.ops.aten.var, torch.ops.aten.var_mean}
+# In one piece the errors of their sums would be those of single values, which all values of a row have alike. Where
+# what is left after them cancels, as in the gradient of the bias of attention's keys, it is nothing but these.
+_NORMALIZATIONS = [
+    getattr(torch.ops.aten, name)
+    for name in ("_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm", "native_group_norm")
+]
 _ROUNDOFFS = {getattr(torch, form.torch_type): UNIT_ROUNDOFF[form.element_type] for form in DataFormat}
 # Two runs of torch may add in another order.
 REPEATABLE = 1e-2
@@ -120,8 +134,10 @@ def _compute_in_format(
     inputs: Sequence[Tensor],
     form: DataFormat,
     post: Callable[[Sequence[Tensor]], list[Tensor]] | None = None,
+    *,
+    thorough: bool = False,
 ) -> tuple[list[Tensor], list[Spread], TriedErrors]:
-    """What a module in a data format returns, and what may become of that."""
+    """What a module in a data format returns, and what may become of that; `thorough` as of `_find_slopes`."""
     # In narrower formats the sums' errors are nothing next to the rounding of their results.
     kinds = _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]
     with _run_attention_as_exported():
@@ -151,11 +167,13 @@ def _compute_in_format(
             for place in (margin.square() < _NEAR**2 * power).nonzero()[: _FLIPS + 1, 0]
         ]
         flips = [tried(_InFormat(flip=at), "flips") for at in near] if len(near) <= _FLIPS else []
-        slopes, names = _find_slopes(
-            run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places
+        slopes, names, count = _find_slopes(
+            run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places, thorough=thorough
         )
     scales = np.concatenate([np.full(len(at), spreads[0].scale(index)) for index, at in enumerate(places)])
-    tried_errors = TriedErrors(places=places, slopes=slopes, errors=errors, flips=flips, scales=scales, names=names)
+    tried_errors = TriedErrors(
+        places=places, slopes=slopes, errors=errors, flips=flips, scales=scales, names=names, contractions=count
+    )
     return outputs, spreads, tried_errors
 
 
@@ -164,17 +182,28 @@ def _find_slopes(
     module: Module,
     inputs: Sequence[Tensor],
     places: Sequence[NDArray[np.int64]],
-) -> tuple[list[NDArray[np.float64]], list[str]]:
-    """What changes in values of the outputs as contractions' results grow, in f32; and which these are, in words."""
+    *,
+    thorough: bool,
+) -> tuple[list[NDArray[np.float64]], list[str], int]:
+    """What changes in values of the outputs as contractions' results grow, in f32; which these are, and of how many.
+
+    `thorough`: whether all are tried.
+    """
     with _Larger() as counted:
         before = _pick_values(run(module, inputs), places)
     count = len(counted.names)
-    chosen = sorted({round(at) for at in np.linspace(0, count - 1, min(_DIRECTIONS, count))})
+    tried = count if thorough else min(count, limit_directions(counted.work))
+    chosen = sorted({round(at) for at in np.linspace(0, count - 1, tried)})
     slopes = []
     for at in chosen:
         with _Larger(at):
             slopes.append((_pick_values(run(module, inputs), places) - before) / _STEP)
-    return slopes, [f"contraction {at + 1} of {count} ({counted.names[at]})" for at in chosen]
+    return slopes, [f"contraction {at + 1} of {count} ({counted.names[at]})" for at in chosen], count
+
+
+def limit_directions(work: float) -> int:
+    """How many contractions are tried of a model, by the work of one run alone: a clock has no part in a verdict."""
+    return max(_LEAST_DIRECTIONS, min(_DIRECTIONS, int(_WORK / max(1.0, work))))
 
 
 class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
@@ -187,7 +216,7 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
         self._flip = flip
         # Results of ReLUs and what these were given, by where the results lie: kept, so that nothing else does.
         self._relus: dict[int, tuple[Tensor, Tensor]] = {}
-        self._parts = make_backward_decompositions()
+        self._parts = make_backward_decompositions() | (get_decompositions(_NORMALIZATIONS) if error else {})
         self._random = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -225,9 +254,10 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
         scale = 0.0
         if self._error == "sums" and func.overloadpacket in _REDUCTIONS:
             products = args[0].numel() / max(1, floats[0].numel())
-            if func.overloadpacket is torch.ops.aten.sum:
+            if func.overloadpacket in _SUMS:
                 # What cancels has the errors of its terms.
                 scale = math.sqrt(products) * float(args[0].double().square().mean().sqrt())
+                scale /= 1.0 if func.overloadpacket is torch.ops.aten.sum else max(1.0, products)
         wide_args, wide_kwargs = tree_map(lambda leaf: _widen(leaf, kind), (args, kwargs))
         wide = func(*wide_args, **wide_kwargs)
         return tree_map(
@@ -237,9 +267,11 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
     def _rounded(self, exact: Tensor, own: Tensor, products: float, scale: float) -> Tensor:
         """In the type of the operator's own result; what needs no rounding has no error of it."""
         if products:
-            # Partial sums grow with the root of their number; both inputs are rounded.
+            # Partial sums grow with the root of their number, or towards what is no sum of random signs, one after the
+            # other; both inputs of products are rounded.
             units = math.sqrt(products / 2 if self._error == "sums" else 2)
-            error = _ROUNDING * UNIT_ROUNDOFF["f32"] * units * (scale or exact.square().mean().sqrt())
+            size = (exact.square() + scale**2 if scale else exact.square().mean()).sqrt()
+            error = _ROUNDING * UNIT_ROUNDOFF["f32"] * units * size
             exact = exact + error * torch.randn(exact.shape, generator=self._random)
         rounded = exact.to(own.dtype)
         if self._error != "rounding" or own.dtype not in _ROUNDOFFS:
@@ -249,18 +281,24 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
 
 
 class _Larger(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
-    """Counts contractions, and makes the result of one of them larger."""
+    """Counts contractions, and makes the result of one of them larger; `work` is that of all operators, in products."""
 
     def __init__(self, at: int = -1) -> None:
         super().__init__()
         self._at = at
         self.names: list[str] = []
+        self.work = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
+        results = [leaf for leaf in tree_leaves(returned) if _is_float(leaf)]
+        self.work += _WORK_OF_OPERATOR
+        if not func.is_view:
+            self.work += _WORK_OF_VALUE * sum(result.numel() for result in results)
         if func.overloadpacket in flop_registry:
+            self.work += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=returned) / 2
             if len(self.names) == self._at:
-                for result in filter(_is_float, tree_leaves(returned)):
+                for result in results:
                     result.mul_(1 + _STEP)
             self.names.append(func.overloadpacket.__name__)
         return returned
@@ -316,11 +354,14 @@ class BuildSteps:
 
     model: Declaration
 
-    def __init__(self, plan: ModelPlan, label: str, form: DataFormat = DataFormat.FP32) -> None:
+    def __init__(
+        self, plan: ModelPlan, label: str, form: DataFormat = DataFormat.FP32, *, thorough: bool = False
+    ) -> None:
         if not plan.output:
             raise UsageError("the plan names no folder for its output")
         self.label = label
         self.form = form
+        self._thorough = thorough
         self.folder = Path(plan.output)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / BUILD_FILE).unlink(missing_ok=True)
@@ -399,7 +440,9 @@ class BuildSteps:
     ) -> list[Tensor]:
         """What a program should return (see `_compute_in_format`); `export` keeps how near that has to be."""
         with self.timed("eager", f"running {name} in {self.form.label}, and with other rounding"):
-            outputs, self._spreads[name], found = _compute_in_format(run, module, inputs, self.form, post)
+            outputs, self._spreads[name], found = _compute_in_format(
+                run, module, inputs, self.form, post, thorough=self._thorough
+            )
         self._directions[name] = write_directions(found, self.folder / f"{name}.directions.npz")
         return outputs
 

@@ -50,7 +50,7 @@ def run(path: Path) -> None:
     Modules hand each other what they return flat: its tensors in order, one argument each.
     """
     plan = read_plan(path, BuildPlan)
-    steps = BuildSteps(plan, plan.form.label, plan.form)
+    steps = BuildSteps(plan, plan.form.label, plan.form, thorough=plan.sensitivity)
     kind = "training of " if plan.training else ""
     with steps.timed("build", f"building {kind}{plan.model} {plan.config or ''}".rstrip()):
         instance = make_planned_model(plan)
