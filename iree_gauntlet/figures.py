@@ -93,7 +93,7 @@ def signed(text: str, word: str) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as `0.41 s`, `61.2 s`, `3 min 05 s`, `2 h 03 min`."""
-    if seconds < 9.995:
+    if seconds < 9.995 or not math.isfinite(seconds):
         return f"{seconds:.2f} s"
     if seconds < 120:
         return f"{seconds:.1f} s"

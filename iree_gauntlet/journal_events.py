@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iree_gauntlet.cases import Stage  # noqa: TC001 - read at run time
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 
 
@@ -169,7 +170,7 @@ class EndEvent(Recorded):
     """How a run or a matrix ends; `stopped` is why before its last part."""
 
     time: str = ""
-    exit_code: int = 0
+    exit_code: ExitCode = ExitCode.OK
     seconds: float | None = None
     interrupted: bool = False
     stopped: str = ""
@@ -190,7 +191,7 @@ class ExperimentEnd(Recorded):
     """How it ended; `problem` is why it has no result."""
 
     time: str = field(default="", metadata=UNLESS_DEFAULT)
-    exit_code: int
+    exit_code: ExitCode
     problem: str = ""
     seconds: float = 0.0
     interrupted: bool = False

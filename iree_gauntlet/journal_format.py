@@ -6,7 +6,7 @@ last line without its newline is torn, was never acknowledged, and is left out.
 
 from __future__ import annotations
 
-import json
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunEvent
+from iree_gauntlet.recorded import read_json
 from iree_gauntlet.results import Result
 from iree_gauntlet.steps import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 
@@ -27,8 +28,8 @@ JOURNAL = "journal.jsonl"
 # Above these shares of the CPUs' time, other work and other machines of the host disturb what is measured.
 BUSY_SHARE = 0.2
 STEAL_SHARE = 0.02
-# What is raised by an event of another version.
-_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+# The texts that an event has to have.
+_NEEDED = {"start": ("step",), "result": ("step",)}
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,8 @@ class JournalRecord:
     @cached_property
     def planned(self) -> tuple[Step, ...]:
         """The steps, read; GauntletError where one is none that this version can read."""
-        try:
+        with explain_unreadable(f"{self.path}: a step", _advise(self.run)):
             return tuple(map(Step.from_dict, self.steps))
-        except _UNREADABLE as error:
-            raise _explain_unreadable(f"{self.path}: the journal", error, self.run) from error
 
     def result_event(self, step: str) -> dict[str, Any]:
         """The `result` event of a step, for another journal."""
@@ -85,12 +84,20 @@ class JournalRecord:
         return any(ended < run.time <= started for run in self.runs[1:])
 
 
-def _explain_unreadable(what: str, error: Exception, run: RunEvent) -> GauntletError:
-    return GauntletError(
-        f"{what} cannot be read: {type(error).__name__}: {error}",
-        f"it was written by version {run.version or 'unknown'}: use that version to report on it; "
-        "or it was changed since: begin a new run",
-    )
+@contextmanager
+def explain_unreadable(what: str, hint: str) -> Iterator[None]:
+    """Says (GauntletError) what of a record cannot be read, and why: others may have written or changed it."""
+    try:
+        yield
+    except KeyError as error:
+        raise GauntletError(f"{what} cannot be read: {error} is named, and is nowhere in it", hint) from error
+    except ValueError as error:
+        raise GauntletError(f"{what} cannot be read: {error}", hint) from error
+
+
+def _advise(run: RunEvent) -> str:
+    version = f"it was written by version {run.version or 'unknown'}: use that version to report on it"
+    return f"{version}; or it was changed since: begin a new run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +109,17 @@ class EventRecord:
     torn: bool
 
 
-def read_events(path: Path, opening: str) -> EventRecord:
+def read_events(path: Path, opening: str, needed: Mapping[str, tuple[str, ...]] | None = None) -> EventRecord:
     """Read a log that `records/event_log.py` writes, also one that is being written or whose writer was killed.
 
-    A line that was cut short may stand before an `opening`, the event that every writer begins with.
+    A line that was cut short may stand before an `opening`, the event that every writer begins with. `needed` has the
+    texts that events have to have, by their kind.
 
     Raises:
-        GauntletError: there is no such log, or a line of it that is not the last one of its writer is no JSON object.
+        GauntletError: there is no such log, or a line of it lacks a text, or is no JSON object and not the last one of
+            its writer.
     """
-    reader = _LogReader(path, opening)
+    reader = _LogReader(path, opening, needed or {})
     return EventRecord(path, tuple(reader), reader.torn)
 
 
@@ -123,19 +132,15 @@ def read_journal(path: Path) -> JournalRecord:
         GauntletError: there is no such journal, or a line of it that is not the last one of its writer
             is no JSON object, lacks what its event needs, or is one that this version cannot read.
     """
-    reader, found = _LogReader(path, "run"), JournalRecord(path)
+    reader, found = _LogReader(path, "run", _NEEDED), JournalRecord(path)
     # One by one: of ten thousands of events, only what counts in the end is kept.
     for number, event in reader:
-        kind, step = event.get("event"), event.get("step")
+        kind = event.get("event")
         if kind in ("run", "steps") and not isinstance(event.get("steps"), list):
-            refuse(path, number, f"is a {kind} event without a list of steps")
-        if kind in ("start", "result") and not isinstance(step, str):
-            refuse(path, number, f"is a {kind} event without a step")
-        try:
+            _refuse(path, number, f"is a {kind} event without a list of steps")
+        what = f"the result of {event['step']}" if kind == "result" else f"the {kind} event"
+        with explain_unreadable(f"{path}:{number}: {what}", _advise(found.run)):
             found = _take(found, event)
-        except _UNREADABLE as error:
-            what = f"the result of {step}" if kind == "result" else f"the {kind} event"
-            raise _explain_unreadable(f"{path}:{number}: {what}", error, found.run) from error
     return replace(found, torn=reader.torn)
 
 
@@ -162,13 +167,14 @@ def _take(found: JournalRecord, event: dict[str, Any]) -> JournalRecord:
 class _LogReader:
     """The events of a log with the numbers of their lines, read as they are asked for, and if one was `torn` so far."""
 
-    def __init__(self, path: Path, opening: str) -> None:
+    def __init__(self, path: Path, opening: str, needed: Mapping[str, tuple[str, ...]]) -> None:
         self._path = path
         self._opening = opening
+        self._needed = needed
         self.torn = False
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        broken = 0
+        broken, why = 0, ""
         try:
             with self._path.open("rb") as stream:
                 for number, line in enumerate(stream, start=1):
@@ -176,18 +182,19 @@ class _LogReader:
                         continue
                     # What follows the last newline was cut short, whatever it looks like: `{"a":1}` may lack nothing
                     # but its newline, but its writer had not got to the end of it.
-                    event = _parse(line) if line.endswith(b"\n") else None
-                    if event is None:
+                    event = _parse(line) if line.endswith(b"\n") else ""
+                    if isinstance(event, str):
                         self.torn = True
-                        broken = broken or (number if line.endswith(b"\n") else 0)
+                        if event and not broken:
+                            broken, why = number, event
                         continue
                     # A line that a crash tore is followed by that of a writer who came to resume; by the next whole
                     # one, to be exact: that writer may have been killed in its first line too.
                     if broken and event.get("event") != self._opening:
-                        refuse(self._path, broken, "is no JSON object")
+                        _refuse(self._path, broken, f"is no JSON object: {why}")
                     broken = 0
-                    if "time" in event and not _is_time(event["time"]):
-                        refuse(self._path, number, f"has a time that cannot be read: {event['time']!r}")
+                    if lacking := _find_lacking(event, self._needed):
+                        _refuse(self._path, number, lacking)
                     yield number, event
         except FileNotFoundError:
             raise GauntletError(
@@ -195,6 +202,15 @@ class _LogReader:
             ) from None
         except OSError as error:
             raise GauntletError(f"{self._path}: cannot read the journal: {error.strerror}") from error
+
+
+def _find_lacking(event: dict[str, Any], needed: Mapping[str, tuple[str, ...]]) -> str:
+    """What an event lacks that readers rely on; empty for nothing."""
+    if "time" in event and not _is_time(event["time"]):
+        return f"has a time that cannot be read: {event['time']!r}"
+    texts = needed.get(str(event.get("event")), ())
+    lacking = [name for name in texts if not isinstance(event.get(name), str)]
+    return f"is a {event['event']} event without a {lacking[0]}" if lacking else ""
 
 
 def _is_time(value: object) -> bool:
@@ -205,23 +221,16 @@ def _is_time(value: object) -> bool:
         return False
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The object of a line; None for what is no strict JSON object."""
+def _parse(line: bytes) -> dict[str, Any] | str:
+    """The object of a line; why, where it is none."""
     try:
-        event = _DECODER.decode(line.decode())
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
+        event = read_json(line)
+    except ValueError as error:
+        return str(error)
+    return event if isinstance(event, dict) else "it is another value"
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def refuse(path: Path, number: int, what: str) -> NoReturn:
+def _refuse(path: Path, number: int, what: str) -> NoReturn:
     """Raises (GauntletError) what is wrong with a line."""
     raise GauntletError(
         f"{path}:{number}: the line {what}",

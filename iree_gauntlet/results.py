@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import FailureKind, Golden, Metric, Verdict
-from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded
+from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, FieldError, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -159,8 +159,9 @@ class Samples(Recorded):
 
     @property
     def stdev_ms(self) -> float | None:
-        """Sample standard deviation (n − 1); None for a single repetition."""
-        return statistics.stdev(self.real_time_ms) if len(self.real_time_ms) > 1 else None
+        """Sample standard deviation (n − 1); None for a single repetition, and where one is no number."""
+        known = len(self.real_time_ms) > 1 and all(map(math.isfinite, self.real_time_ms))
+        return statistics.stdev(self.real_time_ms) if known else None
 
     @property
     def figures(self) -> dict[str, float | None]:
@@ -181,11 +182,15 @@ class Samples(Recorded):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From the journal's object; as `Recorded.from_dict`, and KeyError for a unit that is none."""
-        scale = MS_PER_UNIT[str(data.get("unit", "ms"))]
-        real, cpu = (tuple(float(time) * scale for time in data.get(name) or ()) for name in ("real_time", "cpu_time"))
-        name, iterations = str(data.get("name") or ""), tuple(map(int, data.get("iterations") or ()))
-        return cls(name, real, cpu, iterations, aggregated=bool(data.get("aggregated")))
+        """From the journal's object, whose times have a unit; as `Recorded.from_dict`."""
+        unit = str(data.get("unit", "ms"))
+        if unit not in MS_PER_UNIT:
+            raise FieldError("unit", f"expected one of {', '.join(MS_PER_UNIT)}, found {unit!r}")
+        said = {name: value for name, value in data.items() if value is not None}
+        times = {f"{name}_ms": said.get(name, []) for name in ("real_time", "cpu_time")}
+        read = super(Samples, cls).from_dict({"name": "", "iterations": [], **said, **times})
+        real, cpu = (tuple(time * MS_PER_UNIT[unit] for time in each) for each in (read.real_time_ms, read.cpu_time_ms))
+        return replace(read, real_time_ms=real, cpu_time_ms=cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +342,10 @@ class Result(Recorded):
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """As `Recorded.from_dict`; of journals that do not say how it failed, a crash is known by its signal."""
         result = super(Result, cls).from_dict(data)
+        try:
+            _ = result.known
+        except ValueError as error:
+            raise FieldError("statistics", error) from error
         if "failure" in data or result.signal in ("", *SENT_SIGNALS):
             return result
         blameless = result.timed_out or any(words in result.reason for words in _BLAMELESS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import KINDS_AT, MAIN, Allclose, FailureKind, Golden, OnnxImport, Origin, Stage
-from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -172,16 +172,17 @@ class Step(Recorded):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """As `Recorded.from_dict`; what journals of earlier versions do not say follows from what they do."""
+        name = read_text(data, "id")
         if "role" in data and "expect_kinds" in data:
             return super(Step, cls).from_dict(data)
-        name = str(data["id"]).removeprefix(f"{data['chain']}:")
+        name = name.removeprefix(f"{read_text(data, 'chain')}:")
         kinds: tuple[FailureKind, ...] = ()
         if data.get("expect_failure"):
             # Whether by a crash, by no crash, or (null) by either.
             crash = data.get("expect_crash")
-            possible = KINDS_AT.get(Stage(data["stage"]), ())
+            possible = KINDS_AT.get(Stage(read_text(data, "stage")), ())
             kinds = tuple(kind for kind in possible if crash in (None, kind is FailureKind.CRASHES))
-        role = name.removeprefix(str(data["stage"])).removeprefix(".") or MAIN
+        role = name.removeprefix(read_text(data, "stage")).removeprefix(".") or MAIN
         earlier = {"sku": "", "folder": "", "timeout": 0.0, "role": role, "expect_kinds": kinds}
         known = {name: value for name, value in data.items() if value is not None}
         return super(Step, cls).from_dict({**earlier, **known})

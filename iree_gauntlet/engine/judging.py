@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import re
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import listed
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
 
 if TYPE_CHECKING:
@@ -284,8 +283,8 @@ class GoldenProvenance(Recorded):
 def read_provenance(folder: Path) -> GoldenProvenance | None:
     """That of the outputs in a folder; None where there is none, or one of somebody else's making."""
     try:
-        return GoldenProvenance.from_dict(json.loads((folder / PROVENANCE_FILE).read_bytes()))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return GoldenProvenance.from_dict(read_json((folder / PROVENANCE_FILE).read_bytes()))
+    except (OSError, ValueError):
         return None
 
 

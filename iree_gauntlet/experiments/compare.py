@@ -130,7 +130,7 @@ def compare(
         options=kept,
         rules=settings.rules,
         rounds=RecordedRounds(**asdict(settings.rounds)),
-        machine=read_machine_facts().as_dict(),
+        machine=read_machine_facts(),
         elsewhere=machines is not None,
         **lock_facts(os.environ),
     )

@@ -135,7 +135,7 @@ class _Runs:
         result = self.record.results.get(iree.label) if self.record else None
         if result is None or result.error or result.exit_code not in _JUDGED:
             return None
-        return ExitCode(result.exit_code)
+        return result.exit_code
 
     def _find_workbench(self, iree: AskedIree) -> Workbench | None:
         """What an IREE means here, installed where it has to be; None where it is not available."""
@@ -176,7 +176,7 @@ class _Runs:
         return code
 
     def _record_result(self, iree: AskedIree, code: ExitCode, error: str = "", hint: str = "") -> None:
-        result = MatrixResult(label=iree.label, exit_code=int(code), error=error, hint=hint)
+        result = MatrixResult(label=iree.label, exit_code=code, error=error, hint=hint)
         self.log.write("result", result.as_dict())
 
 

@@ -20,6 +20,7 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_events import RunShard
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
+from iree_gauntlet.recorded import read_json
 from iree_gauntlet.records.run_folder import run_named
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.system.atomic import write_atomic
@@ -121,7 +122,7 @@ def _read_costs(named: str) -> dict[str, float]:
     if not path.is_file():
         return estimate_costs([read_journal(run_named(named, "--shard-costs") / JOURNAL)]) if named else {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(f"--shard-costs {path}: cannot be read: {error}", _COSTS_HINT) from error
     if not isinstance(content, dict):

@@ -22,6 +22,7 @@ from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings,
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import Machines, run
 from iree_gauntlet.experiments.session_verdicts import describe_times
+from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
 from iree_gauntlet.measuring.profiles.dispatch_profile import merged
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
@@ -467,7 +468,7 @@ class RoundsLog:
     def conclude(self, step: Step, result: Result) -> Verdict:
         """A unit is over."""
         events = self._events.pop(step.id, ())
-        problem, machine, where = result.reason, {}, None
+        problem, machine, where = result.reason, MachineFacts(), None
         blocks: list[dict[str, Any]] = []
         for event in events:
             match event:
@@ -476,7 +477,7 @@ class RoundsLog:
                 case {"event": "where"}:
                     where = WhereChanged.from_dict(event)
                 case {"event": kind, "machine": about, "failure": why} if kind == ENDED:
-                    problem, machine = why, about
+                    problem, machine = why, MachineFacts.from_dict(about)
         measured = MeasuredElsewhere(
             chain=step.chain,
             worker=result.worker,

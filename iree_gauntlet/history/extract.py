@@ -11,10 +11,11 @@ from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_events import MachineFacts
+from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
-from iree_gauntlet.records.sweep_record import MICRO, PointRecord
+from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, PointRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,7 +53,7 @@ def extract(outcome: RunOutcome) -> list[HistoryRun]:
             suite=outcome.suite,
             command=outcome.command,
             state=outcome.state,
-            exit_code=int(outcome.exit_code),
+            exit_code=outcome.exit_code,
             source=f"gauntlet {outcome.version or __version__}",
         )
         for machine, chains in machines.items()
@@ -104,7 +105,8 @@ def _make_case(chain: ChainOutcome, outcome: RunOutcome) -> HistoryCase:
 
 def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
     """What a point of a sweep says of each of its recipes: `lin/4-64-128/int8wo`."""
-    points = [PointRecord.from_dict(step.statistics[MICRO]) for step in chain.steps if MICRO in step.statistics]
+    with explain_unreadable(f"{chain.id}: its point of a sweep", UNREADABLE_SWEEP):
+        points = [PointRecord.from_dict(step.statistics[MICRO]) for step in chain.steps if MICRO in step.statistics]
     for variant in (item for point in points for item in point.variants):
         figures = [HistoryFigure("time_ms", variant.iree.ms, "median")] if variant.iree else []
         if variant.module_bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.recorded import read_json
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_DATA_JS = re.compile(r"\s*window\.BENCHMARK_DATA\s*=\s*(.*?);?\s*\Z", re.DOTALL)
+_DATA_JS = re.compile(rb"\s*window\.BENCHMARK_DATA\s*=\s*(.*?);?\s*\Z", re.DOTALL)
 # To milliseconds.
 _TIMES = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "seconds": 1e3}
 _PER_ITERATION = re.compile(r"/(?:iter|op)\Z")
@@ -55,11 +55,11 @@ def import_figures(file: Path, given: ImportFacts) -> tuple[HistoryRun, ...]:
         GauntletError: it is none of these, or cannot be read.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_bytes()
         script = _DATA_JS.match(text)
-        content = json.loads(script[1] if script else text)
+        content = read_json(script[1] if script else text)
         return tuple(_read_document(file, content, given))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         missing = f"a field {error} is missing" if isinstance(error, KeyError) else f"{error}"
         why = error.strerror if isinstance(error, OSError) else missing
         raise GauntletError(
@@ -129,7 +129,7 @@ def _read_asv(file: Path, content: Mapping[str, Any], given: ImportFacts) -> Ite
         values = found["result"] if isinstance(found["result"], list) else [found["result"]]
         # The labels of a benchmark's combinations, in asv's order.
         combinations = itertools.product(*(found.get("params") or []))
-        labels = [f"({', '.join(map(str, combination))})" if combination else "" for combination in combinations]
+        labels = (f"({', '.join(map(str, combination))})" if combination else "" for combination in combinations)
         for value, label in zip(values, labels, strict=False):
             if isinstance(value, int | float) and math.isfinite(value):
                 # Without `time_` in its name it is no time.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 # Its tables are those of this number; others are made again.
-_VERSION = 2
+_VERSION = 3
 _FILE = "index.sqlite"
 _WAIT_SECONDS = 60.0
 _TABLES = """
@@ -182,9 +182,10 @@ def _take(database: sqlite3.Connection, name: str, stamp: str, data: bytes) -> N
     ]
     # Where another process was quicker, these are there.
     database.execute("DELETE FROM figures WHERE file = ?", (name,))
+    confirms = json.dumps(run.confirms.as_dict() if run.confirms else {})
     row = IndexedRun(
         *(name, run.run, run.time, run.position[0], run.suite, run.state, run.exit_code, run.source),
-        *(run.iree.shown, run.iree.named, run.iree.compiler_commit, json.dumps(run.more.get("confirms") or {})),
+        *(run.iree.shown, run.iree.named, run.iree.compiler_commit, confirms),
         *(run.machine.shown, len(run.cases), len(rows)),
     )
     database.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
-from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.journal_format import explain_unreadable, read_events
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.outcome import lock_remark
 
@@ -163,7 +163,7 @@ class BisectOutcome:
     @property
     def exit_code(self) -> ExitCode:
         """What the command ended with; ERROR where it did not finish."""
-        return ExitCode(self.end.exit_code) if self.end else ExitCode.ERROR
+        return self.end.exit_code if self.end else ExitCode.ERROR
 
     @property
     def labels(self) -> list[str]:
@@ -255,14 +255,15 @@ class BisectOutcome:
 
 def bisect_outcome(folder: Path) -> BisectOutcome:
     """What the record in a bisect's folder says; GauntletError where there is none, or it cannot be read."""
-    record = read_events(folder / BISECT_RECORD, "bisect")
+    record = read_events(folder / BISECT_RECORD, "bisect", {"judged": ("candidate",)})
+    hint = "It was written by another version of this toolkit, or changed; start a new bisect."
     asked: BisectOpening | None = None
     judged: dict[str, Judged] = {}
     search: BisectFound | None = None
     change: BisectChange | None = None
     end: ExperimentEnd | None = None
-    try:
-        for _, event in record.events:
+    for number, event in record.events:
+        with explain_unreadable(f"{record.path}:{number}: the {event.get('event')} event", hint):
             match event:
                 case {"event": "bisect"}:
                     # A resumed one is made again by the command that began it.
@@ -278,14 +279,10 @@ def bisect_outcome(folder: Path) -> BisectOutcome:
                     end = ExperimentEnd.from_dict(event)
             if event.get("search"):
                 search = BisectFound.from_dict(event["search"])
-        if asked is None:
-            raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
-        outcome = BisectOutcome(folder.name, asked, judged, search, change, end, record.torn)
-        # Others may have written to it: its events have to fit each other.
+    if asked is None:
+        raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
+    outcome = BisectOutcome(folder.name, asked, judged, search, change, end, record.torn)
+    # Others may have written to it: its events have to fit each other.
+    with explain_unreadable(f"{record.path}: the bisect", hint):
         outcome.as_dict()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise GauntletError(
-            f"{record.path} is no whole record of a bisect: {type(error).__name__}: {error}",
-            "It was written by another version of this toolkit, or changed; start a new bisect.",
-        ) from error
     return outcome

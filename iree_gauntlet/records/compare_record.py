@@ -5,27 +5,38 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import describe_part, format_outside, work_change
-from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal, refuse
-from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded
+from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening, MachineFacts
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_events, read_journal
+from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, FieldError, Recorded
 from iree_gauntlet.records.run_folder import LATEST, newest_of
 from iree_gauntlet.results import DispatchChange, WorkPart  # noqa: TC001 - read by their types
 from iree_gauntlet.settings import find_runs_folder, shown
 from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by their types
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
 COMPARISON_FILE = "comparison.jsonl"
 # Names of the sides.
 SIDES = "AB"
+_HINT = "It was written by another version of this toolkit, or changed; start a new comparison."
 # The texts that an event has to have.
 _NEEDED = {
     **dict.fromkeys(("block", "verdict", "where", "measured"), ("chain",)),
     "begun": ("chain", "worker"),
     "remark": ("text",),
 }
+
+
+def _require_sides(field_name: str, of_sides: Mapping[str, object]) -> None:
+    """Refuses (ValueError) a field that does not have what both sides have."""
+    if set(of_sides) != set(SIDES):
+        raise FieldError(field_name, f"expected {' and '.join(SIDES)}, found {', '.join(of_sides) or 'nothing'}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,11 @@ class RecordedRules(Recorded):
     least_work: float | None = field(default=None, metadata=UNLESS_DEFAULT)
     outside: tuple[float, int] | None = field(default=None, metadata=UNLESS_DEFAULT)
 
+    def __post_init__(self) -> None:
+        for name, margin in (("least", self.least), ("band", self.band)):
+            if margin < 0:
+                raise FieldError(name, f"expected a share of at least 0, found {margin:g}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRounds(Recorded):
@@ -86,9 +102,12 @@ class ComparisonOpening(ExperimentOpening):
     options: dict[str, Any]
     rules: RecordedRules
     rounds: RecordedRounds
-    machine: dict[str, Any]
+    machine: MachineFacts = field(default_factory=MachineFacts)
     lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
     elsewhere: bool = False
+
+    def __post_init__(self) -> None:
+        _require_sides("sides", self.sides)
 
     @property
     def metric(self) -> str:
@@ -119,6 +138,9 @@ class PreparedComparison(Recorded):
     left_out: dict[str, str] = field(default_factory=dict)
     benchmarks: dict[str, dict[str, SideBenchmark]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _require_sides("sides", self.sides)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedFigures(Recorded):
@@ -146,6 +168,9 @@ class TimedFigures(ComparedFigures):
 
     time_ms: dict[str, SideTimes]
     bootstrap: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _require_sides("time_ms", self.time_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +211,13 @@ class WorkVerdict(Recorded):
     outside: int | None = None
     parts: tuple[WorkPart, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     with_fma: dict[str, int] | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    def __post_init__(self) -> None:
+        for name, counts in (("instructions", self.instructions), ("with_fma", self.with_fma)):
+            if counts is not None:
+                _require_sides(name, counts)
+                if min(counts.values()) <= 0:
+                    raise FieldError(name, "expected counts above 0")
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -346,7 +378,7 @@ class MeasuredElsewhere(Recorded):
     worker: str
     problem: str = ""
     notes: tuple[str, ...] = ()
-    machine: dict[str, Any] = field(default_factory=dict)
+    machine: MachineFacts = field(default_factory=MachineFacts)
     blocks: tuple[dict[str, Any], ...]
     where: WhereChanged | None = None
 
@@ -408,6 +440,8 @@ class ComparisonRecord:
             case {"event": "summary"}:
                 self.summary = ComparisonSummary.from_dict(event)
             case {"event": "where", "chain": chain}:
+                if chain not in self.verdicts and chain not in self.works:
+                    raise FieldError("chain", f"{chain} has no verdict")
                 self.where[chain] = WhereChanged.from_dict(event)
             case {"event": "end"}:
                 self.end = ExperimentEnd.from_dict(event)
@@ -443,23 +477,15 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     """Reads a comparison's folder; GauntletError where there is no record, or it cannot be read."""
     path = folder / COMPARISON_FILE
     record: ComparisonRecord | None = None
-    try:
-        for number, event in read_events(path, "comparison").events:
-            kind = event.get("event")
-            if lacking := [name for name in _NEEDED.get(str(kind), ()) if not isinstance(event.get(name), str)]:
-                refuse(path, number, f"is a {kind} event without a {lacking[0]}")
-            if kind == "comparison":
+    for number, event in read_events(path, "comparison", _NEEDED).events:
+        with explain_unreadable(f"{path}:{number}: the {event.get('event')} event", _HINT):
+            if event.get("event") == "comparison":
                 opening = ComparisonOpening.from_dict(event)
                 # A resumed one judges again.
                 begun, measured = (record.begun, record.measured) if record else (Counter[str](), {})
                 record = ComparisonRecord(opening, PreparedComparison(sides=opening.sides), begun, measured)
             elif record is not None:
                 record.take(event)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise GauntletError(
-            f"{path} is no whole record of a comparison: {type(error).__name__}: {error}",
-            "It was written by another version of this toolkit, or changed; start a new comparison.",
-        ) from error
     if record is None:
         raise GauntletError(f"{path}: does not say what was compared", "Start a new comparison.")
     for name, side in record.prepared.sides.items():

@@ -20,8 +20,8 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
-from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.journal_format import explain_unreadable, read_events
+from iree_gauntlet.recorded import FieldError, Recorded
 from iree_gauntlet.records.outcome import Explanation
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ EXPLAIN_FOLDER = "explain"
 EXPLAIN_RECORD = "explain.jsonl"
 _RECORD = f"{EXPLAIN_FOLDER}/{EXPLAIN_RECORD}"
 _EVENT = ("event", "time", "case", "part")
+# The texts that an event has to have.
+_NEEDED = {"start": ("case",), "found": ("case", "part"), "case": ("case",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,10 @@ class FoundCulprit(FoundReason):
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     repeated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.around and self.call not in (call for call, *_ in self.around):
+            raise FieldError("call", f"expected one of those in `around`, found {self.call}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +277,7 @@ class ExplainOutcome:
     @property
     def exit_code(self) -> ExitCode:
         """What the command ended with; ERROR where it did not finish."""
-        return ExitCode(self.end.exit_code) if self.end else ExitCode.ERROR
+        return self.end.exit_code if self.end else ExitCode.ERROR
 
     @property
     def answer(self) -> str:
@@ -322,8 +328,9 @@ def _read_record(folder: Path) -> tuple[ExplainOpening | None, dict[str, Explain
     ends: dict[str, CaseEnd] = {}
     end: ExperimentEnd | None = None
     path = folder / EXPLAIN_RECORD
-    try:
-        for _, event in read_events(path, "explain").events:
+    hint = "It was written by another version of this toolkit, or changed; remove it to explain the run anew."
+    for number, event in read_events(path, "explain", _NEEDED).events:
+        with explain_unreadable(f"{path}:{number}: the {event.get('event')} event", hint):
             match event:
                 case {"event": "explain"}:
                     asked, end = ExplainOpening.from_dict(event), None
@@ -336,16 +343,12 @@ def _read_record(folder: Path) -> tuple[ExplainOpening | None, dict[str, Explain
                     ends[name] = CaseEnd.from_dict(event)
                 case {"event": "end"}:
                     end = ExperimentEnd.from_dict(event)
-        known = {
-            name: ExplainedCase(item, parts, FoundParts.from_dict(parts), name in ends, ends.get(name, CaseEnd(name)))
-            for name, item in named.items()
-            for parts in (found.get(name, {}),)
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise GauntletError(
-            f"{path} is no whole record: {type(error).__name__}: {error}",
-            "It was written by another version of this toolkit, or changed; remove it to explain the run anew.",
-        ) from error
+    known: dict[str, ExplainedCase] = {}
+    for name, item in named.items():
+        parts = found.get(name, {})
+        with explain_unreadable(f"{path}: what was found of {name}", hint):
+            read, done = FoundParts.from_dict(parts), ends.get(name, CaseEnd(name))
+            known[name] = ExplainedCase(item, parts, read, name in ends, done)
     return asked, known, end
 
 

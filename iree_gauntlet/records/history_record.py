@@ -22,7 +22,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.journal_format import explain_unreadable
+from iree_gauntlet.recorded import FieldError, Recorded, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,6 +126,25 @@ class HistoryCase(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
+class ConfirmedFigure(Recorded):
+    """What a comparison of two IREEs, measured in turns, came to of a figure of a case."""
+
+    case: str
+    figure: str
+    before: str
+    after: str
+    verdict: str = ""
+    ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema(Recorded):
+    """Which fields a file has."""
+
+    schema: int
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryRun(Recorded):
     """A run.
 
@@ -144,10 +164,26 @@ class HistoryRun(Recorded):
     suite: str = ""
     command: str = ""
     state: str = "complete"
-    exit_code: int = 0
+    exit_code: ExitCode = ExitCode.OK
     source: str = ""
     more: dict[str, Any] = field(default_factory=dict)
     schema: int = _SCHEMA
+
+    def __post_init__(self) -> None:
+        try:
+            datetime.fromisoformat(self.time)
+        except ValueError as error:
+            raise FieldError("time", error) from error
+        _ = self.confirms
+
+    @property
+    def confirms(self) -> ConfirmedFigure | None:
+        """What a confirmation came to; None for another run, ValueError where it cannot be read."""
+        found = self.more.get("confirms")
+        try:
+            return ConfirmedFigure.from_dict(found) if found else None
+        except ValueError as error:
+            raise FieldError("more.confirms", error) from error
 
     @property
     def position(self) -> tuple[str, str]:
@@ -175,17 +211,13 @@ def read_history_file(name: str, data: bytes) -> HistoryRun:
             f"{name}: its content is not what its name says: it was changed, or cut short",
             "Copy it again from where it came from; the other runs are read as they are.",
         )
-    try:
-        content = json.loads(data)
-        if content["schema"] > _SCHEMA:
-            what = f"{name}: written by a newer version (schema {content['schema']}, and this one reads {_SCHEMA})"
+    with explain_unreadable(name, "It was written by another program; the other runs are read as they are."):
+        content = read_json(data)
+        schema = _Schema.from_dict(content).schema
+        if schema > _SCHEMA:
+            what = f"{name}: written by a newer version (schema {schema}, and this one reads {_SCHEMA})"
             raise GauntletError(what, "Update Gauntlet to see this run; the others are read as they are.")
         return HistoryRun.from_dict(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise GauntletError(
-            f"{name}: no run that this version can read: {type(error).__name__}: {error}",
-            "It was written by another program; the other runs are read as they are.",
-        ) from error
 
 
 def _digest(data: bytes) -> str:
@@ -283,18 +315,6 @@ class IndexedRun:
     machine: str
     cases: int
     figures: int
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmedFigure(Recorded):
-    """What a comparison of two IREEs, measured in turns, came to of a figure of a case."""
-
-    case: str
-    figure: str
-    before: str
-    after: str
-    verdict: str = ""
-    ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage  # noqa: TC001 - read by its type
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import counted, one_line
 from iree_gauntlet.journal_events import EndEvent, ExperimentOpening, MachineFacts, ToolchainFacts
-from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal, refuse
+from iree_gauntlet.journal_format import JOURNAL, explain_unreadable, read_events, read_journal
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outcome, remarks_of_record
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 MATRIX_RECORD = "matrix.jsonl"
-# What an event has to have.
-_NEEDED = {"matrix": "a list of IREEs", "result": "an exit code"}
+# The texts that an event has to have.
+_NEEDED = dict.fromkeys(("toolchain", "start", "result"), ("label",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class MatrixResult(Recorded):
     """`result`: how the run of an IREE ended, whose `start` is before; `error` where it could not be run to its end."""
 
     label: str
-    exit_code: int
+    exit_code: ExitCode
     error: str = ""
     hint: str = ""
 
@@ -199,12 +199,7 @@ def _make_iree(asked: AskedIree, folder: Path, record: MatrixRecord) -> MatrixIr
     problem, hint = "", ""
     if result is not None and result.error:
         problem, hint = result.error, result.hint
-        try:
-            code = ExitCode.worst([ExitCode(result.exit_code), *([outcome.exit_code] if outcome else [])])
-        except ValueError as error:
-            raise GauntletError(
-                f"{record.path}: {result.exit_code} is no exit code", "It was written by another version: use that one."
-            ) from error
+        code = ExitCode.worst([result.exit_code, *([outcome.exit_code] if outcome else [])])
     elif found and found.error and (result is None or outcome is None):
         problem, hint, code = found.error, found.hint or "", ExitCode.ERROR
     elif outcome is not None:
@@ -304,13 +299,12 @@ class MatrixRecord:
 
 def read_matrix(folder: Path) -> MatrixRecord:
     """Read a record; GauntletError where there is none, or it is damaged in another way than by a crash."""
-    log = read_events(folder / MATRIX_RECORD, "matrix")
+    log = read_events(folder / MATRIX_RECORD, "matrix", _NEEDED)
+    hint = "It was written by another version of this toolkit, or changed; start a new matrix."
     record = MatrixRecord(log.path, torn=log.torn)
     for number, event in log.events:
-        kind, label = event.get("event"), event.get("label")
-        if kind in ("toolchain", "start", "result") and not isinstance(label, str):
-            refuse(log.path, number, f"is a {kind} event without a label")
-        try:
+        kind, label = event.get("event"), str(event.get("label"))
+        with explain_unreadable(f"{log.path}:{number}: the {kind} event", hint):
             match kind:
                 case "matrix":
                     record.parts.append(MatrixOpening.from_dict(event))
@@ -319,13 +313,11 @@ def read_matrix(folder: Path) -> MatrixRecord:
                     found = FoundIree.from_dict(event)
                     record.found[found.label] = found
                 case "start":
-                    record.started.add(str(label))
-                    record.results.pop(str(label), None)
+                    record.started.add(label)
+                    record.results.pop(label, None)
                 case "result":
                     result = MatrixResult.from_dict(event)
                     record.results[result.label] = result
                 case "end":
                     record.end = EndEvent.from_dict(event)
-        except (AttributeError, TypeError, ValueError):
-            refuse(log.path, number, f"is a {kind} event without {_NEEDED.get(str(kind), 'what it needs')}")
     return record

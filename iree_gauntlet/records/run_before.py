@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE
 from iree_gauntlet.figures import milliseconds, whole
 from iree_gauntlet.journal_events import ToolchainFacts
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.results import OutputComparison  # noqa: TC001 - read by its type
 from iree_gauntlet.settings import resolve_links
@@ -129,10 +129,10 @@ def _find_before(suite: str, started: str, folder: Path, wanted: Collection[tupl
     for _, path in sorted(begun, reverse=True):
         try:
             if path.stat().st_size <= _LARGEST:
-                summary = _Summary.from_dict(json.loads(path.read_text(encoding="utf-8")))
+                summary = _Summary.from_dict(read_json(path.read_bytes()))
                 if {(chain.id, chain.sku) for chain in summary.chains}.issuperset(wanted):
                     return summary
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError):
             # Removed meanwhile, or cut short: the one before it is the next best.
             continue
     return None
@@ -172,7 +172,9 @@ def _find_changes(
             if abs(new - was.measured) >= least.get(title, 1):
                 yield chain, title, write(was.measured), write(new), share
         limits = was.limit, check.limit if check else None
-        if limits[0] != limits[1]:
+        # A step that was not reached says nothing of its limit.
+        reached = check is not None or new is not None
+        if reached and limits[0] != limits[1]:
             before, now = ("none" if limit is None else write(limit) for limit in limits)
             yield chain, f"limit of {title}", before, now, None
     output = own.worst_output

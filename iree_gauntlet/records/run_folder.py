@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.figures import counted, listed
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
 from iree_gauntlet.steps import ACTUAL_OUTPUT
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # In place of a run's name.
 LATEST = "latest"
+# Names of runs in a hint.
+_MOST = 5
 _BENCH_AGAIN = "A `bench` is not resumed: start it again, and what is done comes from the cache."
 
 
@@ -139,10 +142,35 @@ def run_named(text: str, where: str) -> Path:
     for folder in (Path(text), find_runs_folder() / text):
         if (folder / JOURNAL).is_file():
             return folder
+    for folder in (Path(text), find_runs_folder() / text):
+        if folder.is_dir():
+            raise _explain_no_run(where, text, folder)
     raise UsageError(
         f"{where} {text}: there is no such run",
         f"Runs are folders with a journal, such as those below {shown(find_runs_folder())}/.",
     )
+
+
+def _explain_no_run(where: str, text: str, folder: Path) -> UsageError:
+    """Why a folder that is there is no run, with the runs in it: of a matrix, a comparison or a bisection."""
+    runs = list_runs_within(folder)
+    what = f"{where} {text}: the folder has no {JOURNAL}, so it is no run"
+    if not runs:
+        return UsageError(what, f"Name a folder with a journal, such as those below {shown(find_runs_folder())}/.")
+    names = listed([str(Path(text, name)) for name in runs], _MOST)
+    return UsageError(f"{what}; it has {counted(len(runs), 'run')}", f"Name one of them: {names}.")
+
+
+def list_runs_within(folder: Path) -> list[str]:
+    """Names of the runs that are parts of what a folder has: of a matrix, a comparison or a bisection."""
+    return sorted(path.parent.name for path in folder.glob(f"*/{JOURNAL}"))
+
+
+def list_newer(run_dir: Path) -> list[Path]:
+    """Folders of the project's runs that were written to after a run, the newest first."""
+    records = {path.parent: path.stat().st_mtime_ns for path in find_runs_folder().glob("*/*.jsonl")}
+    since = (run_dir / JOURNAL).stat().st_mtime_ns
+    return sorted((path for path, written in records.items() if written > since), key=records.__getitem__, reverse=True)
 
 
 def runs_of_specs(folder: Path) -> Iterator[Path]:

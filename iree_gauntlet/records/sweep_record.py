@@ -12,6 +12,9 @@ from iree_gauntlet.recorded import Recorded
 
 # Where the record of a point stands in the statistics of its benchmark step, and what was asked for in the event.
 MICRO = "micro"
+UNREADABLE_SWEEP = (
+    "It was written by another version of this toolkit, or changed: use that version, or begin a new sweep."
+)
 # What becomes of a variant; in their place, `skipped`, `failed` and `error`.
 MEASURED = "measured"
 # The compiler made the same module as for the baseline: the recipe changes nothing here.

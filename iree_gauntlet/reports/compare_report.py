@@ -131,8 +131,8 @@ def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], f
         "options": opening.options,
         "rules": opening.rules.as_dict(),
         "rounds": opening.rounds.as_dict(),
-        "machine": opening.machine,
-        "workers": {item.worker: item.machine for item in record.measured.values() if item.machine},
+        "machine": opening.machine.as_dict(),
+        "workers": {item.worker: known for item in record.measured.values() if (known := item.machine.as_dict())},
         "lock_folder": opening.lock_folder,
         "models": {
             model: {**_describe(verdict), "worker": record.worker_of(model)}
@@ -156,13 +156,13 @@ def _make_comparison_document(
     record: ComparisonRecord, rows: Sequence[TimeRow], figures: Sequence[FigureChange]
 ) -> Document:
     opening = record.opening
-    code = ExitCode(record.end.exit_code) if record.end else None
+    code = record.end.exit_code if record.end else None
     what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(opening.metric, "")
     names = [f"{side.name} = {side.title}" for side in reversed(record.sides)]
     worse = "B does more work" if opening.metric == "instructions" else "B is slower"
     # How it was started: the runs of its sides have the command.
     run = next((side.run.runs[0] for side in record.sides if side.run and side.run.runs), RunEvent())
-    machine = MachineFacts.from_dict(opening.machine) if opening.machine else run.machine
+    machine = run.machine if opening.machine == MachineFacts() else opening.machine
     return Document(
         f"Comparison: {what}{', '.join(names)}",
         _format_headline(record, rows),
@@ -286,7 +286,7 @@ def _format_comparison_junit(record: ComparisonRecord, rows: Sequence[TimeRow]) 
         [_make_case(row, record) for row in rows],
         {key: value for key, value in properties.items() if value} | rules,
         timestamp=one_line(record.opening.time),
-        hostname=one_line(str(record.opening.machine.get("host") or "")),
+        hostname=one_line(record.opening.machine.host),
     )
     # The time that rounds took says nothing of the model.
     return format_junit(f"iree-gauntlet {name}", [suite])

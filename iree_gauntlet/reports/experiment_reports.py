@@ -98,7 +98,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         pull = TextLink(f"#{outcome.change.pull}", outcome.change.pull_link)
         request = (" (pull request ", pull, ")") if outcome.change.pull else ()
         blocks.append(Paragraph(("It was ", str(outcome.change), *request)))
-        source = asked.asked.get("source") or asked.asked.get("into") or "."
+        source = str(asked.asked.get("source") or asked.asked.get("into") or ".")
         blocks.append(Code(shlex.join(("git", "-C", source, "show", outcome.change.commit)), "sh"))
     names = [part for label in outcome.labels if label not in judged for part in (", ", Name(label))]
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if names else []
@@ -156,13 +156,13 @@ def _make_explain_reports(folder: Path) -> Reports:
 
 
 def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
-    asked, compiler = outcome.asked, outcome.asked.toolchain["compiler"]
+    asked, compiler = outcome.asked, outcome.asked.toolchain.get("compiler", "")
     # What was explained before is in no other report, but on a terminal nobody has asked for it.
     cases = {item.case: item for item in (*outcome.cases, *(() if folder else outcome.known.values()))}
     return Document(
         f"Explanation of {outcome.run}",
         outcome.answer,
-        (f"IREE {compiler}" + (f" against {asked.base['compiler']}" if asked.base else ""),),
+        (f"IREE {compiler}" + (f" against {asked.base.get('compiler', '')}" if asked.base else ""),),
         tuple(block for case in cases.values() for block in _describe_case(case, folder)),
         (Paragraph(("Again, in ", Name(asked.cwd), ":")), Code(say_explain_again(asked.command, outcome.run), "sh")),
         outcome.exit_code,

@@ -103,13 +103,20 @@ _RANKS = {"compile s": 2, "memory MB": 5, "time ms": 0, "instructions": 1, "disp
 # What a terminal shows at most; cells are those of the table of figures.
 _MOST_CELLS = 160
 _MOST_CHANGES = 12
-_NOTES: tuple[Text, ...] = (
+# What is said where a matrix has figures of a kind: times, and compile times.
+_NOTES: tuple[tuple[str, Text], ...] = (
     (
-        "Times were taken one IREE after the other: differences of a few per cent need ",
-        Name("gauntlet compare A B"),
-        ".",
+        "time_ms",
+        (
+            "Times were taken one IREE after the other: differences of a few per cent need ",
+            Name("gauntlet compare A B"),
+            ".",
+        ),
     ),
-    ("Compiles ran in parallel, unless with -j 1; times of those from the cache are from when they were made.",),
+    (
+        "compile_seconds",
+        ("Compiles ran in parallel, unless with -j 1; times of those from the cache are from when they were made.",),
+    ),
 )
 _LEGEND = (
     "×: ratio to {base}. memory: of the compiler at its peak. max error: the largest of all outputs, and which one.",
@@ -257,10 +264,12 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
         yield table
         return
     said = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
+    cells = [cell for row in chains for cell in row.cells.values()]
+    notes = (note for name, note in _NOTES if any(getattr(cell, name) is not None for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
     yield OnPage((Paragraph((f"{legend}; full from double and from half on.",)), *_show_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
-    yield from map(Paragraph, (*((line,) for line in said), *_NOTES))
+    yield from map(Paragraph, (*((line,) for line in said), *notes))
 
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:

@@ -53,9 +53,9 @@ def print_document(
     """Print a document without its details, coloured where the stream is a terminal and `NO_COLOR` is not set.
 
     `reports` says where it is in files, such as `runs/x: a.md, a.json`. The width in columns is by itself the
-    terminal's, or where there is none 160, and as many as it takes for a list.
+    terminal's, or where there is none 160, and as many as it takes for what is in no file.
     """
-    if not document.title and not stream.isatty():
+    if not (document.title and reports) and not stream.isatty():
         width = width or _PLENTY
     facts = "".join(f" · {fact}" for fact in document.facts)
     with _open_console(stream, environ, width) as console:
@@ -179,7 +179,10 @@ def _print_table(console: rich.console.Console, table: Table) -> None:
         console.width = width - _GAP
     hidden = [column.heading for index, column in enumerate(columns) if index not in shown]
     if hidden:
-        _write_line(console, f"  no room for {', '.join(hidden)}: widen the terminal", "dim")
+        names = ", ".join(f"'{heading}'" for heading in hidden)
+        # Nobody can widen a pipe, where only what the reports have is left out.
+        how = "widen the terminal" if console.is_terminal else "the reports have them"
+        _write_line(console, f"  no room for the columns {names}: {how}", "dim")
 
 
 def _format_cell(column: Column, cell: Cell) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Paragraph, Table, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.figures import counted
+from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.reports.render_html import ENDINGS, read_memory, render_html
 from iree_gauntlet.reports.report_files import write_report
 from iree_gauntlet.settings import shown
@@ -51,8 +52,8 @@ _WORDS = {
 _KINDS = {"comparison.jsonl": "comparison", "matrix.jsonl": "matrix", "bisect.jsonl": "bisection"}
 
 
-@dataclass(frozen=True, slots=True)
-class _IndexEntry:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _IndexEntry(Recorded):
     """What is known of a folder.
 
     Attributes:
@@ -61,10 +62,10 @@ class _IndexEntry:
     """
 
     stamp: str
-    code: int | None
+    code: ExitCode | None = None
     result: str
     started: str
-    seconds: float | None
+    seconds: float | None = None
     iree: str
     command: str
 
@@ -131,10 +132,9 @@ def _read_remembered(path: Path) -> dict[str, _IndexEntry]:
     if page and _OURS not in page:
         raise UsageError(f"{shown(path)} is there, and no page of runs: it stays as it is", "Move it away.")
     try:
-        memory: dict[str, Any] = json.loads(read_memory(page) or "{}")
-        entries = {name: _IndexEntry(**entry) for name, entry in memory.items()}
-        return {name: entry for name, entry in entries.items() if entry.code is None or ExitCode(entry.code) in _WORDS}
-    except (ValueError, TypeError, AttributeError):
+        memory = read_json((read_memory(page) or "{}").encode())
+        return {name: _IndexEntry.from_dict(memory[name]) for name in memory if isinstance(memory, dict)}
+    except ValueError:
         # There is none, or it is of another version: everything is read again.
         return {}
 
@@ -143,11 +143,18 @@ def _read_entry(folder: Path, make: Callable[[Path], Reports], made: Reports | N
     try:
         document = (made or make(folder)).document(None)
     except GauntletError as error:
-        return _IndexEntry(stamp, None, error.on_one_line, "", None, "", "")
+        return _IndexEntry(stamp=stamp, result=error.on_one_line, started="", iree="", command="")
     origin, code = document.provenance, document.exit_code
     started = origin.started.removesuffix(" UTC")
-    number = None if code is None else int(code)
-    return _IndexEntry(stamp, number, document.answer, started, origin.seconds, origin.iree, origin.command)
+    return _IndexEntry(
+        stamp=stamp,
+        code=code,
+        result=document.answer,
+        started=started,
+        seconds=origin.seconds,
+        iree=origin.iree,
+        command=origin.command,
+    )
 
 
 def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapping[str, str], left: int) -> Document:
@@ -168,5 +175,5 @@ def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapp
         f"{counted(len(entries), 'run')}, {bad} not as expected",
         (str(folder),),
         (Table(_COLUMNS, tuple(rows)), *((Paragraph((more,)),) if left else ())),
-        memory=json.dumps({name: asdict(entry) for name, entry in entries.items()}, separators=(",", ":")),
+        memory=json.dumps({name: entry.as_dict() for name, entry in entries.items()}, separators=(",", ":")),
     )

@@ -114,7 +114,7 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
         end = {
             "event": "end",
             "time": max(end.time for end in ends),
-            "exit_code": int(ExitCode.worst([ExitCode(end.exit_code) for end in ends])),
+            "exit_code": int(ExitCode.worst([end.exit_code for end in ends])),
             # It took as long as the slowest of them.
             "seconds": max(end.seconds or 0.0 for end in ends),
             "interrupted": any(end.interrupted for end in ends),

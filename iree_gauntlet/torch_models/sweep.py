@@ -16,11 +16,11 @@ from iree_gauntlet.engine.run_start import model_engine, model_session, require_
 from iree_gauntlet.engine.workbench import Workbench, plan_context
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import duration
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_journal
 from iree_gauntlet.measuring.machine.gpus import is_gpu, pick_gpus, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.run_folder import make_folder
-from iree_gauntlet.records.sweep_record import SweepAsked
+from iree_gauntlet.records.sweep_record import UNREADABLE_SWEEP, SweepAsked
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
 from iree_gauntlet.settings import expand_home, find_runs_folder, format_typed_command, shown
 from iree_gauntlet.steps import make_step_id
@@ -108,12 +108,13 @@ def find_earlier_micro(run_dir: str) -> Earlier:
 def _read(folder: Path) -> Earlier | None:
     try:
         record = read_journal(folder / JOURNAL)
+        if record.run.micro is None:
+            return None
+        with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
+            return Earlier(folder, record, SweepAsked.from_dict(record.run.micro))
     except GauntletError:
         # Another run's journal is nothing to resume, whatever is wrong with it.
         return None
-    if record.run.micro is None:
-        return None
-    return Earlier(folder, record, SweepAsked.from_dict(record.run.micro))
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.progress import Progress
+from iree_gauntlet.recorded import read_json
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.settings import require_ones_own, shown
 from iree_gauntlet.system.atomic import write_atomic
@@ -106,9 +107,9 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
             if write:
                 path = output_folder(case, spec) / "provenance.json"
                 try:
-                    provenance = json.loads(path.read_text(encoding="utf-8"))
-                except OSError as error:
-                    what = f"{shown(path)} cannot be read: {error.strerror}"
+                    provenance = read_json(path.read_bytes())
+                except (OSError, ValueError) as error:
+                    what = f"{shown(path)} cannot be read: {error}"
                     raise UsageError(what, "Record the outputs first: `golden.record`.") from error
                 shares = {"weights": len(effects), "seen": len(seen), "without_effect": len(idle)}
                 provenance |= {"sensitivity": {"scaled_by": 1.01, **shares}}

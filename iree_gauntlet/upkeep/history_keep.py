@@ -17,13 +17,13 @@ from iree_gauntlet import messages
 from iree_gauntlet.cache_folders import make_cache_folder
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.figures import counted, listed
 from iree_gauntlet.history.extract import extract, make_iree_version
 from iree_gauntlet.history.imports import ImportFacts, import_figures
 from iree_gauntlet.history.index import HistoryIndex
 from iree_gauntlet.history.judge import Effects, find_idle_marks, judge, with_confirmations, with_marks, without_invalid
 from iree_gauntlet.history.stores import HistoryStore, find_history, open_history
-from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
+from iree_gauntlet.journal_events import ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import read_comparison
@@ -37,7 +37,7 @@ from iree_gauntlet.records.history_record import (
     select_series,
 )
 from iree_gauntlet.records.outcome import read_outcome
-from iree_gauntlet.records.run_folder import LATEST, run_named
+from iree_gauntlet.records.run_folder import LATEST, list_newer, list_runs_within, run_named
 from iree_gauntlet.reports.history_page import (
     export_rows,
     format_series_json,
@@ -50,7 +50,7 @@ from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import read_memory, render_html
 from iree_gauntlet.reports.report_files import append_document
 from iree_gauntlet.requests import CompareRequest, Defaults, RunRequest
-from iree_gauntlet.settings import find_project_folder, find_runs_folder
+from iree_gauntlet.settings import find_project_folder, find_runs_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ if TYPE_CHECKING:
     )
 
 
-# Names in a hint.
+# Names in a hint, and in a line.
 _MOST = 20
+_MOST_NAMED = 5
 # How `compare` and `bisect` call a figure; what has no noise needs no comparison.
 _METRICS = {"time_ms": "time", "compile_s": "compile-time"}
 _EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error", "instructions": "instructions"}
@@ -98,9 +99,14 @@ def _open_index(asked: HistoryRequest) -> HistoryIndex:
 def add(asked: AddRequest) -> ExitCode:
     """Add runs, whatever came of them."""
     folders = [run_named(word, "history.add") for word in asked.runs or (LATEST,)]
-    return _keep_runs(
+    code = _keep_runs(
         _store_of(asked), [part for folder in folders for part in extract(read_outcome(read_journal(folder / JOURNAL)))]
     )
+    for newer in list_newer(folders[0]) if not asked.runs else ():
+        runs = [str(shown(newer / name)) for name in list_runs_within(newer)]
+        within = f"; its runs can be named: {listed(runs, _MOST_NAMED)}" if runs else ""
+        sys.stdout.write(f"left out: {newer.name} is newer, and no run of spec files{within}\n")
+    return code
 
 
 def add_imported(asked: ImportRequest) -> ExitCode:
@@ -116,7 +122,9 @@ def _keep_runs(store: HistoryStore, runs: list[HistoryRun]) -> ExitCode:
     figures = sum(len(case.figures) for run in runs for case in run.cases)
     before = len(runs) - added
     there = f", {before} {'was' if before == 1 else 'were'} there already" if before else ""
-    sys.stdout.write(f"{counted(added, 'run')} added to {store.place}{there}; {counted(figures, 'figure')}\n")
+    names = listed(list(dict.fromkeys(run.run for run in runs)), _MOST_NAMED)
+    added_runs = f"{counted(added, 'run')} added to {store.place}{there}"
+    sys.stdout.write(f"{added_runs}; {counted(figures, 'figure')} of {names or 'nothing'}\n")
     return ExitCode.OK
 
 
@@ -258,7 +266,7 @@ def _measure(
         time=now.isoformat(),
         cases=(),
         iree=make_iree_version(ToolchainFacts.from_dict(record.sides[1].toolchain)),
-        machine=HistoryMachine.of(MachineFacts.from_dict(elsewhere.machine) if elsewhere else read_machine_facts()),
+        machine=HistoryMachine.of(elsewhere.machine if elsewhere else read_machine_facts()),
         state="confirmation",
         more={"confirms": confirms},
     )

@@ -321,7 +321,10 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
         if count < len(lines):
             assert any("--resume continues" in remark for remark in found.remarks)
             assert found.exit_code is ExitCode.ERROR
-    for content, says in ((b"", "does not say what was looked for"), (b'{"event":"bisect"}\n', "is no whole record")):
+    for content, says in (
+        (b"", "does not say what was looked for"),
+        (b'{"event":"bisect"}\n', "bisect event cannot be read"),
+    ):
         (tmp_path / BISECT_RECORD).write_bytes(content)
         with pytest.raises(GauntletError, match=says):
             bisect_outcome(tmp_path)

@@ -35,6 +35,7 @@ from iree_gauntlet.records.compare_record import (
     CompileChange,
     PreparedComparison,
     RecordedRounds,
+    RecordedSide,
     RecordedVerdict,
     SideBenchmark,
     read_comparison,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNIT = step("toy/abs@cpu:benchmark")
+SIDES_OF_IT = {name: RecordedSide(asked=name, folder=name) for name in "AB"}
 
 
 def block(kind: str = "ab") -> dict[str, Any]:
@@ -142,7 +144,7 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
     [
         ("", "does not say what was compared"),
         ('{"event":"remark","text":"one"}\n', "does not say what was compared"),
-        ('{"event":"comparison"}\n', "is no whole record of a comparison"),
+        ('{"event":"comparison"}\n', ":1: the comparison event cannot be read: sides: is missing"),
     ],
 )
 def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: str) -> None:
@@ -155,7 +157,7 @@ def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: 
 def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_over(tmp_path: Path, kind: str) -> None:
     rules = compare_settings(CompareRequest(), ConductRequest(), here=False).rules
     rounds = RecordedRounds(repetitions=1, min_time=1.0)
-    opening = ComparisonOpening(sides={}, options={}, rules=rules, rounds=rounds, machine={}).as_dict()
+    opening = ComparisonOpening(sides=SIDES_OF_IT, options={}, rules=rules, rounds=rounds).as_dict()
     lines = ({"event": "comparison", **opening}, {"event": kind})
     (tmp_path / COMPARISON_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     if kind == "later":
@@ -169,8 +171,8 @@ def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_ove
 def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path: Path) -> None:
     settings = compare_settings(CompareRequest(), ConductRequest(), here=False)
     rounds = RecordedRounds(repetitions=1, min_time=1.0)
-    opening = ComparisonOpening(sides={}, options={}, rules=settings.rules, rounds=rounds, machine={}).as_dict()
-    prepared = PreparedComparison(sides={}, models=("cut", "judged", "there", "untouched")).as_dict()
+    opening = ComparisonOpening(sides=SIDES_OF_IT, options={}, rules=settings.rules, rounds=rounds).as_dict()
+    prepared = PreparedComparison(sides=SIDES_OF_IT, models=("cut", "judged", "there", "untouched")).as_dict()
     verdict = {"verdict": "same", "reason": "it is", "blocks": 1, "control_blocks": 0}
     away = {"event": "measured", "chain": "there", "worker": "box/cpu", "blocks": [block(), block()]}
     first = [
@@ -289,7 +291,8 @@ def measured_so_far(*times: str, kind: str = "block", words: tuple[str, ...] = (
     resources = Resources()
     parts = [SideBenchmark(timeout=1.0, command=Command((word,), "/"), resources=resources) for word in words]
     prepared = [
-        PreparedComparison(sides={}, benchmarks={UNIT.chain: {"A": part, "B": part}}).as_dict() for part in parts
+        PreparedComparison(sides=SIDES_OF_IT, benchmarks={UNIT.chain: dict.fromkeys("AB", part)}).as_dict()
+        for part in parts
     ]
     return [
         *({"event": "prepared", "time": _at("00"), **part} for part in prepared),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 
-__all__ = ["run_of"]
+__all__ = ["history_bytes", "run_of"]
 
 
 def run_of(
@@ -31,3 +33,9 @@ def run_of(
         "machine": HistoryMachine("CPU", 2, 1, "Linux 6"),
     }
     return HistoryRun(**(given | changes))
+
+
+def history_bytes(content: dict[str, Any] | str) -> tuple[str, bytes]:
+    """The name and the bytes of a file of a history with any content, as a document or as JSON."""
+    data = (content if isinstance(content, str) else json.dumps(content)).encode() + b"\n"
+    return f"20260309T100000Z-{hashlib.sha256(data).hexdigest()[:20]}.json", data

@@ -31,7 +31,8 @@ def _run(folder: Path, name: str, *, ms: float = 9.0, dispatches: int = 76, **ch
         "outputs": [comparison(atol=changes.get("atol", 1e-4))],
         "statistics": {"disturbed": ["other work"]} if changes.get("disturbed") else {},
     }
-    builder.result(step, changes.get("verdict", "passed"), seconds=changes.get("seconds", 1.5), **result)
+    if changes.get("reached", True):
+        builder.result(step, changes.get("verdict", "passed"), seconds=changes.get("seconds", 1.5), **result)
     if changes.get("ended", True):
         builder.end(seconds=2.0)
     path = builder.write(folder / name)
@@ -76,6 +77,20 @@ def test_what_a_spec_allows_may_have_changed(tmp_path: Path) -> None:
         ("limit of dispatches", "100", "70"),
         ("tolerance", "0.0001 + 1e-05·|expected|", "1e-06 + 1e-05·|expected|"),
     ]
+
+
+def test_a_limit_of_what_was_not_reached_has_not_changed(tmp_path: Path) -> None:
+    _run(tmp_path, "run-20")
+    found = _changed(_run(tmp_path, "run-21", reached=False, ended=False))
+    assert found is not None
+    assert [change[1] for change in found.changes] == ["verdict"]
+
+
+def test_a_limit_that_a_spec_has_no_more_has_changed(tmp_path: Path) -> None:
+    _run(tmp_path, "run-20")
+    found = _changed(_run(tmp_path, "run-21", limit=None))
+    assert found is not None
+    assert [change[1:4] for change in found.changes] == [("limit of dispatches", "100", "none")]
 
 
 @pytest.mark.parametrize("which", ["before", "now"])

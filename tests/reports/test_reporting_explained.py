@@ -134,8 +134,11 @@ def test_what_is_no_explanation_of_this_failure_is_left_out(tmp_path: Path, reas
     ("line", "says"),
     [
         ("nonsense", f"explain/{EXPLAIN_RECORD}:2: the line is no JSON object"),
-        ('{"event": "explain", "cases": [{"case": "m/a@cpu"}]}', "is no whole record: TypeError"),
-        ('{"event": "explain", "cases": 3}', "is no whole record: TypeError"),
+        (
+            '{"event": "explain", "cases": [{"case": "m/a@cpu"}]}',
+            "the explain event cannot be read: cases.kind: is missing",
+        ),
+        ('{"event": "explain", "cases": 3}', "cases: expected a list, found 3"),
     ],
 )
 def test_a_damaged_record_is_a_remark_and_the_reports_are_whole(tmp_path: Path, line: str, says: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from iree_gauntlet.history.stores import find_history, open_history
 from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.settings import Configuration, HistorySettings
 from tests.history.builder import run_of
+from tests.support.journal_builder import JournalBuilder
+from tests.support.matrix_builder import four_releases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,6 +144,33 @@ def test_a_damaged_file_is_reported_and_the_others_are_judged(project: Project) 
 def test_what_cannot_be_asked_is_a_clear_word(project: Project, words: tuple[str, ...], code: int, said: str) -> None:
     done = project.gauntlet(*words)
     assert (done.code, said in done.err) == (code, True), done.text
+
+
+def test_the_run_that_is_added_is_named_with_what_is_newer_and_left_out(project: Project) -> None:
+    builder = JournalBuilder()
+    step = builder.step("m", "a", "compile")
+    builder.begin()
+    builder.result(step)
+    journal = builder.write(project.folder / "runs" / builder.run) / "journal.jsonl"
+    os.utime(journal, ns=(1, 1))
+    four_releases(project.folder / "runs" / "20261122-matrix")
+    done = project.gauntlet("history.add")
+    assert done.code == 0, done.text
+    added, left_out = done.out.splitlines()
+    assert added == f"1 run added to history; 0 figures of {builder.run}"
+    within = ", ".join(f"runs/20261122-matrix/{name}" for name in ("3.12.0", "3.13.0", "3.5.0", "3.9.0"))
+    assert left_out == (
+        f"left out: 20261122-matrix is newer, and no run of spec files; its runs can be named: {within}"
+    )
+    refused = project.gauntlet("history.add", "20261122-matrix")
+    assert refused.code == 2, refused.text
+    assert "20261122-matrix: the folder has no journal.jsonl, so it is no run; it has 4 runs\n" in refused.err
+    assert "Name one of them: 20261122-matrix/3.12.0, 20261122-matrix/3.13.0, " in refused.err
+    named = project.gauntlet("history.add", "20261122-matrix/3.13.0")
+    assert (named.code, "1 run added to history" in named.out) == (0, True), named.text
+    (project.folder / "runs" / "empty").mkdir()
+    nothing = project.gauntlet("history.add", "empty")
+    assert (nothing.code, "so it is no run\n" in nothing.err) == (2, True), nothing.text
 
 
 def test_a_run_that_never_began_is_refused(project: Project) -> None:

@@ -49,6 +49,6 @@ def test_it_is_read_as_it_was_written(whole: Whole, written: dict[str, object]) 
 
 def test_a_flat_object_without_what_it_needs_is_missing() -> None:
     assert Whole.from_dict({"name": "a", "low": 1.0}).part is None
-    with pytest.raises(TypeError, match="part"):
+    with pytest.raises(ValueError, match="part: is missing"):
         Needy.from_dict({"low": 1.0})
     assert Needy.from_dict({"high": 1.0}) == Needy(part=Part(high=1.0))

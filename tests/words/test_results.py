@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.recorded import number
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.results import CacheUse, Check, Fetched, OutputComparison, Result, Samples
@@ -29,30 +28,31 @@ if TYPE_CHECKING:
 OLD = DATA / "results" / "journal.jsonl"
 
 _TEXTS = st.text(max_size=5)
+_INTEGERS = st.integers(-(2**63), 2**63 - 1)
 _NUMBERS = st.floats() | st.integers(-(2**60), 2**60)
 _TIMES = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(tuple)
 _CHECKS = st.builds(Check, _TEXTS, *[st.none() | _NUMBERS] * 4, *[_TEXTS] * 4, st.none() | st.booleans(), _TEXTS)
 _OUTPUTS = st.builds(
     OutputComparison,
-    st.integers(),
+    _INTEGERS,
     _TEXTS,
     _TEXTS,
     passed=st.booleans(),
-    mismatches=st.none() | st.integers(),
+    mismatches=st.none() | _INTEGERS,
     max_abs_error=st.none() | st.floats(),
-    worst_index=st.none() | st.lists(st.integers(), max_size=3).map(tuple),
+    worst_index=st.none() | st.lists(_INTEGERS, max_size=3).map(tuple),
 )
 _RESULTS = st.builds(
     Result,
     st.sampled_from(Verdict),
     _TEXTS,
-    exit_code=st.none() | st.integers(),
+    exit_code=st.none() | _INTEGERS,
     timed_out=st.booleans(),
     cache=st.none() | st.builds(CacheUse, st.booleans(), _TEXTS, _TEXTS),
     checks=st.lists(_CHECKS, max_size=2).map(tuple),
     outputs=st.lists(_OUTPUTS, max_size=2).map(tuple),
-    samples=st.none() | st.builds(Samples, _TEXTS, _TIMES, _TIMES, st.lists(st.integers()).map(tuple), st.booleans()),
-    statistics=st.dictionaries(_TEXTS, st.none() | st.integers() | _TEXTS, max_size=2),
+    samples=st.none() | st.builds(Samples, _TEXTS, _TIMES, _TIMES, st.lists(_INTEGERS).map(tuple), st.booleans()),
+    statistics=st.dictionaries(_TEXTS, st.none() | _INTEGERS | _TEXTS, max_size=2),
     notes=st.lists(_TEXTS, max_size=2).map(tuple),
     fetched=st.lists(st.builds(Fetched, _TEXTS, st.just(Path("a/b")), cached=st.booleans()), max_size=2).map(tuple),
 )
@@ -180,12 +180,14 @@ def test_a_result_that_is_none_is_refused_with_its_line_and_its_version(tmp_path
 
 
 def test_numbers_of_a_journal() -> None:
-    assert [number(value) for value in (None, 3, 2.5, "inf", "-inf")] == [None, 3, 2.5, math.inf, -math.inf]
-    assert math.isnan(number("nan") or 0)
-    with pytest.raises(TypeError):
-        number(True)
-    with pytest.raises(ValueError, match="soon"):
-        number("soon")
+    def read(value: object) -> float | None:
+        return Check.from_dict({"metric": "time", "measured": value}).measured
+
+    assert [read(value) for value in (None, 3, 2.5, "inf", "-inf")] == [None, 3, 2.5, math.inf, -math.inf]
+    assert math.isnan(read("nan") or 0)
+    for value in (True, "soon", [1]):
+        with pytest.raises(ValueError, match=r"measured: expected a number, found (true|\"soon\"|\[1\])"):
+            read(value)
 
 
 def test_samples_of_which_only_the_mean_is_known_have_no_fastest() -> None:

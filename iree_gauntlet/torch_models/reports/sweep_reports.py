@@ -15,9 +15,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, read_written_memory_profile
 from iree_gauntlet.records.outcome import state_of
-from iree_gauntlet.records.sweep_record import MICRO, SweepAsked
+from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, SweepAsked
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
@@ -335,12 +336,13 @@ def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
 
 def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> None:
     """Writes all into `results/` of the run's folder, and where the run was asked to write it; prints the document."""
-    asked = SweepAsked.from_dict(record.run.micro or {})
-    results = [record.results.get(make_step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
-    records = [item.statistics[MICRO] for item in results if item is not None and MICRO in item.statistics]
-    rows = read_rows(records)
-    written = _make_header(record, asked)
-    header = SweepHeader.from_dict(written)
+    with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
+        asked = SweepAsked.from_dict(record.run.micro or {})
+        results = [record.results.get(make_step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
+        records = [item.statistics[MICRO] for item in results if item is not None and MICRO in item.statistics]
+        rows = read_rows(records)
+        written = _make_header(record, asked)
+        header = SweepHeader.from_dict(written)
     targets = read_targets(asked.targets)
     oss = make_oss_json(rows, header, targets=targets)
     plots = draw_plots(rows) if importlib.util.find_spec("matplotlib") else ()

@@ -289,7 +289,7 @@ def format_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()
         writer.writerow([_format_cell(column(row, baseline)) for column in CSV_COLUMNS.values()])
     for item in missing:
         name, _, label = item.point.rpartition("/")
-        sizes = dict(zip("mkn", label.split("-"), strict=True))
+        sizes = dict(zip("mkn", label.split("-"), strict=False))
         cells = {"name": name, **sizes, "status": item.status, "reason": item.reason}
         writer.writerow([cells.get(column, "") for column in CSV_COLUMNS])
     return stream.getvalue()

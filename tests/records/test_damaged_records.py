@@ -1,0 +1,205 @@
+"""Records that somebody else has changed: each field of each event is a good report, or a message, and no traceback."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.history.stores import FolderHistory
+from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.reports.experiment_reports import write_reports
+from iree_gauntlet.torch_models.reports.sweep_reports import write_micro_reports
+from iree_gauntlet.upkeep import history_keep
+from iree_gauntlet.upkeep.upkeep_requests import AskRequest, CheckRequest, ExportRequest, HistoryRequest, PageRequest
+from tests.history.builder import history_bytes, run_of
+from tests.support.journal_builder import every_verdict
+from tests.support.places import DATA
+from tests.support.spoiling import at, paths_in
+from tests.support.whole_records import write_bisect, write_comparison, write_explanation, write_matrix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_DEEP = "@deep@"
+_GONE = object()
+# Other types, numbers that no machine has, half a character, nothing at all, and what no reader could follow.
+_JUNK = [None, True, "x", "\ud800", -1, 10**30, 10**400, 0.5, "nan", [], ["x"], {"x": 1}, _DEEP, _GONE]
+
+
+def _write_recorded(name: str, folder: Path) -> Path:
+    folder.mkdir()
+    path = folder / "journal.jsonl"
+    path.write_bytes((DATA / "recorded" / name / "journal.jsonl").read_bytes())
+    return path
+
+
+_RECORDS: dict[str, Callable[[Path], Path]] = {
+    "run": lambda folder: every_verdict().write(folder) / "journal.jsonl",
+    "sweep": partial(_write_recorded, "micro"),
+    "comparison": write_comparison,
+    "bisect": write_bisect,
+    "matrix": write_matrix,
+    "explanation": write_explanation,
+}
+
+
+@dataclass
+class _Damage:
+    """A line of a record that is not what was written, and what it should say."""
+
+    place: str
+    text: str
+
+
+def _damage(document: Any, path: tuple[str | int, ...], junk: object) -> _Damage:
+    copy = deepcopy(document)
+    parent = at(copy, path[:-1])
+    if junk is _GONE:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = junk
+    text = json.dumps(copy).replace(f'"{_DEEP}"', "[" * 100_000 + "]" * 100_000)
+    return _Damage(f"{path} is {str(junk)[:20]!r}", text)
+
+
+def _list_shapes(document: Any, known: set[object], mark: object) -> Iterator[tuple[str | int, ...]]:
+    """The places of a document, one for all items of a list, which no other document with the mark had before."""
+    for path in paths_in(document):
+        shape = (mark, *("*" if isinstance(part, int) else part for part in path))
+        if shape not in known:
+            known.add(shape)
+            yield path
+
+
+def _damaged(documents: list[Any], each: int) -> Iterator[tuple[int, _Damage]]:
+    """Every place of some documents with so many kinds of junk, by turns, and the number of the document."""
+    junk, known = cycle(_JUNK), set[object]()
+    for number, document in enumerate(documents):
+        for path in _list_shapes(document, known, (document.get("event"), document.get("part"))):
+            for item in islice(junk, each):
+                yield number, _damage(document, path, item)
+            # So that a place is not always met by the same.
+            next(junk)
+
+
+def _report(folder: Path) -> None:
+    reports = write_reports(folder)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    reports.print(folder, stream, environ={})
+    if reports.sweep:
+        write_micro_reports(reports.sweep, folder, stream)
+    stream.flush()
+
+
+def _try(act: Callable[[], object], damage: _Damage) -> bool:
+    """Whether it went well; where not, there is a message, which can be printed."""
+    said = ""
+    try:
+        act()
+    except GauntletError as error:
+        said = str(error)
+    except Exception as error:  # noqa: BLE001 - what this is about
+        pytest.fail(f"{damage.place}: {type(error).__name__}: {error}")
+    assert len(said.encode()) < 2000, damage.place
+    return not said
+
+
+def _damage_record(kind: str, folder: Path, each: int) -> None:
+    path = _RECORDS[kind](folder / "record")
+    _report(path.parent)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    outcomes = set()
+    for number, damage in _damaged([json.loads(line) for line in lines], each):
+        text = "\n".join([*lines[:number], damage.text, *lines[number + 1 :]])
+        path.write_text(f"{text}\n", encoding="utf-8")
+        outcomes.add(_try(partial(_report, path.parent), damage))
+    assert outcomes == {True, False}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    # A picture of each sweep takes a second.
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+
+@pytest.mark.parametrize("kind", _RECORDS)
+def test_a_damaged_record_is_a_report_or_a_message(kind: str, tmp_path: Path) -> None:
+    _damage_record(kind, tmp_path, 1)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("kind", _RECORDS)
+def test_every_damage_of_every_place_of_a_record(kind: str, tmp_path: Path) -> None:
+    _damage_record(kind, tmp_path, len(_JUNK))
+
+
+def _use_history(store: str) -> None:
+    """What reads a history; a file that cannot be read is said, and ends none of them."""
+    history_keep.check(CheckRequest(store=store), as_json=False)
+    history_keep.page(PageRequest(store=store))
+    history_keep.list_runs(HistoryRequest(store=store), as_json=False)
+    history_keep.export(ExportRequest(store=store))
+    history_keep.show(AskRequest(store=store), as_json=True)
+
+
+def _damage_history(folder: Path, each: int) -> None:
+    store = FolderHistory("history", folder / "history", folder)
+    (folder / "gauntlet.toml").touch()
+    for day in range(1, 9):
+        store.add(dict([history_bytes(run_of(day, iree=f"3.{day}.0").as_dict())]))
+    confirms = {"case": "toy/abs@cpu", "figure": "time_ms", "before": "3.7.0", "after": "3.8.0", "ratio": 1.1}
+    document = run_of(9, iree="3.9.0", more={"confirms": confirms}).as_dict()
+    document["cases"][0]["figures"][0] |= {"rounds": [1.0, 2.0], "golden": 1.0, "limit": 2.0, "statistic": "mean"}
+    for _, damage in _damaged([document], each):
+        name, data = history_bytes(damage.text)
+        store.add({name: data})
+        assert _try(partial(_use_history, str(folder / "history")), damage), damage.place
+        store.remove([name])
+
+
+def test_a_damaged_file_of_a_history_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _damage_history(tmp_path, 1)
+
+
+@pytest.mark.stress
+def test_every_damage_of_every_place_of_a_file_of_a_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _damage_history(tmp_path, len(_JUNK))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "is no JSON object: it is nested more than 64 deep"),
+        ('{"event":"run","a":' + "[" * 70 + "]" * 70 + "}", "is no JSON object: it is nested more than 64 deep"),
+        ('{"event":"run","a":1' + "0" * 400 + "}", "is no JSON object: a number has more than 64 bits: 1000"),
+        ('{"event":"run","a":1' + "0" * 5000 + "}", "is no JSON object: a number has more than 64 bits: 1000"),
+        ('{"event":"run","a":NaN}', "is no JSON object: NaN is no number in JSON"),
+        ("[1]", "is no JSON object: it is another value"),
+    ],
+)
+def test_what_no_reader_follows_is_said_with_its_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"event":"run"}}\n{text}\n{{"event":"end"}}\n', encoding="utf-8")
+    with pytest.raises(GauntletError) as caught:
+        read_events(path, "run")
+    assert caught.value.what.startswith(f"{path}:2: the line {says}")
+
+
+def test_half_a_character_is_read_as_one_that_stands_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event":"run","a\\uD800":"\\ud83d\\ude00 \\udcff"}\n', encoding="ascii")
+    ((_, event),) = read_events(path, "run").events
+    assert event == {"event": "run", "a\ufffd": "\U0001f600 \ufffd"}

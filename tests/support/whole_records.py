@@ -1,0 +1,236 @@
+"""Records of experiments that have every event and every field that there are, for tests that damage them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.support.journal_builder import JournalBuilder
+from tests.support.matrix_builder import four_releases
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["write_bisect", "write_comparison", "write_explanation", "write_matrix"]
+
+_TIME = "2026-11-23T04:34:22.566Z"
+_TOOLCHAIN = {"compiler": "3.12.0", "compiler_commit": "89ece87b89852100", "runtime": "3.12.0", "identity": "c0ffee"}
+_MACHINE = {"host": "h", "cpu": "Xeon", "cores": 2, "memory_bytes": 8_000_000_000, "os": "Linux", "python": "3.11"}
+_BEGUN = {"version": "0.1.0", "command": "gauntlet compare 3.11.0 3.12.0", "cwd": "/home/me"}
+_INTERVAL = {"ratio": 1.2, "low": 1.1, "high": 1.3, "confidence": 0.99, "p_value": 0.001, "looked_at": 10}
+_WORK = {
+    "verdict": "more work",
+    "instructions": {"A": 1000, "B": 1100},
+    "ratio": 1.1,
+    "counter": "valgrind 3.19",
+    "cpu": "x86-64-v3",
+    "outside": 10,
+    "with_fma": {"A": 900, "B": 1000},
+}
+
+
+def _write(path: Path, events: list[tuple[str, dict[str, Any]]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps({"event": event, "time": _TIME, **fields}) + "\n" for event, fields in events)
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def _write_run(folder: Path, **benchmark: Any) -> None:
+    builder = JournalBuilder()
+    steps = [builder.step("toy", name, stage) for name in ("abs", "mul") for stage in ("compile", "threshold")]
+    builder.begin()
+    for step in steps:
+        builder.result(step, statistics={"binary_size_bytes": 100, "dispatch_count": 2}, **benchmark)
+    builder.end(0)
+    builder.write(folder)
+
+
+def write_comparison(folder: Path) -> Path:
+    """A comparison by times of three models, of which one was counted and one measured by a worker."""
+    sides = {name: {"asked": f"3.1{name}.0", "folder": name.lower(), "toolchain": _TOOLCHAIN} for name in "AB"}
+    for name in "ab":
+        _write_run(folder / name)
+    command = {"argv": ["iree-benchmark-module", "--module=m.vmfb"], "cwd": "steps", "environment": [["A", "b"]]}
+    side = {"timeout": 60.0, "command": command, "resources": {"cores": 1, "exclusive": True, "device": "local-task"}}
+    rounds = [{"side": name, "times_ms": [1.0, 1.1], "failure": "", "seconds": 1.0} for name in "ABBA"]
+    block = {"chain": "toy/abs@cpu", "kind": "ab", "order": "ABBA", "counted": True, "rounds": rounds}
+    row: dict[str, Any] = {
+        "name": "matmul",
+        "kind": "matmul",
+        "match": "same",
+        "a_ns": 100,
+        "b_ns": 200,
+        "a_count": 1,
+        "b_count": 2,
+    }
+    row |= {"a_names": ["matmul"], "b_names": ["matmul"], "share": 1.0, "place": "layer"}
+    others = {"a_count": 1, "b_count": 1, "a_ns": 5, "b_ns": 6, "outside": True}
+    measured = {"a_ns": 110, "b_ns": 210}
+    profile: dict[str, Any] = {
+        "commands": {name: ["iree-benchmark-module"] for name in "AB"},
+        "seconds": 1.0,
+        "unit": "ms",
+    }
+    profile |= {"measured": measured, "a_ns": 105, "b_ns": 206, "rows": [row], "others": others, "notes": ["note"]}
+    where: dict[str, Any] = {"chain": "toy/abs@cpu", "dispatches": profile, "work": {**profile, "unit": "instructions"}}
+    where["compile"] = [{"name": "module size", "a": 100, "b": 120, "unit": "bytes", "ratio": 1.2}]
+    verdict = {
+        "chain": "toy/abs@cpu",
+        "verdict": "slower",
+        "reason": "beyond the margin",
+        "blocks": 10,
+        "control_blocks": 10,
+        "replaced_blocks": 1,
+        "marked_blocks": 1,
+        "disturbance": "other work",
+        "peak_rss_bytes": {"A": 100, "B": 200},
+        "cpus": [0],
+        "tried": {"0": 0.1},
+        **_INTERVAL,
+        "time_ms": {"A": {"median": 1.0, "spread": 0.1}, "B": {"median": 1.2, "spread": 0.1}},
+        "bootstrap": [1.1, 1.3],
+        "control": {"verdict": "same", **_INTERVAL},
+        "own_way": {**_INTERVAL, "contradicts": True},
+        "work": _WORK,
+    }
+    opening = {
+        **_BEGUN,
+        "resumed": False,
+        "sides": sides,
+        "options": {"metric": "time", "sides": "3.11.0 3.12.0"},
+        "rules": {"alpha": 0.01, "looks": [10, 14], "least": 0.01, "band": 0.03, "allow": 0.1, "budget_seconds": 24.0}
+        | {"seed": 1, "least_work": 0.0001},
+        "rounds": {"repetitions": 5, "min_time": 0.05, "cpus": [0], "choose": True},
+        "machine": _MACHINE,
+        "lock_folder": "/locks",
+        "elsewhere": True,
+    }
+    models = ["toy/abs@cpu", "toy/mul@cpu", "toy/far@cpu", "toy/now@cpu"]
+    benchmarks = {models[0]: dict.fromkeys("AB", side)}
+    mean = {"ratio": 1.1, "low": 1.0, "high": 1.2, "confidence": 0.95, "models": 2}
+    there = {"chain": models[2], "worker": "host-1", "problem": "", "notes": ["waited"], "machine": _MACHINE}
+    return _write(
+        folder / "comparison.jsonl",
+        [
+            ("comparison", opening),
+            ("prepared", {"sides": sides, "models": models, "left_out": {"toy/no@cpu": "x"}, "benchmarks": benchmarks}),
+            ("block", block),
+            ("begun", {"chain": models[3], "worker": "host-2"}),
+            ("measured", {**there, "blocks": [block], "where": {**where, "chain": models[2]}}),
+            ("remark", {"text": "a machine left"}),
+            ("verdict", verdict),
+            ("verdict", {**verdict, "chain": models[2], "verdict": "same"}),
+            ("verdict", {"chain": models[1], "reason": "more", **_WORK}),
+            ("summary", {"verdicts": {"slower": 1, "same": 1}, "geometric_mean": mean}),
+            ("where", where),
+            ("end", {"exit_code": 1, "problem": "", "seconds": 1.0, "interrupted": False}),
+        ],
+    )
+
+
+def write_bisect(folder: Path) -> Path:
+    """A bisect that has found a change."""
+    row = [{"label": name, "iree": name} for name in ("3.10.0", "3.11.0", "3.12.0", "3.13.0")]
+    interval = {"low": 1.0, "high": 2.0, "confidence": 0.99}
+    search: dict[str, Any] = {"last_old": "3.10.0", "first_new": "3.12.0", "between": ["3.11.0"], "over": True}
+    search["changes"] = [["3.10.0", "3.12.0"], ["3.12.0", "3.13.0"]]
+    tried: list[tuple[str, dict[str, Any]]] = []
+    for number, name in enumerate(("3.10.0", "3.13.0", "3.12.0")):
+        judged: dict[str, Any] = {
+            "candidate": name,
+            "bad": number > 0,
+            "value": 1.0 + number,
+            "text": f"×{number}",
+            "reason": "",
+        }
+        judged |= {"third": number == 2, "folder": name, "seconds": 1.0, **interval}
+        commit = {**_TOOLCHAIN, "compiler_commit": f"{number}" * 40}
+        tried.append(("judged", {**judged, "toolchain": commit, "search": search if number else {}}))
+    asked = {"good": "3.10.0", "bad": "3.13.0", "metric": "time", "source": "iree", "into": "b"}
+    opening: dict[str, Any] = {
+        **_BEGUN,
+        "bisect": "b",
+        "resumed": False,
+        "confidence": 0.99,
+        "lock_folder": "/locks",
+        "metric": "time",
+    }
+    opening |= {"chain": "toy/abs@cpu", "good": "3.10.0", "bad": "3.13.0", "row": row[::3]}
+    opening |= {"good_is_older": True, "asked": asked, "commit": "compiler_commit"}
+    change = {"commit": "1" * 40, "date": "2026-01-01", "author": "A", "subject": "S (#1)", "pull": 1}
+    end = {"exit_code": 0, "problem": "", "seconds": 1.0, "interrupted": False}
+    events = [("bisect", opening), ("refined", {"row": row}), *tried, ("change", change), ("end", end)]
+    return _write(folder / "bisect.jsonl", events)
+
+
+def write_matrix(folder: Path) -> Path:
+    """A matrix of four releases."""
+    return four_releases(folder) / "matrix.jsonl"
+
+
+def write_explanation(folder: Path) -> Path:
+    """What was found of failures of every kind."""
+    builder = JournalBuilder()
+    names = ("wrong", "crash", "slow", "same", "none")
+    steps = [builder.step("toy", name, "threshold") for name in names]
+    builder.begin()
+    for step in steps:
+        builder.result(step, verdict="failed", reason="9 of 9 values differ")
+    builder.end(1)
+    builder.write(folder)
+    cases = [{"case": f"toy/{name}@cpu", "kind": "wrong numbers", "reason": "9 of 9 values differ"} for name in names]
+    dispatch: dict[str, Any] = {
+        "dispatch": "main$dispatch_1",
+        "call": 1,
+        "of": 3,
+        "error": 0.5,
+        "inputs": ["4xf32"],
+        "note": "n",
+    }
+    dispatch |= {"outputs": ["4xf32"], "reference": "vmvx", "repeated": True, "why": "", "operator": "MatMul"}
+    dispatch |= {"in_f64": {"target": 0.1, "reference": None}, "around": [[0, "a", 0.1], [1, "b", 0.5], [2, "c", None]]}
+    sizes = {"before": {"operations": 9, "bytes": 90}, "after": {"operations": 1, "bytes": 10}}
+    reduced = {**sizes, "tried": 3, "complete": False, "phase": "flow", "names": ["linalg.matmul"], "why": ""}
+    slower: dict[str, Any] = {
+        "tried": [{"name": "d", "said": "slower"}],
+        "name": "d",
+        "a_ns": 1,
+        "b_ns": 2,
+        "share": 0.5,
+        "unit": "ms",
+    }
+    slower |= {"inputs": ["4xf32"], "why": ""}
+    bundle = {
+        "problem": "",
+        "folder": "toy/wrong.cpu/bundle",
+        "bytes": 100,
+        "exit_code": 1,
+        "form": "the whole program",
+    }
+    probes = {"probes": [{"name": "data tiling off", "flag": "--x", "verdict": "passes", "reason": "r"}]}
+    parts = [
+        ("wrong", "again", {"failed": 2, "same": True}),
+        ("wrong", "located", dispatch),
+        ("wrong", "operator", dispatch),
+        ("wrong", "bundle", bundle),
+        ("wrong", "probes", probes),
+        ("crash", "reduced", reduced),
+        ("slow", "slower", slower),
+        ("same", "same", {"as": "toy/wrong@cpu"}),
+        ("none", "nothing", {"why": "it did not fail again"}),
+    ]
+    opening = {**_BEGUN, "command": "gauntlet explain latest", "cases": cases, "toolchain": _TOOLCHAIN}
+    done = [
+        {"case": f"toy/{name}@cpu", "bundled": True, "private": True, "seconds": 1.0, "budget": 5} for name in names
+    ]
+    return _write(
+        folder / "explain" / "explain.jsonl",
+        [
+            ("explain", {**opening, "base": _TOOLCHAIN}),
+            *(("start", {"case": f"toy/{name}@cpu"}) for name in names),
+            *(("found", {"case": f"toy/{case}@cpu", "part": part, **fields}) for case, part, fields in parts),
+            *(("case", fields) for fields in done[:4]),
+            ("end", {"exit_code": 4, "problem": "", "seconds": 1.0, "interrupted": False}),
+        ],
+    )
