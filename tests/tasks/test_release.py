@@ -124,9 +124,8 @@ def test_pages_and_workflows_are_turned_around_at_the_first_release(tmp_path: Pa
 def test_nothing_that_is_printed_to_be_run_needs_a_release() -> None:
     pages = [ROOT / "README.md", ROOT / "action.yml", *(ROOT / "docs").rglob("*.md")]
     pages += [*(ROOT / ".github").rglob("*.yml"), *(ROOT / "iree_gauntlet" / "upkeep").rglob("*.yml")]
-    line = re.compile(
-        r"""^\s*(?:- )?(?:\$ |run: |default: )?["']?(?:\S*pip install .*|iree-gauntlet\[.*)$""", re.MULTILINE
-    )
+    begin = r"""^\s*(?:- )?(?:\$ |run: |default: )?["']?"""
+    line = re.compile(begin + r"(?:\S*pip install .*|iree-gauntlet\[.*)$", re.MULTILINE)
     lines = [item for path in pages for item in line.findall(path.read_text()) if "iree-gauntlet" in item]
     assert [item for item in lines if "git+https://" not in item] == []
     assert len(lines) > 3
