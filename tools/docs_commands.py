@@ -3,7 +3,7 @@
     python tools/docs_commands.py [PAGE …]
 
 Each page has a clone of the checkout and an empty home; the pages of docs/start share one, since they are one example.
-Its environment is what its own `pip install` lines make of an empty one, or the README's first where it has none; where
+Its environment is what its own `pip install` lines make of an empty one, or `-e '.[iree]'` where it has none; where
 they name `iree-gauntlet`, pip finds the wheel of this checkout. What is not run is in `NOT_RUN`, with the reason. Exits
 with 1 where a command fails.
 """
@@ -58,6 +58,7 @@ NOT_RUN = (
     ("*", r"--program ", "names a model of the reader's"),
     ("docs/start/own-model.md", r"my-models && gauntlet run$", "names a model of the reader's"),
     ("docs/start/*.md", r"gauntlet", ""),
+    ("README.md", r"^\.venv/bin/gauntlet run", _MODELS),
     ("*", r"^gauntlet (run|threshold|benchmark|matrix|compare|bisect|cache\.(ex|im)port)\b", _MODELS),
     ("*", r"^gauntlet (explain|bundle\.|history\.)", _EARLIER),
     ("*", r"^python benchmarks/", "measures, on an idle machine"),
@@ -163,8 +164,8 @@ class _Environments:
         self._made: dict[tuple[str, ...], Path | None] = {}
 
     def made_by(self, installs: Sequence[Command]) -> Path | None:
-        """The environment; None where a line failed. Pages without such a line have the README's."""
-        installs = installs or [command for command in commands_of("README.md") if _INSTALL.match(command.text)][:1]
+        """The environment; None where a line failed."""
+        installs = installs or [Command("README.md", 0, "pip install -q -e '.[iree]'")]
         key = tuple(re.sub(r"\s+#.*", "", command.text) for command in installs)
         if key not in self._made:
             place = Path(tempfile.mkdtemp(dir=self._folder))

@@ -14,9 +14,38 @@ from pathlib import Path
 
 import uv
 
-__all__ = ["build", "files_of"]
+__all__ = ["UNTIL_RELEASED", "build", "files_of", "turn_around"]
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
+_REPOSITORY = " @ git+https://github.com/OWNER/iree-gauntlet"
+# What is written otherwise while nothing is on PyPI: file, text, and the text from the first release on.
+UNTIL_RELEASED = (
+    ("README.md", "In a clone of this repository, on Linux", "On Linux"),
+    (
+        "README.md",
+        """python3 -m venv .venv && .venv/bin/pip install -q -e '.[iree]'
+""",
+        """python3 -m venv .venv && .venv/bin/pip install -q 'iree-gauntlet[iree]'
+""",
+    ),
+    ("README.md", " Nothing is on PyPI before the first release.", " In a clone, install `-e '.[iree]'`."),
+    ("docs/start/goldens-and-ci.md", f"'iree-gauntlet[iree]{_REPOSITORY}'", "'iree-gauntlet[iree]'"),
+    ("docs/start/goldens-and-ci.md", "`OWNER` is where this repository is. ", ""),
+    ("docs/how-to/ci.md", f"'iree-gauntlet[source]{_REPOSITORY}'", "'iree-gauntlet[source]'"),
+    ("docs/how-to/cluster.md", "-e '.[iree,cluster]'     # in the clone", "'iree-gauntlet[iree,cluster]'"),
+    (".github/workflows/compare.yml", f'"iree-gauntlet[iree]{_REPOSITORY}"', "iree-gauntlet[iree]"),
+    (".github/workflows/shards.yml", f'"iree-gauntlet[iree]{_REPOSITORY}"', "iree-gauntlet[iree]"),
+)
+
+
+def turn_around(checkout: Path) -> None:
+    """Writes pages and workflows of a checkout as they are from the first release on: `release.py --first`."""
+    for name, now, then in UNTIL_RELEASED:
+        path = checkout / name
+        text = path.read_text(encoding="utf-8")
+        if text.count(now) != 1:
+            raise SystemExit(f"{name}: expected once, found {text.count(now)} times: {now}")
+        path.write_text(text.replace(now, then), encoding="utf-8")
 
 
 def build(checkout: Path, dist: Path) -> tuple[Path, Path]:
@@ -41,7 +70,9 @@ def files_of(package: Path) -> list[str]:
 
 
 def main() -> int:
-    """Builds, checks and tries."""
+    """Builds, checks and tries; with `--first` turns the pages around before."""
+    if sys.argv[1:] == ["--first"]:
+        turn_around(_CHECKOUT)
     wheel, archive = build(_CHECKOUT, _CHECKOUT / "dist")
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel, archive], check=True)
     for package in (wheel, archive):

@@ -47,10 +47,9 @@ def open_standard_streams() -> None:
         if getattr(sys, name) is None:
             stream = open(_open_nowhere(number), "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
             setattr(sys, name, stream)
-    if sys.stdout is sys.__stdout__:
-        sys.stdout = _reopen(sys.stdout, is_result=True)
-    if sys.stderr is sys.__stderr__:
-        sys.stderr = _reopen(sys.stderr, is_result=False)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is getattr(sys, f"__{name}__"):
+            setattr(sys, name, _reopen(getattr(sys, name), is_result=name == "stdout"))
 
 
 def find_lost_output() -> OSError | None:
@@ -75,4 +74,4 @@ def _reopen(stream: TextIO, *, is_result: bool) -> TextIO:
     stream.flush()
     raw = io.BufferedWriter(_StandardFile(stream.fileno(), is_result=is_result))
     errors = "backslashreplace" if stream.errors == "strict" else stream.errors
-    return io.TextIOWrapper(raw, stream.encoding, errors, line_buffering=stream.line_buffering)
+    return io.TextIOWrapper(raw, stream.encoding, errors, line_buffering=bool(stream.line_buffering))

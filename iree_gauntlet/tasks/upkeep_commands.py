@@ -72,10 +72,13 @@ def _name_several(name: str, text: str) -> Option:
 
 @gauntlet_task("init", InitRequest)
 def init_task(asked: InitRequest) -> ExitCode:
-    """Begin a project: a model with its spec, a suite, settings, and a workflow for GitHub; nothing is overwritten.
+    """Begin a project: a model with its spec, a suite, settings, and a workflow for GitHub.
+
+    Nothing is overwritten, unless --again says so; where it fails, nothing is left.
 
     Examples: init
               init my-models --program resnet18.onnx
+              init my-models --program resnet18.onnx --shape x=4x3x224x224 --again
     """
     from iree_gauntlet.upkeep.project_start import init  # noqa: PLC0415
 

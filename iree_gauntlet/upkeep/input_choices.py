@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 
 _MOST_VALUES = 64
-# Sizes that stand for those that a file leaves open, in the order of trying.
-_SIZES = (1, 2, 8, 32, 64, 128, 224, 256)
+# Sizes that stand for those that a file leaves open, in the order of trying: a mean over one value says nothing, nor
+# does a batch of one of how a model tells its items apart.
+_SIZES = (8, 1, 2, 32, 64, 128, 224, 256)
+_BATCH = 2
 _MOST_SETS = 60
 # Integers, where nothing says which: tokens, classes, masks, lengths.
 _RANGES = ((0, 2), (0, 1), (1, 2), (1, 4), (0, 8), (-1, 1))
@@ -110,10 +112,11 @@ class InputChoice:
 def input_sets(inputs: Sequence[OnnxInput], model: Any) -> Iterator[tuple[InputChoice, ...]]:
     """Sets of inputs in the order of wishes."""
     dynamic = [item for item in inputs if item.open_sizes]
-    shapes = [_choose_sizes(inputs, size, 1, dynamic) for size in _SIZES]
+    shapes = [_choose_sizes(inputs, _SIZES[0], _BATCH, dynamic)]
+    shapes += [_choose_sizes(inputs, size, 1, dynamic) for size in _SIZES]
     for one in dynamic if len(dynamic) > 1 else ():
-        shapes += [_choose_sizes(inputs, size, 1, [one]) for size in _SIZES[1:]]
-    shapes += [_choose_sizes(inputs, size, size, dynamic) for size in _SIZES[1:3]]
+        shapes += [_choose_sizes(inputs, size, 1, [one]) for size in _SIZES if size > 1]
+    shapes += [_choose_sizes(inputs, size, size, dynamic) for size in (2, 8)]
     chooser = _Chooser(model)
     ways = itertools.product(
         range(len(shapes) if dynamic else 1),

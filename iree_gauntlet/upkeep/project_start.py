@@ -29,6 +29,8 @@ from iree_gauntlet.upkeep.golden_record import record, reference_workers
 from iree_gauntlet.upkeep.input_choices import NPY, GivenData, file_content, input_sets, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.upkeep.recording import ReferenceAnswer, ReferencePlan, tolerance_flags
+from iree_gauntlet.upkeep.toolkit_source import find_toolkit_source
+from iree_gauntlet.upkeep.unfinished_files import whole_or_nothing
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.upkeep.input_choices import InputChoice
     from iree_gauntlet.upkeep.onnx_program import OnnxProgram
     from iree_gauntlet.upkeep.recording import ModelOutput, ReferenceWorkers
+    from iree_gauntlet.upkeep.unfinished_files import UnfinishedFiles
     from iree_gauntlet.upkeep.upkeep_requests import InitRequest
 
 
@@ -53,6 +56,8 @@ _RENAMED = {"gitignore": ".gitignore"}
 _EXAMPLE = "example"
 _SCHEMAS = ".schemas"
 _WORKFLOW = Path(".github", "workflows", "gauntlet.yml")
+# What the template of the workflow says that it installs.
+_SOURCE = b'"iree-gauntlet[iree]"'
 _MOST_SHOWN = 5
 # What specs say of their inputs.
 _NOISE = "Inputs are noise: choose some that the model can do something with."
@@ -60,7 +65,7 @@ _GIVEN = "Inputs are what was given to `init --data`."
 
 
 def init(asked: InitRequest) -> ExitCode:
-    """Begins a project, or adds a model to one; files that are there stay as they are."""
+    """Begins a project, or adds a model to one; files that are there stay as they are, unless they are made again."""
     # In a project, wherever in it a command is typed.
     folder = Path(asked.folder) if asked.folder else shown(find_project_folder())
     if folder.exists() and not folder.is_dir():
@@ -70,15 +75,17 @@ def init(asked: InitRequest) -> ExitCode:
         return _add_program(asked, folder, is_project=is_project)
     if asked.shape or asked.name or asked.data:
         raise UsageError("--shape, --name and --data are of a program", "Give --program FILE too.")
-    if is_project:
+    if is_project and not asked.again:
         what = f"{folder.resolve()} is a project already: it has specs/ and suites/"
-        raise UsageError(what, "`init --program FILE` adds a model; or name another folder.")
+        hint = "`init --program FILE` adds a model, `init --again` writes these files anew; or name another folder."
+        raise UsageError(what, hint)
     # What the example computes is made here, as its inputs are.
     spec = json.loads((_TEMPLATE / REGRESSIONS / _EXAMPLE / "dense_cpu.json").read_text(encoding="utf-8"))
     x, w = (parse_seeded(item["source"]).generate().astype(np.float64) for item in spec["inputs"])
     output = file_content(np.maximum(x @ w, 0).astype(np.float32))
     example = {REGRESSIONS / _EXAMPLE / "dense_cpu" / "output_0.npy": output}
-    where = _write_files(folder, _list_project_files(without=()) | example)
+    with whole_or_nothing() as writing:
+        where = _write_files(writing, folder, _list_project_files(without=()) | example, again=asked.again)
     if not messages.is_quiet():
         sys.stdout.write(f"{where}\n")
         _say_next_steps(folder, [])
@@ -89,9 +96,7 @@ def _add_program(asked: InitRequest, folder: Path, *, is_project: bool) -> ExitC
     """Makes a program a model of a project, with inputs that it runs on, and has its outputs recorded."""
     program = read_onnx(Path(asked.program), asked.name, parse_shapes(asked.shape))
     places = [folder / kind / program.name for kind in (REGRESSIONS, BENCHMARKS)]
-    if there := [str(place) for place in places if place.exists()]:
-        hint = "--name gives the model another name; to begin it again, remove what is there."
-        raise UsageError(f"there already: {' and '.join(there)}", hint)
+    _refuse_what_is_there(() if asked.again else places)
     data = read_data(Path(asked.data), program) if asked.data else GivenData((), (), ())
     runs_here = not asked.no_record and bool(onnxruntime_version())
     notes = list(data.notes)
@@ -99,12 +104,18 @@ def _add_program(asked: InitRequest, folder: Path, *, is_project: bool) -> ExitC
         named = f"{asked.name!r} is called {program.name} here: a name has letters, digits, '.', '_' and '-'"
         notes.insert(0, named)
     code = ExitCode.OK
-    with reference_workers() as workers:
+    with reference_workers() as workers, whole_or_nothing() as writing:
         if runs_here and data.outputs:
             notes += _check_outputs(program, data.inputs, data.outputs, workers)
         chosen = ChosenInputs(data.inputs) if asked.data else _choose_inputs(program, workers if runs_here else None)
         files = _list_model_files(program, chosen.choices, data.outputs, _GIVEN if data.inputs else _NOISE)
-        where = _write_files(folder, files if is_project else _list_project_files(without=(_EXAMPLE,)) | files)
+        # What is recorded below goes into these, and a cache may come to be.
+        for place in (folder, folder / "cache", *places):
+            if not place.exists():
+                writing.begin(place)
+        writing.begin(folder / REGRESSIONS / program.name / SPEC)
+        files = files if is_project else _list_project_files(without=(_EXAMPLE,)) | files
+        where = _write_files(writing, folder, files, again=asked.again)
         if not messages.is_quiet():
             sys.stdout.writelines(f"  note: {note}\n" for note in notes)
             sys.stdout.write(f"{_explain_inputs(program, chosen)}{where}\n")
@@ -112,21 +123,26 @@ def _add_program(asked: InitRequest, folder: Path, *, is_project: bool) -> ExitC
             with contextlib.chdir(folder):
                 selected = SelectionRequest(spec_dir=(str(REGRESSIONS),), model=(program.name,))
                 code = record(RunRequest(selection=selected), chosen.said)
-    recording = f"gauntlet golden.record --model {program.name}"
-    if messages.is_quiet():
-        return code
-    if code is not ExitCode.OK:
-        spec = shown((folder / REGRESSIONS / program.name / f"{SPEC}.json").absolute())
-        sys.stdout.write(
-            f"no outputs are expected yet, so there is nothing to check: change the inputs in {spec},\n"
-            f"then `{recording}`; or the model, and begin again.\n"
-        )
-    elif runs_here or data.outputs:
-        _say_next_steps(folder, [])
-    else:
+        if code is not ExitCode.OK:
+            writing.undo()
+    if not messages.is_quiet():
+        recording = f"gauntlet golden.record --model {program.name}"
         missing = "" if onnxruntime_version() else " (pip install 'iree-gauntlet[record]')"
-        _say_next_steps(folder, [(recording, f"expected outputs, by onnxruntime{missing}")])
+        before = [] if runs_here or data.outputs else [(recording, f"expected outputs, by onnxruntime{missing}")]
+        if code is ExitCode.OK:
+            _say_next_steps(folder, before)
+        else:
+            sys.stdout.write(
+                "nothing is kept: there are no outputs to expect. Give sizes (--shape NAME=SIZES) or inputs (--data "
+                f"FOLDER),\nor change the specs that `init … --no-record` writes as they are, and then `{recording}`.\n"
+            )
     return code
+
+
+def _refuse_what_is_there(places: Sequence[Path]) -> None:
+    if there := [str(place) for place in places if place.exists()]:
+        hint = "--again writes it anew; --name gives the model another name."
+        raise UsageError(f"there already: {' and '.join(there)}", hint)
 
 
 def _list_project_files(without: Collection[str]) -> dict[Path, bytes | Path]:
@@ -136,25 +152,26 @@ def _list_project_files(without: Collection[str]) -> dict[Path, bytes | Path]:
         place = path.relative_to(_TEMPLATE)
         if path.is_file() and not any(name in place.parts for name in without):
             files[place.with_name(_RENAMED.get(place.name, place.name))] = path.read_bytes()
+    files[_WORKFLOW] = (_TEMPLATE / _WORKFLOW).read_bytes().replace(_SOURCE, f'"{find_toolkit_source()}"'.encode())
     # For editors: completion, and what is wrong as it is typed.
     return files | {Path(_SCHEMAS, f"{name}.json"): format_schema(name).encode() for name in FORMATS}
 
 
-def _write_files(folder: Path, files: Mapping[Path, bytes | Path]) -> str:
+def _write_files(writing: UnfinishedFiles, folder: Path, files: Mapping[Path, bytes | Path], *, again: bool) -> str:
     """Writes or copies what is not there, and says so; what is to be said of the workflow's place."""
     made: list[Path] = []
     kept: list[Path] = []
     try:
         for place, content in files.items():
             path = folder / place
-            if path.exists():
+            if path.exists() and not again:
                 kept.append(path)
                 continue
+            writing.begin(path)
             if isinstance(content, Path):
                 with lock_publishing(path, str(content)) as temporary:
                     shutil.copyfile(content, temporary)
             else:
-                path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, content)
             made.append(path)
     except OSError as error:
@@ -165,7 +182,7 @@ def _write_files(folder: Path, files: Mapping[Path, bytes | Path]) -> str:
         sys.stdout.write("".join(f"  {shown(path.absolute())}{'/' if path.is_dir() else ''}\n" for path in listed))
         sys.stdout.write("".join(f"  {shown(path.absolute())} is there already, and stays\n" for path in kept))
     sys.stdout.write(f"made {counted(len(made), 'file')}\n")
-    return _explain_workflow_place(folder) if folder / _WORKFLOW in made else ""
+    return _explain_workflow(folder) if folder / _WORKFLOW in made else ""
 
 
 def _explain_inputs(program: OnnxProgram, chosen: ChosenInputs) -> str:
@@ -187,12 +204,22 @@ def _explain_inputs(program: OnnxProgram, chosen: ChosenInputs) -> str:
         lines += [f"    {why}" for why in chosen.tried[:_MOST_SHOWN]]
     if chosen.runs is False:
         lines.append("  on none of those that were tried does a reference run the model: choose others in the spec.")
-    hint = "  Other sizes: `init … --shape NAME=SIZES`, or in both specs (onnx_import.shapes and inputs)."
+    hint = "  Other sizes: `init … --shape NAME=SIZES --again`, or in both specs (onnx_import.shapes and inputs)."
     return "\n".join(("", *lines, *([hint] if open_sizes else ()), ""))
 
 
+def _explain_workflow(folder: Path) -> str:
+    """What it takes for granted: that GitHub can reach the toolkit, and reads workflows at the top of a repository."""
+    source = find_toolkit_source()
+    path = shown((folder / _WORKFLOW).absolute())
+    unknown = (
+        f"\nGitHub does not have what the workflow installs, {source}: name a URL of its repository,\n"
+        f"or a wheel of it in yours, as TOOLKIT in {path}.\n"
+    )
+    return (unknown if " @ file:" in source else "") + _explain_workflow_place(folder)
+
+
 def _explain_workflow_place(folder: Path) -> str:
-    """That GitHub reads workflows only at the top of a repository."""
     here = folder.resolve()
     top = next((path for path in here.parents if (path / ".git").exists()), None)
     if top is None or (here / ".git").exists():

@@ -96,6 +96,9 @@ class InitRequest:
         "", "Folder with inputs, and expected outputs, of the program: ONNX's test_data_set_*, .npy or .npz files."
     )
     no_record: bool = option(False, "Record no expected outputs, and try no inputs.")
+    again: bool = option(
+        False, "Write anew what an earlier `init` wrote: the model's specs and outputs, or a project's files."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
-"""Every command line that README and docs print can be read by the program that it names."""
+"""Every command line that README and docs print is read by the program that it names, up to what its task is given.
+
+Those of the toolkit that only look are run as well.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 from _pytest.config import get_config
@@ -13,6 +18,7 @@ from invoke.exceptions import Exit
 
 from iree_gauntlet.tasks.program import _Gauntlet as Gauntlet
 from iree_gauntlet.tasks.program import namespace
+from tests.support.command_line import read_requests, run_here
 from tests.support.places import ROOT
 
 COMMANDS = [command for page in PAGES for command in commands_of(page)]
@@ -28,9 +34,19 @@ class _Parsing(Gauntlet):
         raise Exit(code=0)
 
 
+def _make_named_folders(words: list[str]) -> None:
+    """Makes the folders that a command line names, below this one and beside it."""
+    for word in words:
+        path = Path(re.sub(r"^(?:build|source|wheels|venv):|@.*$", "", word))
+        if not word.startswith("-") and "*" not in word and not path.is_absolute() and "://" not in word:
+            path.mkdir(parents=True, exist_ok=True)
+
+
 def _read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails where a command line cannot be read."""
     match words:
+        case ["gauntlet", task, *_] if task in namespace.task_names:
+            read_requests(words[1:])
         case ["gauntlet", *_]:
             monkeypatch.setattr("sys.argv", words)
             with pytest.raises(SystemExit) as ended:
@@ -51,8 +67,11 @@ def _read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page}:{command.line}")
 def test_each_line_can_be_read(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    here = tmp_path / "a" / "project"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
     text = re.sub(r"\s#\s.*", "", command.text.partition("<<")[0])
     for begin in (match.end() for match in _PROGRAM.finditer(text)):
         # Up to a pipe or a parenthesis outside of quotes.
@@ -64,7 +83,26 @@ def test_each_line_can_be_read(
                 break
             words.append(word)
         _read(words, monkeypatch)
+        # Whether or not there is what they name.
+        _make_named_folders(words[2:])
+        _read(words, monkeypatch)
     capsys.readouterr()
+
+
+_LOOKS = re.compile(
+    r"gauntlet (?:--|list\b|lint\b|plan\b|schema\b(?!.*--output)|(?:toolchain|cache)\.list|golden\.show)[^|>&;$]*"
+)
+_LINES = {command.text.partition(" #")[0].strip() for command in COMMANDS}
+LOOKING = sorted(line for line in _LINES if _LOOKS.fullmatch(line) and "../" not in line)
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("line", LOOKING)
+def test_what_only_looks_is_run(line: str, tmp_path: Path) -> None:
+    environ = {**os.environ, "IREE_GAUNTLET_CACHE": str(tmp_path / "cache")}
+    done = run_here(shlex.split(line)[1:], ROOT, environ)
+    # What it names may be the reader's own; the line itself is right.
+    assert done.code in (0, 5), done.text
 
 
 def test_what_is_not_run_is_there() -> None:

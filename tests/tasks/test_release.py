@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from release import build, files_of
+from release import UNTIL_RELEASED, build, files_of, turn_around
 from release_notes import notes_of
 
 from iree_gauntlet import __version__
@@ -101,3 +103,25 @@ def test_notes_are_those_of_the_version() -> None:
 
 def test_the_changelog_has_notes_of_this_version() -> None:
     assert "### Added" in notes_of(__version__, (ROOT / "CHANGELOG.md").read_text())
+
+
+def test_pages_and_workflows_are_turned_around_at_the_first_release(tmp_path: Path) -> None:
+    for name in {name for name, _, _ in UNTIL_RELEASED}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    turn_around(tmp_path)
+    text = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert "git+" not in text
+    assert "'iree-gauntlet[iree]'" in (tmp_path / "README.md").read_text()
+    with pytest.raises(SystemExit, match="expected once, found 0 times"):
+        turn_around(tmp_path)
+
+
+def test_nothing_that_is_printed_to_be_run_needs_a_release() -> None:
+    pages = [ROOT / "README.md", ROOT / "action.yml", *(ROOT / "docs").rglob("*.md")]
+    pages += [*(ROOT / ".github").rglob("*.yml"), *(ROOT / "iree_gauntlet" / "upkeep").rglob("*.yml")]
+    begin = r"""^\s*(?:- )?(?:\$ |run: |default: )?["']?"""
+    line = re.compile(begin + r"(?:\S*pip install .*|iree-gauntlet\[.*)$", re.MULTILINE)
+    lines = [item for path in pages for item in line.findall(path.read_text()) if "iree-gauntlet" in item]
+    assert [item for item in lines if "git+https://" not in item] == []
+    assert len(lines) > 3

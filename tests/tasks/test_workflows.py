@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from iree_gauntlet.requests import ToolchainRequest, options_of
 from tests.support.checkout import needs_git
 from tests.support.npm_packages import NODE, npm_packages
 from tests.support.places import ROOT
@@ -203,6 +204,17 @@ def test_the_action_installs_the_toolkit_that_it_is_part_of(runner: Runner) -> N
     assert runner.files["GITHUB_ENV"].read_text() == f"IREE_GAUNTLET_CACHE={runner.temp}/gauntlet-cache\n"
     runner.run(ACTION, "Install the toolkit", {**INPUTS, "github.action_path": "/action", "inputs.iree": "3.12.0"})
     assert runner.called[-1].endswith(" /action"), "the run installs that IREE itself"
+    for iree in ("source:iree", "source:iree@main"):
+        runner.run(ACTION, "Install the toolkit", {**INPUTS, "github.action_path": "/action", "inputs.iree": iree})
+        assert runner.called[-1].endswith(" /action[source]"), "and what builds one"
+
+
+def test_the_action_names_every_form_of_an_iree() -> None:
+    (iree,) = options_of(ToolchainRequest, "iree")
+    forms = set(re.findall(r"\b\w+:[A-Z]+(?:@REF)?|nightly|'>=[^']*'", iree.help))
+    assert {"source:DIR@REF", "commit:SHA", "nightly"} <= forms
+    described = yaml.safe_load(ACTION.read_text())["inputs"]["iree"]["description"]
+    assert sorted(form for form in forms if form not in described) == []
 
 
 @pytest.mark.stress

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +14,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from iree_gauntlet import settings
+from iree_gauntlet import __version__, settings
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import find_shipped_folder
+from iree_gauntlet.upkeep import project_start, toolkit_source
 from iree_gauntlet.upkeep.format_schemas import FORMATS
 from iree_gauntlet.upkeep.input_choices import input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
@@ -80,7 +83,7 @@ def test_a_project_of_ones_own_onnx_file_is_green_at_once(empty: Path) -> None:
     assert done.code == 0, done.text
     project = empty / "mine"
     spec = json.loads((project / "specs/regression_tests/My_Net-2/model_cpu.json").read_text())
-    assert spec["onnx_import"] == {"shapes": {"x": [1, 4]}}
+    assert spec["onnx_import"] == {"shapes": {"x": [2, 4]}}
     assert not list(project.rglob("example"))
     assert "golden.record" not in done.out
     assert "wrote specs/regression_tests/My_Net-2/model_cpu/output_0.npy" in done.out
@@ -164,7 +167,7 @@ def test_a_folder_that_cannot_be_written_is_reported(empty: Path) -> None:
 def test_sizes_that_a_file_leaves_open_are_said_and_chosen(empty: Path) -> None:
     program = network(empty, floats("batch", 4, "length"))
     done = gauntlet(empty, "init", "mine", "--program", str(program))
-    assert "  x: 1x4x1xf32, random://normal/1x4x1xf32; open in the file: batch, length\n" in done.out
+    assert "  x: 2x4x8xf32, random://normal/2x4x8xf32; open in the file: batch, length\n" in done.out
     done = gauntlet(empty, "init", "other", "--program", str(program), "--shape", "x=2x4x16")
     assert done.code == 0, done.text
     spec, benchmark = (
@@ -273,7 +276,7 @@ def test_weights_that_are_cut_short_are_no_fault_of_the_compiler(empty: Path) ->
 def test_a_size_of_minus_one_is_open_too(empty: Path) -> None:
     program = network(empty, floats(-1, 3))
     done = gauntlet(empty, "init", "a", "--program", str(program))
-    assert "x: 1x3xf32, random://normal/1x3xf32; open in the file: 0\n" in done.out
+    assert "x: 2x3xf32, random://normal/2x3xf32; open in the file: 0\n" in done.out
     assert gauntlet(empty, "init", "b", "--program", str(program), "--shape", "x=7x3").code == 0
 
 
@@ -359,15 +362,15 @@ def test_inputs_of_all_types_are_read(tmp_path: Path) -> None:
     program = read_onnx(network(tmp_path, *values, opset=11))
     assert (program.name, program.function, program.outputs) == ("My_Net-2", "main_graph", 4)
     choices = next(input_sets(program.inputs, program.model))
-    assert [choice.type for choice in choices] == ["2x3xf16", "1x1xi64", "i1", "5xi8"]
+    assert [choice.type for choice in choices] == ["2x3xf16", "2x8xi64", "i1", "5xi8"]
     assert [choice.source for choice in choices] == [
         *("random://normal/2x3xf16?seed=1", "", "random://integers/i1?seed=3", "")
     ]
     assert all(set(choice.values.split()) <= {"0", "1"} for choice in choices)
     benchmarked = [choice.for_benchmark for choice in choices]
-    assert [text.partition("=")[0] for text in benchmarked] == ["2x3xf16", "1x1xi64", "i1", "5xi8"]
+    assert [text.partition("=")[0] for text in benchmarked] == ["2x3xf16", "2x8xi64", "i1", "5xi8"]
     assert benchmarked[2] == "i1=01", "bits are hexadecimal"
-    assert program.onnx_import(choice.type for choice in choices) == {"shapes": {"ids": [1, 1]}, "opset": 17}
+    assert program.onnx_import(choice.type for choice in choices) == {"shapes": {"ids": [2, 8]}, "opset": 17}
 
 
 def test_without_a_project_the_two_ways_on_are_named(empty: Path) -> None:
@@ -397,3 +400,106 @@ def test_hashes_that_come_with_the_toolkit_hold_where_a_project_has_none(empty: 
     (empty / "cache" / "registry.txt").write_text("")
     assert Registry.of_project(empty).entries == {}
     assert find_shipped_folder() == ROOT
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def nowhere(folder: Path) -> Path:
+    """A model that no reference runs: its operator is nobody's."""
+    folder.mkdir()
+    node = helper.make_node("Nobodys", ["x"], ["y"], domain="example.org")
+    graph = helper.make_graph([node], "g", [floats(1, 4)], [floats(1, 4, name="y")])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("example.org", 1)]
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), str(folder / "model.onnx"))
+    return folder / "model.onnx"
+
+
+def test_a_model_is_begun_again_with_other_sizes(empty: Path) -> None:
+    program = network(empty, floats("batch", 4))
+    assert gauntlet(empty, "init", "mine", "--program", str(program)).code == 0
+    project = empty / "mine"
+    place = project / "specs/regression_tests/My_Net-2"
+    first = contents(project)
+    (place / "model_rocm.json").write_text("mine")
+    (project / "gauntlet.toml").write_text("# mine\n")
+    done = gauntlet(project, "init", "--program", str(program), "--shape", "x=3x4", "--again")
+    assert done.code == 0, done.text
+    assert np.load(place / "model_cpu/output_0.npy").shape == (3, 4)
+    assert json.loads((place / "model_cpu.json").read_text())["onnx_import"] == {"shapes": {"x": [3, 4]}}
+    second = contents(project)
+    assert set(second) == {*first, "specs/regression_tests/My_Net-2/model_rocm.json"}
+    assert (place / "model_rocm.json").read_text() == "mine"
+    assert (project / "gauntlet.toml").read_text() == "# mine\n"
+    # One that fails leaves what was there.
+    wrong = gauntlet(project, "init", "--program", str(nowhere(empty / "other")), "--name", "My Net-2", "--again")
+    assert wrong.code != 0, wrong.text
+    assert contents(project) == second
+
+
+def test_what_fails_to_begin_leaves_nothing(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = nowhere(empty / "given")
+    done = gauntlet(empty, "init", "mine", "--program", str(program))
+    assert done.code != 0, done.text
+    assert "nothing is kept: there are no outputs to expect" in done.out
+    assert {path.name for path in empty.iterdir()} - {"cache"} == {"given"}
+    # Nor does one that is cut short, here by a full disk.
+    (empty / "there").mkdir()
+    write = project_start.write_atomic
+
+    def fill(path: Path, content: bytes) -> None:
+        if path.name == "gauntlet.toml":
+            raise OSError(28, "No space left on device", str(path))
+        write(path, content)
+
+    monkeypatch.setattr(project_start, "write_atomic", fill)
+    for folder in ("there", "mine"):
+        full = gauntlet(empty, "init", folder)
+        assert (full.code, "No space left on device" in full.err) == (2, True), full.text
+    assert {path.name for path in empty.iterdir()} - {"cache"} == {"given", "there"}
+    assert list((empty / "there").iterdir()) == []
+
+
+def test_a_project_is_begun_again(empty: Path) -> None:
+    assert gauntlet(empty, "init").code == 0
+    first = contents(empty)
+    for path in ("suites/cpu.toml", "specs/benchmarks/example/dense_cpu.json"):
+        (empty / path).write_text("broken")
+    (empty / "suites" / "mine.toml").write_text("mine")
+    done = gauntlet(empty, "init", "--again")
+    assert done.code == 0, done.text
+    assert contents(empty) == {**first, "suites/mine.toml": b"mine"}
+
+
+@pytest.mark.parametrize(
+    ("kept", "source"),
+    [
+        (None, f"iree-gauntlet[iree]=={__version__}"),
+        (
+            {"url": "https://me:secret@host/it", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "iree-gauntlet[iree] @ git+https://host/it@abc",
+        ),
+        ({"url": "https://host/it.whl", "archive_info": {}}, "iree-gauntlet[iree] @ https://host/it.whl"),
+        ({"url": "file:///none", "dir_info": {"editable": True}}, "iree-gauntlet[iree] @ file:///none"),
+    ],
+)
+def test_the_workflow_installs_what_was_installed_here(
+    empty: Path, monkeypatch: pytest.MonkeyPatch, kept: dict[str, object] | None, source: str
+) -> None:
+    written = SimpleNamespace(read_text=lambda _name: kept and json.dumps(kept))
+    monkeypatch.setattr(toolkit_source, "distribution", lambda _name: written)
+    done = gauntlet(empty, "init")
+    assert done.code == 0, done.text
+    assert f'TOOLKIT: "{source}"\n' in (empty / ".github/workflows/gauntlet.yml").read_text()
+    assert ("GitHub does not have what the workflow installs" in done.out) == ("file:" in source)
+
+
+def test_the_workflow_installs_from_where_a_checkout_came(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = empty / "a b"
+    for words in (["init", "-q", str(checkout)], ["-C", str(checkout), "remote", "add", "origin", "https://t@host/it"]):
+        subprocess.run(["git", *words], check=True)
+    kept = json.dumps({"url": checkout.as_uri(), "dir_info": {}})
+    monkeypatch.setattr(toolkit_source, "distribution", lambda _name: SimpleNamespace(read_text=lambda _name: kept))
+    assert toolkit_source.find_toolkit_source() == "iree-gauntlet[iree] @ git+https://host/it"

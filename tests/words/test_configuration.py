@@ -249,7 +249,10 @@ def test_odd_files_are_mistakes_of_their_own(bare: Path, content: bytes) -> None
 def test_a_folder_or_a_link_to_nowhere_in_place_of_a_file_is_named(bare: Path) -> None:
     for begin, said in (
         (Path.mkdir, "cannot be read: Is a directory"),
-        (lambda path: (path.rmdir(), path.symlink_to("gone")), "it is a link to gone, which is not there"),
+        (
+            lambda path: (path.rmdir(), path.symlink_to("gone")),
+            "cannot be read: it is a link to gone, which is not there",
+        ),
     ):
         for place in _PLACES:
             begin(bare / place)
