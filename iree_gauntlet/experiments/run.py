@@ -243,9 +243,9 @@ def _open_engine(
             plan = replace(plan, steps=steps)
     batches = make_batches(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
-    unplanned = () if parts.measured else find_unplanned(plan.steps, record)
-    plan = replace(plan, steps=(*plan.steps, *unplanned))
-    finished |= {step.id: record.results[step.id].verdict for step in unplanned}
+    orphans = () if parts.measured else find_unplanned(plan.steps, record)
+    plan = replace(plan, steps=(*plan.steps, *orphans))
+    finished |= {step.id: record.results[step.id].verdict for step in orphans}
     event = replace(
         run_event(plan, run_dir, machine, selection.name, selection.targets, format_typed_command()),
         markers=request.selection.markers,
@@ -263,9 +263,9 @@ def _open_engine(
         # Of a resumed run only what is left to do counts.
         left = [step.id for step in plan.steps if step.id not in finished]
         progress.run_started(event, len(left), left)
-        if unplanned:
-            count = counted(len(unplanned), "step")
-            engine.remark(f"results of {count} that are no longer selected or there count: {unplanned[0].id}…")
+        if orphans:
+            count = counted(len(orphans), "step")
+            engine.remark(f"results of {count} that are no longer selected or there count: {orphans[0].id}…")
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = find_missing_files(plan.steps, cases, machine.store, finished)

@@ -200,8 +200,8 @@ def find_changed(sides: Sequence[PreparedSide], earlier: Iterable[Mapping[str, A
 
 def find_gone(models: Iterable[str], earlier: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Models that an earlier part of the comparison was about and that are not among these, with why."""
-    prepared = [PreparedComparison.from_dict(event) for event in earlier if event["event"] == "prepared"]
-    begun = {chain for part in prepared for chain in (*part.models, *part.left_out)}
+    parts = [PreparedComparison.from_dict(event) for event in earlier if event["event"] == "prepared"]
+    begun = {chain for part in parts for chain in (*part.models, *part.left_out)}
     return dict.fromkeys(sorted(begun.difference(models)), "the comparison was begun with it: its spec is gone")
 
 

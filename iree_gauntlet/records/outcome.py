@@ -104,7 +104,7 @@ class StepOutcome(Result):
         return self.stage == Stage.COUNT or self.role.rpartition(".")[2] == COUNTED
 
     @property
-    def unapplied(self) -> tuple[Golden, ...]:
+    def unapplied_goldens(self) -> tuple[Golden, ...]:
         """Goldens whose figure was measured and held against none."""
         return find_unapplied((*self.goldens, *self.idle_goldens), self.checks, self.sku)
 
@@ -283,7 +283,7 @@ def format_headline(outcome: RunOutcome) -> str:
     behind = sum(bool(step.behind) for step in outcome.steps)
     text = ", ".join(texts.values()) or "nothing ran"
     text += f" ({behind} behind a failure)" if behind else ""
-    unapplied = sum(len(step.unapplied) for step in outcome.steps)
+    unapplied = sum(len(step.unapplied_goldens) for step in outcome.steps)
     return f"{text}; {counted(unapplied, 'golden')} not applied" if unapplied else text
 
 

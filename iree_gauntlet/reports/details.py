@@ -112,7 +112,7 @@ def list_findings(step: StepOutcome) -> list[str]:
 def list_unapplied(step: StepOutcome) -> list[tuple[Origin, str]]:
     """Where each golden is written whose figure was held against none, and what was measured in its place."""
     checks = {check.metric: check for check in step.checks}
-    return [(golden.origin, f"not applied: {check_line(checks[golden.metric])}") for golden in step.unapplied]
+    return [(golden.origin, f"not applied: {check_line(checks[golden.metric])}") for golden in step.unapplied_goldens]
 
 
 def format_explanation(explanation: Explanation) -> str:

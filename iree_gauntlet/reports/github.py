@@ -62,7 +62,7 @@ def format_error_command(text: str, environ: Mapping[str, str]) -> str:
 def _find_origin(step: StepOutcome) -> Origin:
     """Where what failed is written: of a figure, its golden."""
     broken = {check.metric for check in step.checks if check.passed is False}
-    broken = broken or {str(golden.metric) for golden in step.unapplied}
+    broken = broken or {str(golden.metric) for golden in step.unapplied_goldens}
     goldens = (
         golden.origin
         for golden in (*step.goldens, *step.idle_goldens)

@@ -184,7 +184,7 @@ def format_summary_json(outcome: RunOutcome) -> str:
         "seconds": outcome.seconds,
         "tool_seconds": outcome.tool_seconds,
         "counts": outcome.counts,
-        "unapplied_goldens": sum(len(step.unapplied) for step in outcome.steps),
+        "unapplied_goldens": sum(len(step.unapplied_goldens) for step in outcome.steps),
         "cache": {name: asdict(getattr(outcome, name)) for name in ("compiles", "imports", "downloads")},
         "targets": [target.as_dict() for target in outcome.targets],
         "toolchain": outcome.toolchain.as_dict(),
@@ -237,7 +237,7 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         "checks": [
             _describe_fields(check) | {"factor": 1.0 if check.factor is None else check.factor} for check in step.checks
         ],
-        "unapplied_goldens": [str(golden.origin) for golden in step.unapplied],
+        "unapplied_goldens": [str(golden.origin) for golden in step.unapplied_goldens],
         "outputs": [_describe_output(output) for output in step.outputs],
         "figures": step.samples.figures if step.samples else {},
         "real_time_ms": step.samples.real_time_ms if step.samples else (),

@@ -359,6 +359,14 @@ def test_a_time_that_cannot_be_judged_is_no_pass(project: TorchProject) -> None:
     assert rows == {"toy/slow.json": "N/A"}
 
 
+def test_a_golden_of_another_release_can_fail(project: TorchProject) -> None:
+    project.compstat("toy/old", golden_dispatch_count=0, golden_compiler="3.12.0")
+    assert outcomes(project.pytest("-q", "-k", "old")) == {"passed": 1, "deselected": 3}
+    done = project.pytest("-q", "-k", "old", "--unapplied-goldens=fail")
+    assert outcomes(done) == {"failed": 1, "deselected": 3}
+    assert "inconclusive: dispatch count 1 (no golden for compiler release" in done.out
+
+
 @pytest.mark.parametrize("option", ["--confirm-seconds=0", "--confirm-seconds=soon", "--verdict=lenient"])
 def test_confirming_in_a_way_that_there_is_not(project: TorchProject, option: str) -> None:
     done = project.pytest(option)
