@@ -42,6 +42,14 @@ def risks(*flags: str) -> list[str]:
         (["-iree-llvmcpu-system-linker-path", "/bin/ld"], "names a program"),
         (["--iree-hal-preprocess-executables-with=rm -rf ."], "names a program"),
         (["--iree-cuda-use-ptxas-from=x"], "names a program"),
+        (
+            ["--iree-preprocessing-pass-pipeline=builtin.module(iree-hal-preprocess-executables-with-tool{command=x})"],
+            "names a program",
+        ),
+        (
+            ["--iree-preprocessing-pass-pipeline=builtin.module(iree-hal-dump-executable-sources{path=/home/me})"],
+            "may write outside",
+        ),
         (["--iree-load-plugin=x.so"], "loads code"),
         (["--load=x.so"], "loads code"),
         (["--executable_plugin=x.so"], "loads code"),
