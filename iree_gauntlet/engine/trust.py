@@ -33,11 +33,13 @@ _CODE = re.compile(
     r"load|.*(?:load|opt|pass)-.*plugin.*|executable-plugin|.*dylib-path|vulkan-libvulkan-search-path|module"
     r"|iree-link-bitcode|iree-hal-substitute-executable-.*|iree-hal-executable-object-search-path|iree-\w+-bc-dir"
 )
+# In a pipeline of passes.
+_WITH_TOOL = "executables-with-tool"
 _FLAG_FILES = re.compile(r"flagfile|config(?:-file)?")
 # What a file is only read for.
 _READS = re.compile(
-    r"input|expected-output|parameters|iree-(?:parameter|opt)-import.*|iree-codegen-tuning-spec-path|iree-preprocessing-.*"
-    r"|iree-codegen-transform-dialect-library|iree-codegen-debug-patched-func-ops-file-name"
+    r"input|expected-output|parameters|iree-(?:parameter|opt)-import.*|iree-codegen-tuning-spec-path"
+    r"|iree-preprocessing-.*-filename|iree-codegen-transform-dialect-library|iree-codegen-debug-patched-func-ops-file-name"
 )
 # A path in a value that leads out of the working folder.
 _OUTSIDE = re.compile(r"(?:\A|[,;=@])((?:[/~]|(?:[^,;=@]*/)?\.\.(?:/|\Z|[,;=@]))[^,;=@]*)")
@@ -55,7 +57,7 @@ def find_risky_flags(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         outside = _OUTSIDE.search(flag.value or ("" if flag.name else text))
         if text.startswith("@") or _FLAG_FILES.fullmatch(name):
             found.append((text, "takes more flags from a file"))
-        elif _PROGRAMS.fullmatch(name):
+        elif _PROGRAMS.fullmatch(name) or _WITH_TOOL in text:
             found.append((text, "names a program, which is started"))
         elif _CODE.fullmatch(name):
             found.append((text, "loads code, which is run"))

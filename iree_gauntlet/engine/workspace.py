@@ -188,7 +188,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     read_from = tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path)
     risks = {item for case in (*cases.cases, *cases.required) for item in list_risks(case)}
     if request.untrusted:
-        cases = _block_risky_cases(cases, [find_project_folder(), find_shipped_folder(), *read_from])
+        cases = _block_risky_cases(cases, _list_own_folders(request, suite))
     return Selection(
         name=suite.name if suite else "custom",
         stages=suite.stages if suite else DEFAULT_STAGES,
@@ -201,6 +201,16 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         read_from=read_from,
         risks=tuple(sorted(risks)),
     )
+
+
+def _list_own_folders(request: SelectionRequest, suite: Suite | None) -> list[Path]:
+    """The folders of a stranger's project: what the user has named. A suite may name any."""
+    named = (*request.spec_dir, request.external_file_directory, request.module_directory, request.model_root)
+    folders = [find_project_folder(), find_shipped_folder(), *map(Path, filter(None, named))]
+    if suite is not None:
+        beside = suite.path.absolute().parent
+        folders.append(beside.parent if beside.name == "suites" else beside)
+    return folders
 
 
 def _block_risky_cases(cases: CaseSet, folders: Sequence[Path]) -> CaseSet:

@@ -24,6 +24,7 @@ from iree_gauntlet.errors import name_place
 from tests.support.clocks import Clock
 from tests.support.permissions import full_disk, mounting, permissions_respected
 from tests.support.places import ROOT
+from tests.support.ticks import await_tick
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -496,6 +497,7 @@ def test_a_large_file_is_not_hashed_again_for_a_hard_link_to_it_but_once_more_wh
         reader.materialise(entry, "module", tmp_path / f"{run}.vmfb")
         assert reader.lookup(entry.key).entry == entry
     assert "module" not in names
+    await_tick(entry.files["module"])
     (tmp_path / "0.vmfb").unlink()
     for _ in range(2):
         assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
@@ -508,6 +510,7 @@ def test_a_file_that_was_edited_in_place_is_damage_though_its_time_is_set_back(
 ) -> None:
     entry = kept(cache, tmp_path / "run", content=content)
     before = entry.files["module"].stat()
+    await_tick(entry.files["module"])
     with (tmp_path / "run" / "m.vmfb").open("r+b") as file:
         file.write(b"x")
     os.utime(entry.files["module"], ns=(before.st_atime_ns, before.st_mtime_ns))

@@ -42,6 +42,14 @@ def risks(*flags: str) -> list[str]:
         (["-iree-llvmcpu-system-linker-path", "/bin/ld"], "names a program"),
         (["--iree-hal-preprocess-executables-with=rm -rf ."], "names a program"),
         (["--iree-cuda-use-ptxas-from=x"], "names a program"),
+        (
+            ["--iree-preprocessing-pass-pipeline=builtin.module(iree-hal-preprocess-executables-with-tool{command=x})"],
+            "names a program",
+        ),
+        (
+            ["--iree-preprocessing-pass-pipeline=builtin.module(iree-hal-dump-executable-sources{path=/home/me})"],
+            "may write outside",
+        ),
         (["--iree-load-plugin=x.so"], "loads code"),
         (["--load=x.so"], "loads code"),
         (["--executable_plugin=x.so"], "loads code"),
@@ -133,6 +141,19 @@ def test_files_outside_of_a_strangers_project_are_not_read(project: Project, lin
     done = project.gauntlet("run", "--untrusted", "--stages", "threshold")
     assert done.code == 3
     assert f"inputs[0].source: {secret} is outside of the project" in done.out
+
+
+@pytest.mark.iree
+def test_a_suite_of_a_stranger_makes_no_folder_one_of_the_project(project: Project) -> None:
+    elsewhere = project.folder.parent / "elsewhere"
+    (project.folder / "specs").rename(elsewhere)
+    project.suite('spec_dirs = ["../../elsewhere"]\n')
+    words = ("run", "--stages", "threshold", "--suite", "s")
+    assert project.gauntlet(*words).code == 0
+    done = project.gauntlet(*words, "--untrusted")
+    assert done.code == 3
+    assert "elsewhere/regression_tests/toy/abs.mlir is outside of the project" in done.out
+    assert project.gauntlet(*words, "--untrusted", "--spec-dir", str(elsewhere)).code == 0
 
 
 def test_a_strangers_settings_are_not_taken(project: Project) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from tests.history.builder import run_of
 from tests.support.checkout import needs_git
 from tests.support.emulators import ACCOUNT
 from tests.support.permissions import mounting
+from tests.support.ticks import await_tick
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +59,20 @@ def test_what_is_added_is_there_once_and_as_it_was(place: tuple[str, Configurati
     assert {name: other.read(name) for name in other.stamps()} == files | more
     store.remove(list(files)[:1])
     assert set(other.stamps()) == {*files, *more} - set(list(files)[:1])
+
+
+def test_a_file_of_a_folder_that_is_edited_in_place_has_another_stamp(tmp_path: Path) -> None:
+    store = open_history(str(tmp_path / "history"), Configuration(), tmp_path / "cache")
+    store.add(dict([history_file(run_of(1))]))
+    before = store.stamps()
+    (path,) = (tmp_path / "history").glob("*/*.json")
+    times = path.stat()
+    await_tick(path)
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert store.stamps().keys() == before.keys()
+    assert store.stamps() != before
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (times.st_size, times.st_mtime_ns)
 
 
 def test_all_that_add_at_once_are_there(place: tuple[str, Configuration], tmp_path: Path) -> None:
