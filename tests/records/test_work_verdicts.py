@@ -23,7 +23,7 @@ def test_a_verdict_of_an_earlier_version_is_read_as_it_was_made() -> None:
     old = WorkVerdict.from_dict(_OLD)
     assert old.parts == ()
     assert old.change_by_part == "+0.3440 %, 98 % of it outside of dispatches"
-    assert old.as_dict() == {**_OLD, "parts": old.parts} or "parts" not in old.as_dict()
+    assert "parts" not in old.as_dict()
     rules = {"alpha": 0.01, "looks": [10], "least": 0.01, "band": 0.03, "budget_seconds": 60.0, "seed": 1}
     assert RecordedRules.from_dict(rules | {"least_work": 0.0001}).outside is None
 
@@ -33,9 +33,8 @@ def test_a_verdict_says_what_each_part_does() -> None:
         WorkPart("dispatches", "more work", 433_528, 434_288, ("f_dispatch_1_mm",), ()),
         WorkPart("outside", "same work", 122_351, 121_587),
     )
-    new = WorkVerdict.from_dict(
-        {**_OLD, "instructions": {"A": 555_879, "B": 555_875}, "parts": [p.as_dict() for p in parts]}
-    )
+    counts = {"instructions": {"A": 555_879, "B": 555_875}, "parts": [part.as_dict() for part in parts]}
+    new = WorkVerdict.from_dict(_OLD | counts)
     assert new.parts == parts
     assert new.change_by_part == (
         "-0.0007 %: in dispatches +760 (+0.1753 %), more in f_dispatch_1_mm; "
@@ -49,7 +48,7 @@ def test_a_matrix_holds_them_apart() -> None:
         return MatrixCell(Verdict.PASSED, instructions=count, instructions_outside=outside, counted_by="valgrind")
 
     def changes(*cells: MatrixCell) -> list[ChangeKind]:
-        row = MatrixRow("m/a@cpu", dict(zip("ab", cells, strict=True)))
+        row = MatrixRow("m/a@cpu", "m", "a", "cpu", dict(zip("ab", cells, strict=True)))
         return [change.kind for change in _list_changes_of_row(row, ["a", "b"])]
 
     assert changes(cell(100_000, 50_000), cell(100_200, 49_800)) == [ChangeKind.INSTRUCTIONS]
