@@ -416,7 +416,9 @@ class BisectRequest:
     )
     bad: str = option("", "The IREE that is bad; it may be older than the good one.")
     metric: str = option(
-        "", "What to look at: time, compile-time, instructions, size, dispatches, error, compiles or runs."
+        "",
+        "What to look at: time, compile-time, instructions, instructions-outside, size, dispatches, error, compiles or "
+        "runs.",
     )
     bundle: str = option(
         "", "In place of a metric and a model: a bundle that `explain` has written, the archive or its folder."

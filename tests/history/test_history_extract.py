@@ -9,7 +9,7 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.chain_figures import make_matrix_cell
 from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.records.outcome import read_outcome
-from tests.support.journal_builder import JournalBuilder, samples
+from tests.support.journal_builder import JournalBuilder, check, samples
 from tests.support.matrix_builder import compile_result
 
 if TYPE_CHECKING:
@@ -69,6 +69,20 @@ def test_counts_are_a_series_for_each_counter_and_what_compiles_for_them_no_part
         assert (cell.instructions, cell.compile_seconds) == (1000, 2.0)
     assert [*found] == ["instructions", "instructions (valgrind, znver2)", "instructions (hardware)"]
     assert len(set(found.values())) == 1
+
+
+def test_instructions_in_dispatches_are_a_series_and_those_outside_another_one(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    counted = builder.step("m", "a", "count")
+    builder.begin()
+    statistics = {"instructions": 1000, "instructions_outside": 300, "counter": "valgrind 3", "cpu": "x86-64-v3,-fma"}
+    checks = [check("instructions", 700, 900), check("instructions_outside", 300, 400)]
+    builder.result(counted, statistics=statistics, checks=checks)
+    builder.end()
+    (part,) = extract(read_outcome(read_journal(builder.write(tmp_path) / "journal.jsonl")))
+    (case,) = part.cases
+    figures = {item.name: (item.value, item.limit) for item in case.figures}
+    assert figures == {"instructions_in_dispatches": (700, 900), "instructions_outside": (300, 400)}
 
 
 def test_one_that_was_done_here_is_one_run(tmp_path: Path) -> None:

@@ -132,7 +132,14 @@ def test_a_few_bytes_are_no_change_of_a_size_until_they_add_up() -> None:
     assert found(series([1e6, 1e6 + 999, 1e6], "size_bytes")) == ()
 
 
-@pytest.mark.parametrize("figure", ["instructions", "instructions (hardware, znver4)"])
+def test_what_lies_outside_of_dispatches_changes_by_a_share_and_a_number() -> None:
+    assert found(series([40_000, 41_999, 40_000], "instructions_outside")) == ()
+    assert found(series([900_000, 908_900, 900_000], "instructions_outside")) == ()
+    (change,) = found(series([40_000, 40_000, 42_100, 42_200], "instructions_outside"))
+    assert (change.kind, change.at, change.won_back) == (FindingKind.REGRESSION, 2, False)
+
+
+@pytest.mark.parametrize("figure", ["instructions", "instructions_in_dispatches", "instructions (hardware, znver4)"])
 def test_instructions_change_from_a_thousandth_on(figure: str) -> None:
     assert found(series([1e6, 1e6 + 990, 1e6 - 5, 1e6], figure)) == ()
     (change,) = found(series([1e6, 1e6 + 7, 1e6 + 1100, 1e6 + 1093], figure))

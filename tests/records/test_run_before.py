@@ -60,6 +60,29 @@ def test_verdicts_counts_and_large_differences_of_times_are_named(tmp_path: Path
     assert "| `m/a@cpu` | dispatches | 76 | 77 | +1.32 % |" in text
 
 
+def _count(folder: Path, name: str, dispatches: int, outside: int) -> Path:
+    builder = JournalBuilder(run=name)
+    builder.now = builder.now.replace(day=int(name[-2:]))
+    step = builder.step("m", "a", "count")
+    builder.begin()
+    whole = {"instructions": dispatches + outside, "counter": "valgrind 3", "cpu": "x86-64-v3,-fma"}
+    builder.result(step, statistics={**whole, "instructions_outside": outside})
+    builder.end(seconds=2.0)
+    path = builder.write(folder / name)
+    write_reports(path)
+    return path
+
+
+def test_instructions_in_dispatches_and_outside_are_held_apart(tmp_path: Path) -> None:
+    _count(tmp_path, "run-20", 555_000, 100_000)
+    hidden = _changed(_count(tmp_path, "run-21", 555_760, 99_236))
+    assert hidden is not None
+    assert [change[1:4] for change in hidden.changes] == [("instructions in dispatches", "555,000", "555,760")]
+    outside = _changed(_count(tmp_path, "run-22", 555_760, 102_000))
+    assert outside is not None
+    assert [change[1:4] for change in outside.changes] == [("instructions outside of dispatches", "99,236", "102,000")]
+
+
 def test_noise_is_no_change(tmp_path: Path) -> None:
     _run(tmp_path, "run-20")
     found = _changed(_run(tmp_path, "run-21", ms=9.5))

@@ -185,7 +185,7 @@ class JournalBuilder:
 
 def check(metric: str, measured: float, golden: float | None, factor: float = 1.0, **changes: Any) -> dict[str, Any]:
     """A check of a golden, as the journal has it."""
-    unit = {"time_ms": "ms", "dispatch_count": "dispatches", "binary_size_bytes": "bytes"}[metric]
+    unit = {"time_ms": "ms", "dispatch_count": "dispatches", "binary_size_bytes": "bytes"}.get(metric, "instructions")
     limit = None if golden is None else golden * factor
     return {
         "metric": metric,

@@ -49,11 +49,6 @@ def compare_work(a: float, b: float, least: float, fewest: int = 0) -> Work:
     return Work.MORE if b > a else Work.LESS
 
 
-def compare_outside(a: float, b: float, least: float = LEAST_OUTSIDE) -> Work:
-    """As `compare_work`, of what lies outside of dispatches."""
-    return compare_work(a, b, max(least, LEAST_OUTSIDE), FEWEST_OUTSIDE)
-
-
 def combine_work(parts: Iterable[WorkPart]) -> Work:
     """What the parts of a call say of it: one that does less makes up for none that does more."""
     verdicts = {part.verdict for part in parts}
@@ -73,7 +68,7 @@ def judge_parts(a: Counts, b: Counts, least: float, *, same_runtime: bool) -> tu
         # The layout of memory has a say in it as well.
         found = compare_work(a.instructions, b.instructions, max(least, LEAST_CALL_WORK), FEWEST_OUTSIDE)
         return (WorkPart(Part.CALL, found, a.instructions, b.instructions),)
-    outside = compare_outside(a_outside, b_outside, least)
+    outside = compare_work(a_outside, b_outside, max(least, LEAST_OUTSIDE), FEWEST_OUTSIDE)
     return (*parts, WorkPart(Part.OUTSIDE, outside, a_outside, b_outside))
 
 

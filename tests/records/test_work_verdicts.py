@@ -1,0 +1,58 @@
+"""Work verdicts of comparisons: of this version, and as versions recorded them that judged a call as a whole."""
+
+from __future__ import annotations
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.records.chain_figures import MatrixCell
+from iree_gauntlet.records.compare_record import RecordedRules, WorkVerdict
+from iree_gauntlet.records.matrix_outcome import MatrixRow
+from iree_gauntlet.reports.matrix_report import ChangeKind, _list_changes_of_row
+from iree_gauntlet.results import WorkPart
+
+_OLD = {
+    "verdict": "more work",
+    "instructions": {"A": 555_879, "B": 557_791},
+    "ratio": 557_791 / 555_879,
+    "counter": "valgrind 3.19.0",
+    "cpu": "x86-64-v3,-fma",
+    "outside": 1_874,
+}
+
+
+def test_a_verdict_of_an_earlier_version_is_read_as_it_was_made() -> None:
+    old = WorkVerdict.from_dict(_OLD)
+    assert old.parts == ()
+    assert old.change_by_part == "+0.3440 %, 98 % of it outside of dispatches"
+    assert "parts" not in old.as_dict()
+    rules = {"alpha": 0.01, "looks": [10], "least": 0.01, "band": 0.03, "budget_seconds": 60.0, "seed": 1}
+    assert RecordedRules.from_dict(rules | {"least_work": 0.0001}).outside is None
+
+
+def test_a_verdict_says_what_each_part_does() -> None:
+    parts = (
+        WorkPart("dispatches", "more work", 433_528, 434_288, ("f_dispatch_1_mm",), ()),
+        WorkPart("outside", "same work", 122_351, 121_587),
+    )
+    counts = {"instructions": {"A": 555_879, "B": 555_875}, "parts": [part.as_dict() for part in parts]}
+    new = WorkVerdict.from_dict(_OLD | counts)
+    assert new.parts == parts
+    assert new.change_by_part == (
+        "-0.0007 %: in dispatches +760 (+0.1753 %), more in f_dispatch_1_mm; "
+        "outside of dispatches -764 (-0.6244 %), within its limits"
+    )
+
+
+def test_a_matrix_holds_them_apart() -> None:
+    def cell(dispatches: int, outside: int | None) -> MatrixCell:
+        count = dispatches + (outside or 0)
+        return MatrixCell(Verdict.PASSED, instructions=count, instructions_outside=outside, counted_by="valgrind")
+
+    def changes(*cells: MatrixCell) -> list[ChangeKind]:
+        row = MatrixRow("m/a@cpu", "m", "a", "cpu", dict(zip("ab", cells, strict=True)))
+        return [change.kind for change in _list_changes_of_row(row, ["a", "b"])]
+
+    assert changes(cell(100_000, 50_000), cell(100_200, 49_800)) == [ChangeKind.INSTRUCTIONS]
+    assert changes(cell(100_000, 50_000), cell(100_000, 51_900)) == []
+    assert changes(cell(100_000, 50_000), cell(100_000, 52_100)) == [ChangeKind.OUTSIDE]
+    # Of an earlier version.
+    assert changes(cell(150_000, None), cell(100_200, 49_800)) == []
