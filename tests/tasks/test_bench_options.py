@@ -128,8 +128,8 @@ def test_every_option_reaches_its_field() -> None:
     line = (
         "-m vit -c base -t -df Bfp8_b -mf LoFi -opt 4 --loop_count 8 -mb 2 --microbatch_count 4 --chips 0 --layers 3 "
         "--trace verbose -l -e 'A=1 B C=\"x y\" A=2' -o out --models-dir a --models_dir b --models-dir a "
-        "--against torch --disturbed count --device local-sync --target sm_90 --torch-python /py --iree 3.12.0 "
-        "--iree-compiler x --iree-runtime y --cache-dir z"
+        "--against torch --sensitivity --disturbed count --device local-sync --target sm_90 --torch-python /py "
+        "--iree 3.12.0 --iree-compiler x --iree-runtime y --cache-dir z"
     )
     read = parse(shlex.split(line))
     assert read == as_task(shlex.split(line))
@@ -151,6 +151,7 @@ def test_every_option_reaches_its_field() -> None:
         "out",
         ("a", "b"),
         ("torch",),
+        True,
         "count",
         "local-sync",
         "sm_90",
