@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -379,7 +380,7 @@ def _locate(choice: Choice, place: ToolchainPlace, parts: AbstractSet[str]) -> P
     tools = (COMPILE,) if COMPILER in parts else (RUN_MODULE, BENCHMARK_MODULE)
     version = None
     if choice.kind in _VERSIONS:
-        version = _choose_version(choice, place, list_versions_here(place.environments))
+        version = choice.version or _find_newest(choice, place, partial(list_versions_here, place.environments))
     # What this Python has already is not installed again.
     if choice.kind is ChoiceKind.INSTALLED or (version and version == find_installed_release()):
         return None
@@ -443,14 +444,10 @@ def provide_environment(choice: Choice, place: ToolchainPlace) -> Environment:
     if choice.kind is ChoiceKind.COMMIT:
         return _install_commit(choice, place)
     if choice.kind in _VERSIONS:
-        return _provide_version(choice, _choose_version(choice, place, place.environments.versions()), place)
+        version = choice.version or _find_newest(choice, place, place.environments.versions)
+        return _provide_version(choice, version, place)
     hint = "Name a release, a range, a nightly, commit:SHA or wheels:DIR."
     raise UsageError(f"{choice.text} is not installed by this toolkit", hint)
-
-
-def _choose_version(choice: Choice, place: ToolchainPlace, here: Sequence[Version]) -> Version:
-    """Its own, or the newest that it means; without a network, of those that are here."""
-    return choice.version or _find_newest(choice, place, _make_sources(choice, place), here)
 
 
 def _make_sources(choice: Choice, place: ToolchainPlace) -> Sources:
@@ -493,11 +490,12 @@ def _install_commit(choice: Choice, place: ToolchainPlace) -> Environment:
                 return environments.ready(replace(recipe, label=label, asked=choice.text))
 
 
-def _find_newest(choice: Choice, place: ToolchainPlace, sources: Sources, here: Sequence[Version]) -> Version:
-    """The newest version of a range, or the newest nightly."""
-    environments = place.environments
+def _find_newest(choice: Choice, place: ToolchainPlace, list_here: Callable[[], list[Version]]) -> Version:
+    """The newest version of a range, or the newest nightly; without a network, of those that are here."""
+    environments, sources = place.environments, _make_sources(choice, place)
     wanted = choice.range if choice.range is not None else SpecifierSet()
     if environments.offline:
+        here = list_here()
         some = [version for version in here if choice.range is not None or version.is_prerelease]
         fitting = list(wanted.filter(some, prereleases=None if choice.range is not None else True))
         if not fitting:

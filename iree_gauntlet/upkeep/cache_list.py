@@ -44,7 +44,10 @@ def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
         # Where the cache is named for all projects, they are in it.
         shared = [] if folder.is_relative_to(place.root) else list_toolchains(folder, folder)
     if match:
-        items, shared = ([item for item in some if _matches(item, match)] for some in (items, shared))
+        items, shared = (
+            [item for item in some if fnmatchcase(item.name, match) or fnmatchcase(item.path, match)]
+            for some in (items, shared)
+        )
         if not items and not shared:
             raise NothingSelectedError(
                 f"--match {match} matches nothing in {place.root}", "`cache.list` shows all names; * also matches /."
@@ -84,10 +87,6 @@ def _describe_sizes(items: Sequence[Item]) -> str:
         if sizes:
             by_kind.append(f"{kind} {byte_size(sum(sizes))} ({len(sizes)})")
     return f"{byte_size(sum(item.bytes for item in items))}: {', '.join(by_kind)}"
-
-
-def _matches(item: Item, match: str) -> bool:
-    return fnmatchcase(item.name, match) or fnmatchcase(item.path, match)
 
 
 def _make_row(item: Item, now: float) -> tuple[str, ...]:

@@ -92,6 +92,11 @@ _OPERATION = '%1 = "torch.operator"(%0) <{name = "onnx.Riddle"}> : (!t) -> !t'
             UnsupportedOperator("aten.foo", "torch", None, 2),
         ),
         (
+            "<unknown>:0:0: error: failed to legalize operation 'tosa.rfft2d' that was explicitly marked illegal",
+            "module {\n%0 = tosa.rfft2d %a\n",
+            UnsupportedOperator("rfft2d", "tosa", None, 1),
+        ),
+        (
             "p.mlir:1:1: error: failed to legalize operation 'stablehlo.fft' that was explicitly marked illegal",
             "ML\xefR stablehlo.fft",
             UnsupportedOperator("fft", "stablehlo", None, None),

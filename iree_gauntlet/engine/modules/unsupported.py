@@ -54,18 +54,15 @@ def find_unsupported(lines: Sequence[str], program: Path, source: Path) -> Unsup
     try:
         with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             # What an ONNX operator has become fails at the place of the operator.
-            at_place = _ONNX_LINE.search(_read_line(text, int(place))) if place else None
+            number = int(place or 0)
+            line = itertools.islice(iter(text.readline, b""), number - 1, None) if number else iter(())
+            at_place = _ONNX_LINE.search(next(line, b""))
             if at_place or name.startswith(_ONNX):
                 return _describe_onnx(at_place[1].decode() if at_place else name, text, source)
             domain, _, operator = name.partition(".")
             return UnsupportedOperator(operator, domain, None, _count(name, text)) if domain in _DIALECTS else None
     except (OSError, ValueError):  # gone, or empty: there is nothing to say of it
         return None
-
-
-def _read_line(text: mmap.mmap, number: int) -> bytes:
-    text.seek(0)
-    return next(itertools.islice(iter(text.readline, b""), number - 1, None), b"")
 
 
 def _describe_onnx(name: str, text: mmap.mmap, source: Path) -> UnsupportedOperator:
