@@ -104,15 +104,13 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """A time in ms with three to five digits, never in exponent form above 1 µs."""
+    """A time in ms with two decimals, below 1 ms with four, below 1 µs with six: down to one ns."""
     if not math.isfinite(value):
         return f"{value}"
     size = abs(value)
-    if size >= 100:
-        return f"{value:.1f}"
     if size >= 1:
         return f"{value:.2f}"
-    return f"{value:.4f}" if size >= 0.001 or size == 0 else f"{value:.3g}"
+    return f"{value:.4f}" if size >= 0.001 or size == 0 else f"{value:.6f}"
 
 
 def format_mean_and_spread(mean: float, spread: float | None) -> str:
@@ -180,6 +178,22 @@ def percent(part: float, total: float) -> str:
         return "0 %"
     share = 100 * part / total
     return f"{share:.1f} %" if share >= 0.1 else f"{share:.2g} %"
+
+
+def format_ratio(ratio: float) -> str:
+    """A ratio of times as a change: `+4.2 %`; `×3.1` from double or half on."""
+    if ratio <= 0.5 or ratio >= 2:
+        return f"×{ratio:.3g}"
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def format_span(low: float | None, high: float | None) -> str:
+    """An interval of ratios: `+1.0 to +3.5 %`."""
+    if low is None or high is None:
+        return "unbounded"
+    if low <= 0.5 or high >= 2:
+        return f"×{low:.3g} to ×{high:.3g}"
+    return f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
 
 
 def work_change(a: float, b: float) -> str:

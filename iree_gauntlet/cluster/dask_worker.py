@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from distributed import Worker, get_worker
 from distributed.comm.core import connect
 from distributed.core import Status
@@ -57,7 +58,13 @@ _LOG = "worker.log"
 
 @dataclass(slots=True)
 class _RunProcess:
-    """The process of a run; `ready` has the devices that it does without, with the reasons."""
+    """The process of a run.
+
+    Attributes:
+        heard: when whoever conducts the run was heard of last.
+        stopped: since when a signal holds the process; None where none does.
+        ready: the devices that it does without, with the reasons.
+    """
 
     process: asyncio.subprocess.Process
     stdin: asyncio.StreamWriter
@@ -65,6 +72,7 @@ class _RunProcess:
     folder: Path
     heard: float
     term: int
+    stopped: float | None = None
     why: str = ""
     waiting: dict[int, asyncio.Future[OrderAnswer]] = field(default_factory=dict)
     orders: int = 0
@@ -239,8 +247,25 @@ class GauntletWorker(Worker):  # type: ignore[misc]
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
-            for name in [name for name, run in self._runs.items() if now - run.heard > _SILENCE_SECONDS]:
-                await self.end_run(name, f"nothing was heard of the run for {_SILENCE_SECONDS:g} s")
+            for name, run in list(self._runs.items()):
+                if now - run.heard > _SILENCE_SECONDS:
+                    await self.end_run(name, f"nothing was heard of the run for {_SILENCE_SECONDS:g} s")
+                elif not _is_stopped(run.process.pid):
+                    run.stopped = None
+                elif run.stopped is None:
+                    run.stopped = now
+                elif now - run.stopped > _SILENCE_SECONDS:
+                    # It keeps no time limit, its own neither; what it has not done is done again.
+                    run.why = f"its process was stopped by a signal for {_SILENCE_SECONDS:g} s"
+                    run.process.kill()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal holds a process (SIGSTOP, SIGTSTP); one that is traced or gone is not."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 async def ask_worker(what: str, *arguments: Any, dask_worker: Worker | None = None) -> Any:

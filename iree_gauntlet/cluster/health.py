@@ -21,9 +21,11 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
+from iree_gauntlet.recorded import Recorded, read_json
+from iree_gauntlet.results import SENT_SIGNALS
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import ask, name_signal
 from iree_gauntlet.targets import Target, parse_target, target_flags
 
 if TYPE_CHECKING:
@@ -59,6 +61,13 @@ _CHECK_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
+class _KnownTimes(Recorded):
+    """What earlier checks took, by device and runtime."""
+
+    ms: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class HealthCheck:
     """The known-good program, compiled for a device."""
 
@@ -70,14 +79,10 @@ class HealthCheck:
     def wrong(self) -> str:
         """What is wrong with what the device computes; empty for nothing."""
         try:
-            answer = ask(
-                [*self._compose_words(self.toolchain.runtime.run_module), _INPUT, _EXPECTED], timeout=_TIMEOUT_SECONDS
-            )
+            answer = _ask([*self._compose_words(self.toolchain.runtime.run_module), _INPUT, _EXPECTED])
         except ToolchainError as error:
             return f"a known-good program does not run: {error.what}"
-        if answer.exit_code == 0:
-            return ""
-        return f"a known-good program ends with {answer.exit_code}: {_find_last_words(answer)}"
+        return f"a known-good program {_describe_end(answer)}" if answer.exit_code else ""
 
     def slow(self) -> str:
         """Whether the device has become slow, by how much; empty where it has not, or where nothing is known of it.
@@ -89,15 +94,15 @@ class HealthCheck:
             return ""
         name = f"{self.device} {self.toolchain.runtime.identity[:16]}"
         with file_lock(self.records.with_suffix(".lock")):
-            known: dict[str, list[float]] = {}
+            known: dict[str, tuple[float, ...]] = {}
             with suppress(OSError, ValueError):
-                known = json.loads(self.records.read_text(encoding="utf-8"))
-            before = known.get(name, [])
+                known = _KnownTimes.from_dict({"ms": read_json(self.records.read_bytes())}).ms
+            before = known.get(name, ())
             usual = statistics.median(before) if len(before) >= _LEAST_CHECKS else now
             if now > _MOST_TIMES_SLOWER * usual:
                 took = f"a known-good program takes {now:.3g} ms, and took {usual:.3g} ms in earlier checks"
                 return f"{took} (remove {self.records} on the worker if that is as it should be)"
-            known[name] = [*before, now][-_MOST_CHECKS:]
+            known[name] = (*before, now)[-_MOST_CHECKS:]
             write_atomic(self.records, json.dumps(known, indent=1).encode())
         return ""
 
@@ -137,8 +142,8 @@ def make_health_checks(
             program.flush()
             argv = [toolchain.compiler.compile, program.name, *target_flags(target), "-o", str(module)]
             try:
-                answer = ask(argv, timeout=_TIMEOUT_SECONDS)
-                why = "" if answer.exit_code == 0 else _find_last_words(answer)
+                answer = _ask(argv)
+                why = f"iree-compile {_describe_end(answer)}" if answer.exit_code else ""
             except ToolchainError as error:
                 why = error.what
         if why:
@@ -148,9 +153,23 @@ def make_health_checks(
     return checks, missing
 
 
-def _find_last_words(answer: Answer) -> str:
+def _ask(argv: Sequence[str]) -> Answer:
+    """Runs a program; once more where a person, a job system or the kernel's want of memory has killed it."""
+    answer = ask(argv, timeout=_TIMEOUT_SECONDS)
+    return ask(argv, timeout=_TIMEOUT_SECONDS) if _name_signal_of(answer) in SENT_SIGNALS else answer
+
+
+def _name_signal_of(answer: Answer) -> str:
+    """What ended a program; empty where it ended by itself."""
+    return name_signal(max(0, -answer.exit_code))
+
+
+def _describe_end(answer: Answer) -> str:
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it says nothing"
+    words = lines[-1] if lines else "it says nothing"
+    name = _name_signal_of(answer)
+    again = ", as when it was first tried" if name in SENT_SIGNALS else ""
+    return f"ends by {name}{again}: {words}" if name else f"ends with {answer.exit_code}: {words}"
 
 
 def _find_amd_target() -> Target | None:

@@ -26,11 +26,21 @@ from iree_gauntlet.document import (
     Table,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, duration, format_cpus, format_dispatch_cost, one_line, whole, work_change
+from iree_gauntlet.figures import (
+    byte_size,
+    duration,
+    format_cpus,
+    format_dispatch_cost,
+    format_ratio,
+    format_span,
+    one_line,
+    whole,
+    work_change,
+)
 from iree_gauntlet.journal_events import MachineFacts, RunEvent
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.outcome import lock_remark
-from iree_gauntlet.reports.compare_rows import format_ratio, format_span, list_figure_changes, list_rows
+from iree_gauntlet.reports.compare_rows import list_figure_changes, list_rows
 from iree_gauntlet.reports.junit import format_junit, make_suite
 from iree_gauntlet.reports.report_files import RecordOrigin, Reports, count_seconds_between, make_pages, provenance
 
@@ -395,6 +405,8 @@ def _list_notes(found: DispatchDifference) -> list[str]:
 def _name_others(others: OtherDispatches, noun: str) -> str:
     a, b = others.a_count, others.b_count
     count = f"the other {a if a == b else f'{a} → {b}'} {noun}"
+    if a == b == 1:
+        count = "the other dispatch" if noun == "dispatches" else "the other function of dispatches"
     if not others.outside:
         return count
     return f"{count}, and what is outside of them" if a or b else "outside of dispatches"

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import DrawnInterval
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import byte_size, format_cpus, format_error, milliseconds, whole, work_change
+from iree_gauntlet.figures import (
+    byte_size,
+    format_cpus,
+    format_error,
+    format_ratio,
+    format_span,
+    milliseconds,
+    whole,
+    work_change,
+)
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, SIDES
 from iree_gauntlet.records.outcome import read_outcome
@@ -84,22 +93,6 @@ class FigureChange:
     b: str
     change: str
     notable: bool
-
-
-def format_ratio(ratio: float) -> str:
-    """A ratio of times as a change: `+4.2 %`; `×3.1` from double or half on."""
-    if ratio <= 0.5 or ratio >= 2:
-        return f"×{ratio:.3g}"
-    return f"{100 * (ratio - 1):+.1f} %"
-
-
-def format_span(low: float | None, high: float | None) -> str:
-    """An interval of ratios: `+1.0 to +3.5 %`."""
-    if low is None or high is None:
-        return "unbounded"
-    if low <= 0.5 or high >= 2:
-        return f"×{low:.3g} to ×{high:.3g}"
-    return f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
 
 
 def list_rows(record: ComparisonRecord) -> list[TimeRow]:

@@ -26,7 +26,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import counted
+from iree_gauntlet.figures import counted, milliseconds
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
 from iree_gauntlet.records.history_record import UNITS, Finding, HistoryOutcome, Series
 from iree_gauntlet.records.history_record import FindingKind as Found
@@ -357,5 +357,7 @@ def _format_sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 def _format_figure_text(value: float, figure: str) -> str:
     """A figure with its unit."""
     unit = UNITS.get(figure, "")
+    if unit == "ms":
+        return f"{milliseconds(value)} ms"
     text = f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"
     return f"{text} {unit}".rstrip()

@@ -253,11 +253,11 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
         outcome = propose(golden, wanted[golden], size_headroom=headroom or None, to_release=asked.to_release)
         where = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
-            sys.stderr.write(f"stays    {where} {_format_number(golden.value)}: {outcome}\n")
+            sys.stderr.write(f"stays    {where} {_format_golden(golden, golden.value)}: {outcome}\n")
             continue
         verb = "tighten" if outcome.value < golden.value else "relax" if outcome.value > golden.value else "move"
         change = f" ({100 * (outcome.change - 1):+.1f} %)" if math.isfinite(outcome.change) else ""
-        values = f"{_format_number(golden.value)} → {_format_number(outcome.value)}{change}"
+        values = f"{_format_golden(golden, golden.value)} → {_format_golden(golden, outcome.value)}{change}"
         sys.stderr.write(f"{verb:<8} {where} {values}: {outcome.basis}\n")
         proposals.append(outcome)
     changes = [
@@ -312,7 +312,7 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
         except KeyError:
             present = None
         if present != golden.value:
-            what = f"{file}: {field} is {present}, and was {_format_number(golden.value)} when it was measured"
+            what = f"{file}: {field} is {present}, and was {_format_golden(golden, golden.value)} when it was measured"
             raise GauntletError(what, "Run again with the spec as it is now.")
         after = with_value(after, where, proposal.value)
     moved = {proposal.release for proposal in proposals if proposal.release}
@@ -335,5 +335,6 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
         raise GauntletError(what, "Measure it too and give both runs (--run A --run B), or remove it.")
 
 
-def _format_number(value: float) -> str:
-    return json.dumps(int(value) if value == int(value) else value)
+def _format_golden(golden: Golden, value: float) -> str:
+    """A count as what was measured is written; a time in the digits that the spec has."""
+    return f"{value:.10g}" if golden.metric is Metric.TIME_MS else whole(value)

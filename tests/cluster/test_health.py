@@ -58,7 +58,7 @@ def test_a_device_that_computes_wrong_is_found(tmp_path: Path) -> None:
     wrong = with_runtime(tmp_path, run_module=f'exec {real} "$@" --input=64x64xf32=2')
     assert "a known-good program ends with 1" in check_of(tmp_path, wrong).wrong()
     crashes = with_runtime(tmp_path, run_module="kill -SEGV $$")
-    assert "a known-good program ends with -11: it says nothing" in check_of(tmp_path, crashes).wrong()
+    assert "a known-good program ends by SIGSEGV: it says nothing" in check_of(tmp_path, crashes).wrong()
 
 
 def timed(folder: Path, milliseconds: float) -> Toolchain:
@@ -89,10 +89,53 @@ def test_a_compiler_that_fails_is_said(tmp_path: Path) -> None:
     broken = Toolchain(replace(found.compiler, compile=str(script)), found.runtime)
     checks, missing = make_health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
     assert not checks
-    assert missing == {"cpu": "a known-good program does not compile for it: error: no such target"}
+    what = "a known-good program does not compile for it: iree-compile ends"
+    assert missing == {"cpu": f"{what} with 1: error: no such target"}
     script.write_text("#!/bin/sh\nkill -SEGV $$\n")
     checks, missing = make_health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
-    assert missing == {"cpu": "a known-good program does not compile for it: it says nothing"}
+    assert missing == {"cpu": f"{what} by SIGSEGV: it says nothing"}
+
+
+def killed(folder: Path, tool: str, times: int) -> str:
+    """A script in place of a tool, which is killed so many times, and is the tool from then on."""
+    gate = folder / "gate"
+    gate.write_text("x" * times)
+    script = folder / "killed.sh"
+    left = f'left=$(cat {shlex.quote(str(gate))}); [ -z "$left" ]'
+    script.write_text(
+        f'#!/bin/sh\n{left} || {{ printf %s "${{left#x}}" > {gate}; kill -KILL $$; }}\nexec {tool} "$@"\n'
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_a_compiler_that_is_killed_is_tried_again_once(tmp_path: Path) -> None:
+    found = find_installed()
+    tool = shlex.quote(found.compiler.compile)
+    once = Toolchain(replace(found.compiler, compile=killed(tmp_path, tool, 1)), found.runtime)
+    assert check_of(tmp_path, once).wrong() == ""
+    twice = Toolchain(replace(found.compiler, compile=killed(tmp_path, tool, 2)), found.runtime)
+    checks, missing = make_health_checks([CPU], twice, tmp_path / "health", tmp_path / "health.json")
+    assert not checks
+    assert missing["cpu"].endswith("iree-compile ends by SIGKILL, as when it was first tried: it says nothing")
+
+
+def test_a_program_that_is_killed_on_the_device_is_tried_again_once(tmp_path: Path) -> None:
+    found = find_installed()
+    tool = shlex.quote(found.runtime.run_module)
+    for times, says in (
+        (1, ""),
+        (2, "a known-good program ends by SIGKILL, as when it was first tried: it says nothing"),
+    ):
+        runtime = replace(found.runtime, run_module=killed(tmp_path, tool, times))
+        assert check_of(tmp_path, Toolchain(found.compiler, runtime)).wrong() == says
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"local-task": "fast"}', "[" * 100_000, '{"x": [1' + "0" * 400 + "]}"])
+def test_times_that_others_have_changed_are_taken_anew(content: str, tmp_path: Path) -> None:
+    (tmp_path / "health.json").write_text(content)
+    assert check_of(tmp_path, timed(tmp_path, 1.0)).slow() == ""
+    assert next(iter(json.loads((tmp_path / "health.json").read_text()).values())) == [1.0]
 
 
 @pytest.mark.parametrize(

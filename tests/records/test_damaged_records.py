@@ -5,35 +5,30 @@ from __future__ import annotations
 import io
 import json
 import os
-from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.history.imports import ImportFacts, import_figures
 from iree_gauntlet.history.stores import FolderHistory
 from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.torch_models.reports.sweep_reports import write_micro_reports
 from iree_gauntlet.upkeep import history_keep
 from iree_gauntlet.upkeep.upkeep_requests import AskRequest, CheckRequest, ExportRequest, HistoryRequest, PageRequest
 from tests.history.builder import history_bytes, run_of
+from tests.history.test_history_imports import ASV, DATA_JS, GOOGLE, JOB_SUMMARY
 from tests.support.journal_builder import every_verdict
 from tests.support.places import DATA
-from tests.support.spoiling import at, paths_in
+from tests.support.spoiling import JUNK_KINDS, Damage, damaged
 from tests.support.whole_records import write_bisect, write_comparison, write_explanation, write_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-
-_DEEP = "@deep@"
-_GONE = object()
-# Other types, numbers that no machine has, half a character, nothing at all, and what no reader could follow.
-_JUNK = [None, True, "x", "\ud800", -1, 10**30, 10**400, 0.5, "nan", [], ["x"], {"x": 1}, _DEEP, _GONE]
 
 
 def _write_recorded(name: str, folder: Path) -> Path:
@@ -53,45 +48,6 @@ _RECORDS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@dataclass
-class _Damage:
-    """A line of a record that is not what was written, and what it should say."""
-
-    place: str
-    text: str
-
-
-def _damage(document: Any, path: tuple[str | int, ...], junk: object) -> _Damage:
-    copy = deepcopy(document)
-    parent = at(copy, path[:-1])
-    if junk is _GONE:
-        del parent[path[-1]]
-    else:
-        parent[path[-1]] = junk
-    text = json.dumps(copy).replace(f'"{_DEEP}"', "[" * 100_000 + "]" * 100_000)
-    return _Damage(f"{path} is {str(junk)[:20]!r}", text)
-
-
-def _list_shapes(document: Any, known: set[object], mark: object) -> Iterator[tuple[str | int, ...]]:
-    """The places of a document, one for all items of a list, which no other document with the mark had before."""
-    for path in paths_in(document):
-        shape = (mark, *("*" if isinstance(part, int) else part for part in path))
-        if shape not in known:
-            known.add(shape)
-            yield path
-
-
-def _damaged(documents: list[Any], each: int) -> Iterator[tuple[int, _Damage]]:
-    """Every place of some documents with so many kinds of junk, by turns, and the number of the document."""
-    junk, known = cycle(_JUNK), set[object]()
-    for number, document in enumerate(documents):
-        for path in _list_shapes(document, known, (document.get("event"), document.get("part"))):
-            for item in islice(junk, each):
-                yield number, _damage(document, path, item)
-            # So that a place is not always met by the same.
-            next(junk)
-
-
 def _report(folder: Path) -> None:
     reports = write_reports(folder)
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
@@ -101,7 +57,7 @@ def _report(folder: Path) -> None:
     stream.flush()
 
 
-def _try(act: Callable[[], object], damage: _Damage) -> bool:
+def _try(act: Callable[[], object], damage: Damage) -> bool:
     """Whether it went well; where not, there is a message, which can be printed."""
     said = ""
     try:
@@ -119,7 +75,7 @@ def _damage_record(kind: str, folder: Path, each: int) -> None:
     _report(path.parent)
     lines = path.read_text(encoding="utf-8").splitlines()
     outcomes = set()
-    for number, damage in _damaged([json.loads(line) for line in lines], each):
+    for number, damage in damaged([json.loads(line) for line in lines], each):
         text = "\n".join([*lines[:number], damage.text, *lines[number + 1 :]])
         path.write_text(f"{text}\n", encoding="utf-8")
         outcomes.add(_try(partial(_report, path.parent), damage))
@@ -141,7 +97,7 @@ def test_a_damaged_record_is_a_report_or_a_message(kind: str, tmp_path: Path) ->
 @pytest.mark.stress
 @pytest.mark.parametrize("kind", _RECORDS)
 def test_every_damage_of_every_place_of_a_record(kind: str, tmp_path: Path) -> None:
-    _damage_record(kind, tmp_path, len(_JUNK))
+    _damage_record(kind, tmp_path, JUNK_KINDS)
 
 
 def _use_history(store: str) -> None:
@@ -153,6 +109,14 @@ def _use_history(store: str) -> None:
     history_keep.show(AskRequest(store=store), as_json=True)
 
 
+@pytest.mark.parametrize("content", [GOOGLE, DATA_JS, ASV, JOB_SUMMARY])
+def test_a_damaged_file_of_another_tool_is_imported_or_a_message(content: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    for _, damage in damaged([content], JUNK_KINDS):
+        file.write_text(damage.text, encoding="utf-8")
+        _try(lambda: [*map(history_file, import_figures(file, ImportFacts("2026-04-24")))], damage)
+
+
 def _damage_history(folder: Path, each: int) -> None:
     store = FolderHistory("history", folder / "history", folder)
     (folder / "gauntlet.toml").touch()
@@ -161,7 +125,7 @@ def _damage_history(folder: Path, each: int) -> None:
     confirms = {"case": "toy/abs@cpu", "figure": "time_ms", "before": "3.7.0", "after": "3.8.0", "ratio": 1.1}
     document = run_of(9, iree="3.9.0", more={"confirms": confirms}).as_dict()
     document["cases"][0]["figures"][0] |= {"rounds": [1.0, 2.0], "golden": 1.0, "limit": 2.0, "statistic": "mean"}
-    for _, damage in _damaged([document], each):
+    for _, damage in damaged([document], each):
         name, data = history_bytes(damage.text)
         store.add({name: data})
         assert _try(partial(_use_history, str(folder / "history")), damage), damage.place
@@ -176,7 +140,7 @@ def test_a_damaged_file_of_a_history_ends_nothing(tmp_path: Path, monkeypatch: p
 @pytest.mark.stress
 def test_every_damage_of_every_place_of_a_file_of_a_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    _damage_history(tmp_path, len(_JUNK))
+    _damage_history(tmp_path, JUNK_KINDS)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,15 @@ def test_durations(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1350.23, "1350.2"), (9.1, "9.10"), (0.0801, "0.0801"), (0.0, "0.0000"), (2e-4, "0.0002"), (math.nan, "nan")],
+    [
+        (1350.23, "1350.23"),
+        (6e-6, "0.000006"),
+        (9.1, "9.10"),
+        (0.0801, "0.0801"),
+        (0.0, "0.0000"),
+        (2e-4, "0.000200"),
+        (math.nan, "nan"),
+    ],
 )
 def test_milliseconds(value: float, text: str) -> None:
     assert figures.milliseconds(value) == text
@@ -43,7 +51,9 @@ def test_byte_sizes(value: float, text: str) -> None:
 
 def test_a_spread_has_as_many_decimals_as_its_mean() -> None:
     assert figures.format_mean_and_spread(9.1, 0.1234) == "9.10 ± 0.12"
-    assert figures.format_mean_and_spread(1350.0, 12.0) == "1350.0 ± 12.0"
+    assert figures.format_mean_and_spread(1350.0, 12.0) == "1350.00 ± 12.00"
+    assert figures.format_mean_and_spread(113.6, 16.21) == "113.60 ± 16.21"
+    assert figures.format_mean_and_spread(80.64, 12.14) == "80.64 ± 12.14"
     assert figures.format_mean_and_spread(0.08, 0.0012) == "0.0800 ± 0.0012"
     assert figures.format_mean_and_spread(9.1, None) == "9.10"
 

@@ -52,6 +52,7 @@ def test_the_others_are_named_for_what_they_are() -> None:
 
     assert named(b_count=40) == "the other 41 → 40 dispatches"
     assert named(outside=True) == "the other 41 dispatches, and what is outside of them"
+    assert named(a_count=1, b_count=1) == "the other dispatch"
     assert named(a_count=0, b_count=0, outside=True) == "outside of dispatches"
     nothing = OtherDispatches(a_ns=0, b_ns=0, a_count=0, b_count=0, outside=False)
     assert len(dispatch_lines(others=nothing)) == 6

@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from typing import Any
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-__all__ = ["ACTIONS", "at", "damage", "dotted", "is_named", "json_values", "kind_of", "paths_in", "rename", "spoil"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "ACTIONS",
+    "JUNK_KINDS",
+    "Damage",
+    "at",
+    "damage",
+    "damaged",
+    "dotted",
+    "is_named",
+    "json_values",
+    "kind_of",
+    "paths_in",
+    "rename",
+    "spoil",
+]
 
 Place = tuple[str | int, ...]
 ACTIONS = st.sampled_from(["drop", "replace", "insert"])
+_DEEP = "@deep@"
+_GONE = object()
+# Other types, numbers that no machine has, half a character, nothing at all, and what no reader could follow.
+_JUNK = [None, True, "x", "\ud800", -1, 10**30, 10**400, 0.5, "nan", [], ["x"], {"x": 1}, _DEEP, _GONE]
+JUNK_KINDS = len(_JUNK)
 
 
 def json_values(*texts: str) -> st.SearchStrategy[Any]:
@@ -90,3 +114,42 @@ def damage(document: Any, data: st.DataObject) -> bytes:
     start = data.draw(st.integers(0, len(raw)))
     end = data.draw(st.integers(start, min(len(raw), start + 20)))
     return raw[:start] + data.draw(st.binary(max_size=4)) + raw[end:]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """The text of a document that is not as it was written, and what is wrong with it."""
+
+    place: str
+    text: str
+
+
+def damaged(documents: list[Any], each: int) -> Iterator[tuple[int, Damage]]:
+    """Every place of some documents, one for all items of a list, with so many kinds of junk, by turns.
+
+    The number of the document stands before. What other documents with the same `event` and `part` have is left out.
+    """
+    junk = cycle(_JUNK)
+    known = set[object]()
+    for number, document in enumerate(documents):
+        for path in paths_in(document):
+            shape = tuple("*" if isinstance(part, int) else part for part in path)
+            key = (document.get("event"), document.get("part"), shape)
+            if key in known:
+                continue
+            known.add(key)
+            for item in islice(junk, each):
+                yield number, _put(document, path, item)
+            # So that a place is not always met by the same.
+            next(junk)
+
+
+def _put(document: Any, path: Place, junk: object) -> Damage:
+    copy = deepcopy(document)
+    parent = at(copy, path[:-1])
+    if junk is _GONE:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = junk
+    text = json.dumps(copy).replace(f'"{_DEEP}"', "[" * 100_000 + "]" * 100_000)
+    return Damage(f"{dotted(path)} is {str(junk)[:20]!r}", text)

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Golden, Metric, Stage, Statistic, Verdict
+from iree_gauntlet.figures import whole
 from iree_gauntlet.measuring.goldens.goldens import covers, release_of
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.targets import FAMILIES
@@ -236,7 +237,7 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_rele
         return f"it belongs to release {golden.release}, measured was {others[0]} (--to-release moves it)"
     figures = sorted({item.measured for item in usable})
     if golden.metric is Metric.DISPATCH_COUNT and len(figures) > 1:
-        return f"the counts differ: {', '.join(f'{figure:g}' for figure in figures)}"
+        return f"the counts differ: {', '.join(map(whole, figures))}"
     return ""
 
 

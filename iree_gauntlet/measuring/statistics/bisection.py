@@ -221,7 +221,7 @@ def find_middle(ratio: float, low: float, high: float) -> float:
     the ends may be the same, is an EvidenceError.
     """
     if not 0 < low <= high < math.inf or low <= 1 <= high:
-        raise EvidenceError(f"the ends do not differ for certain: ratio {ratio:.4g}, interval {low:.4g} to {high:.4g}")
+        raise EvidenceError(f"the ends do not differ for certain: ratio {ratio:.3f}, interval {low:.3f} to {high:.3f}")
     # The estimate is of all blocks, the interval the intersection over looks: it may lie a little outside.
     half = math.log(min(max(ratio, low), high)) / 2
     return min(half, math.log(low)) if half > 0 else max(half, math.log(high))
@@ -270,8 +270,9 @@ def _describe_reason(interval: Interval, middle: float, bad: bool | None, next_l
         return "earlier and later blocks contradict each other: the machine or a side has changed"
     if math.isinf(interval.low) or math.isinf(interval.high):
         return "too few blocks for an interval at such a false-alarm rate"
-    span = f"{math.exp(interval.low):.4g} to {math.exp(interval.high):.4g} times the good end's time"
+    # As the value beside it is written.
+    span = f"{math.exp(interval.low):.3f} to {math.exp(interval.high):.3f} × the good end's time"
     if bad is None:
         budget = "" if next_look else "; the budget is spent"
-        return f"{span} holds the middle of the ends, {math.exp(middle):.4g}{budget}"
-    return f"{span} lies on the {'bad' if bad else 'good'} end's side of the middle, {math.exp(middle):.4g}"
+        return f"{span} holds the middle of the ends, {math.exp(middle):.3f}{budget}"
+    return f"{span} lies on the {'bad' if bad else 'good'} end's side of the middle, {math.exp(middle):.3f}"

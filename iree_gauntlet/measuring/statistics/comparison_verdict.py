@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from iree_gauntlet.figures import format_ratio, format_span
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Location
 
 if TYPE_CHECKING:
@@ -167,12 +168,11 @@ def hold_against_control(comparison: Comparison, control: Comparison) -> Compari
     than the two sides is measured, and the session is void: `inconclusive` whatever B gave. And a difference that is
     not larger than the one that A shows against itself is not reported as one.
     """
+    shown = format_ratio(control.ratio)
     if control.differs:
-        reason = (
-            f"void: A against itself is {control.verdict} ({_percent(control.ratio)}); find what differs, and repeat"
-        )
+        reason = f"void: A against itself is {control.verdict} ({shown}); find what differs, and repeat"
     elif comparison.differs and abs(math.log(comparison.ratio)) <= abs(math.log(control.ratio)):
-        reason = f"{_percent(comparison.ratio)} is no more than A against itself shows ({_percent(control.ratio)})"
+        reason = f"{format_ratio(comparison.ratio)} is no more than A against itself shows ({shown})"
     else:
         return comparison
     return without_verdict(comparison, reason)
@@ -187,7 +187,7 @@ def _judge(interval: Interval, least: float, band: float, allow: float | None) -
     low, high = interval.low, interval.high
     if math.isinf(low) or math.isinf(high):
         return TimeVerdict.INCONCLUSIVE, "too few blocks for an interval at such a false-alarm rate"
-    span = f"{_percent(math.exp(low))} to {_percent(math.exp(high))}"
+    span = format_span(math.exp(low), math.exp(high))
     edge, same = math.log1p(least), math.log1p(band)
     if low > high:
         return (
@@ -204,10 +204,6 @@ def _judge(interval: Interval, least: float, band: float, allow: float | None) -
         return TimeVerdict.NOT_SLOWER, f"{most}: the interval, {span}, lies below +{100 * allow:g} %"
     wide = f"is neither beyond ±{100 * least:g} % nor within ±{100 * band:g} %"
     return TimeVerdict.INCONCLUSIVE, f"the interval, {span}, {wide}"
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
 
 
 @dataclass(frozen=True, slots=True)
