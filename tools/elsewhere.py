@@ -2,8 +2,8 @@
 
     sudo python tools/elsewhere.py [NAME …] [-- pytest options]
 
-Takes what HEAD holds, in a path with blanks that an unknown user owns, with packages that this user may only read. The
-first of `PLACES` runs all tests, the others those that need IREE. `host` is resolved by `tools/host_cpu.c`, which
+Takes what HEAD holds, in a path with blanks that an unknown user owns, with packages that this user may only read. All
+that tests make lies in such a path too. The first of `PLACES` runs all tests, the others those that need IREE. `host` is resolved by `tools/host_cpu.c`, which
 stands before the compiler's library. Exits with 1 where a test fails. It needs Linux on x86-64, root, git, a C
 compiler, and the locales of `PLACES` (`apt install gcc git locales`).
 """
@@ -147,7 +147,7 @@ class Ground:
         environment |= {"HOME": str(home)} if place.home else {}
         available = sorted(os.sched_getaffinity(0))
         cores = available[: place.cores or len(available)]
-        pytest = (*("-n", len(cores), "--dist", "worksteal"), *place.pytest, *options)
+        pytest = ("-n", len(cores), "--dist", "worksteal", f"--basetemp={home / 'made by tests'}")
         inside = [
             f"mount --bind {shlex.quote(str(cpus))} /proc/cpuinfo",
             f"umask {place.umask}",
@@ -157,7 +157,7 @@ class Ground:
                     *("exec", "setpriv", "--reuid", str(_USER), "--regid", str(_USER), "--clear-groups", "--"),
                     *("env", "-i", *(f"{name}={value}" for name, value in environment.items())),
                     *("taskset", "--cpu-list", ",".join(map(str, cores))),
-                    *(str(self.python), "-m", "pytest", *map(str, pytest)),
+                    *(str(self.python), "-m", "pytest", *map(str, pytest), *place.pytest, *options),
                 ]
             ),
         ]

@@ -15,6 +15,7 @@ from iree_gauntlet.history.stores import HistoryStore, open_history
 from iree_gauntlet.records.history_record import history_file
 from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
+from tests.support.checkout import needs_git
 from tests.support.emulators import ACCOUNT
 from tests.support.permissions import mounting
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.support.emulators import Azurite
 
-_KINDS = ("folder", "git", "objects")
+_KINDS = ("folder", pytest.param("git", marks=needs_git), "objects")
 
 
 @pytest.fixture(params=_KINDS)
@@ -69,6 +70,7 @@ def test_all_that_add_at_once_are_there(place: tuple[str, Configuration], tmp_pa
     assert [run.run for run in index.runs()] == [f"run{day}" for day in range(1, 5)]
 
 
+@needs_git
 def test_one_that_was_killed_in_the_middle_of_git_keeps_nobody_from_adding(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", "--bare", str(tmp_path / "remote")], check=True)
     store = open_history(f"git:{tmp_path / 'remote'}#history", Configuration(), tmp_path / "cache")
@@ -89,6 +91,7 @@ def git(*words: str | Path) -> str:
     return subprocess.run(["git", *map(str, words)], check=True, capture_output=True, text=True).stdout
 
 
+@needs_git
 def test_a_remote_is_reached_with_the_settings_of_its_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git("init", "-q", "--bare", tmp_path / "bare")
     for name in ("one", "two"):
@@ -115,6 +118,7 @@ def test_a_remote_is_reached_with_the_settings_of_its_checkout(tmp_path: Path, m
         open_history("git:elsewhere#history", Configuration(), tmp_path)
 
 
+@needs_git
 def test_two_repositories_that_are_named_alike_are_two_histories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from release import build, files_of
 from release_notes import notes_of
 
 from iree_gauntlet import __version__
+from tests.support.checkout import list_committed
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -37,23 +38,18 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return build(ROOT, tmp_path_factory.mktemp("release") / "dist")
 
 
-def committed(*folders: str) -> set[str]:
-    done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(done.stdout.splitlines())
-
-
-def test_the_source_archive_holds_what_is_committed(packages: tuple[Path, Path]) -> None:
+def test_the_source_archive_holds_what_is_list_committed(packages: tuple[Path, Path]) -> None:
     _, archive = packages
-    assert set(files_of(archive)) - {"PKG-INFO"} >= committed()
+    assert set(files_of(archive)) - {"PKG-INFO"} >= list_committed()
 
 
 def test_the_wheel_holds_the_package_and_the_suites_and_nothing_else(packages: tuple[Path, Path]) -> None:
     wheel, _ = packages
     found = {name for name in files_of(wheel) if ".dist-info/" not in name}
-    shipped = committed(
+    shipped = list_committed(
         "suites", "specs/regression_tests", "specs/benchmarks", "specs/torch_models", "cache/registry.txt"
     )
-    expected = committed("iree_gauntlet") | {f"iree_gauntlet/shipped/{name}" for name in shipped}
+    expected = list_committed("iree_gauntlet") | {f"iree_gauntlet/shipped/{name}" for name in shipped}
     assert {name for name in expected if "/__pycache__/" not in name} == found
     assert wheel.stat().st_size < 5_000_000
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from tests.support.checkout import needs_git
 from tests.support.npm_packages import NODE, npm_packages
 from tests.support.places import ROOT
 
@@ -263,6 +264,7 @@ def test_a_comparison_becomes_a_comment(runner: Runner) -> None:
     assert ("same work" in work) is bool(shutil.which("valgrind"))
 
 
+@needs_git
 @pytest.mark.iree
 def test_a_nightly_says_what_changed(runner: Runner) -> None:
     nightly = ROOT / ".github" / "workflows" / "nightly.yml"
