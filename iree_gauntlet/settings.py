@@ -122,16 +122,27 @@ def require_ones_own(path: Path) -> None:
         raise UsageError(what, "`gauntlet init` begins a project of your own; or name other specs with --spec-dir.")
 
 
+def expand_home(text: str) -> Path:
+    """A path as it was typed, with the home folder for `~`; UsageError where there is no such home."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as problem:
+        user = text.partition("/")[0][1:]
+        whose = f"there is no user {user}" if user else "this user has no home folder"
+        hint = "Set $HOME, or write the whole path (the cache's: --cache-dir FOLDER)."
+        raise UsageError(f"{text} cannot be found: {whose}", hint) from problem
+
+
 def find_cache_folder(cache_dir: str) -> Path:
     """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
     named = cache_dir or _names_cache()
     if named:
-        return Path(named).expanduser().resolve()
+        return expand_home(named).resolve()
     project = find_project_folder()
     if (project / "suites").is_dir():
         return project / "cache"
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "iree-gauntlet"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return expand_home(base) / "iree-gauntlet"
 
 
 def make_cache_folder(cache_dir: str) -> Path:

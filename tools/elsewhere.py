@@ -2,8 +2,9 @@
 
     sudo python tools/elsewhere.py [NAME …] [-- pytest options]
 
-Takes what HEAD holds, in a path with blanks that an unknown user owns, with packages that this user may only read. All
-that tests make lies in such a path too. The first of `PLACES` runs all tests, the others those that need IREE. `host` is resolved by `tools/host_cpu.c`, which
+Takes what HEAD holds, in a path with blanks that an unknown user owns, as all lies that the tests make; this user may
+only read the packages. (Their path has none: by itself, the compiler does not find its linker then.) The
+first of `PLACES` runs all tests, the others those that need IREE. `host` is resolved by `tools/host_cpu.c`, which
 stands before the compiler's library. Exits with 1 where a test fails. It needs Linux on x86-64, root, git, a C
 compiler, and the locales of `PLACES` (`apt install gcc git locales`).
 """
@@ -109,7 +110,7 @@ class Ground:
     @property
     def python(self) -> Path:
         """The environment's Python."""
-        return self.folder / "packages" / "bin" / "python"
+        return self.folder.with_name("packages") / "bin" / "python"
 
     def make(self) -> None:
         """Clones the checkout and installs what the tests need, with a copy of IREE's compiler that may be changed."""

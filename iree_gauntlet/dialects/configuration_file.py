@@ -7,6 +7,7 @@ both; set and empty, it stands for no file.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,8 +141,9 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     named = environ.get(_VARIABLE)
     if named and not Path(named).is_file():
         raise UsageError(f"${_VARIABLE} names {named}, which is not a file", "Fix the path, or unset the variable.")
-    home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    usual = [home / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
+    # Where there is no home it stays as it is, and names no file.
+    home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    usual = [Path(home) / "iree-gauntlet" / "config.toml", project / "gauntlet.toml"]
     places = usual if named is None else [Path(named)] if named else []
     files = [path for path in places if path.is_file()]
     tables = [_read(path) for path in files]

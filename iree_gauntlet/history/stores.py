@@ -22,7 +22,7 @@ from iree_gauntlet.artifacts.remote import without_queries
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.records.history_record import is_history_file
-from iree_gauntlet.settings import find_project_folder, shown
+from iree_gauntlet.settings import expand_home, find_project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.short_process import run_short, show_last_words
@@ -100,7 +100,7 @@ def open_history(text: str, configuration: Configuration, cache: Path) -> Histor
     if "://" in text or _MISSPELT.match(text):
         hint = "Expected a folder, git:REPOSITORY#BRANCH, az://account/container/path, s3://bucket/path or gs://…"
         raise UsageError(f"history {text}: no such kind of place", hint)
-    folder = Path(text).expanduser()
+    folder = expand_home(text)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"history {text}: it is a file", "Name a folder.")
     return FolderHistory(text, folder, _make_path_beside(cache, text))

@@ -13,6 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.settings import expand_home
 
 _FORMS = (
     "installed, a release (3.12.0), a range ('>=3.9,<3.12'), nightly, a nightly's version (3.14.0rc20261120), "
@@ -107,7 +108,7 @@ def _parse_versions(text: str, option: str) -> Choice:
 def _parse_checkout(text: str, rest: str, option: str) -> Choice:
     """A checkout, or a commit of it: `DIR@REF`, unless there is a folder of that whole name."""
     folder, at, ref = rest.rpartition("@")
-    if not at or Path(rest).expanduser().is_dir():
+    if not at or expand_home(rest).is_dir():
         return Choice(ChoiceKind.SOURCE, text, folder=_make_absolute(rest))
     if not folder or not ref or ref.startswith("-"):
         raise UsageError(f"{option} {text}: a commit must follow the @", "Such as source:../iree@main.")
@@ -116,12 +117,12 @@ def _parse_checkout(text: str, rest: str, option: str) -> Choice:
 
 def _make_absolute(text: str) -> Path:
     """A folder without `..`; links stay, as a virtual environment may lie behind one."""
-    return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
+    return Path(os.path.abspath(expand_home(text)))  # noqa: PTH100
 
 
 def _guess(text: str) -> str:
     """What was perhaps meant."""
-    folder = Path(text).expanduser()
+    folder = expand_home(text)
     if folder.is_dir():
         if (folder / "pyvenv.cfg").is_file():
             return f"{text} is a virtual environment: write venv:{text}."

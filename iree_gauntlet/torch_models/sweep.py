@@ -22,7 +22,7 @@ from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.records.sweep_record import SweepAsked
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
-from iree_gauntlet.settings import find_runs_folder, format_typed_command, shown
+from iree_gauntlet.settings import expand_home, find_runs_folder, format_typed_command, shown
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import check_device
@@ -233,7 +233,7 @@ class MicroRun:
         asked = SweepAsked(
             config=str(self.config.file.absolute()),
             digest=hash_file(self.config.file),
-            plugin=tuple(str(Path(name).expanduser().absolute()) for name in self.asked.plugin),
+            plugin=tuple(str(expand_home(name).absolute()) for name in self.asked.plugin),
             torch_python=self.torch.path,
             versions=self.torch.versions,
             points=tuple(chain.id for chain in chains),

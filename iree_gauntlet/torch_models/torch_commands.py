@@ -23,7 +23,7 @@ from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.settings import find_cache_folder, find_project_folder, format_typed_command, shown
+from iree_gauntlet.settings import expand_home, find_cache_folder, find_project_folder, format_typed_command, shown
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
@@ -169,7 +169,7 @@ def _write_reports(run_dir: Path, machine: Workbench, output: Output) -> Reports
 
 
 def _find_folders(options: BenchOptions) -> tuple[Path, ...]:
-    named = tuple(Path(folder).expanduser().absolute() for folder in options.models_dir)
+    named = tuple(expand_home(folder).absolute() for folder in options.models_dir)
     own = find_project_folder() / _MODELS
     if not named and not own.is_dir():
         raise UsageError(
@@ -212,7 +212,7 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     earlier = find_earlier_micro(asked.run_dir) if asked.resume else None
     if earlier is not None:
         asked, toolchain = earlier.continued(asked, toolchain)
-    plugins = tuple(Path(name).expanduser().absolute() for name in asked.plugin)
+    plugins = tuple(expand_home(name).absolute() for name in asked.plugin)
     registry = load_registry((*find_entry_point_files(), *plugins))
     if asked.list:
         _print_registry(registry, sys.stdout)
@@ -223,7 +223,7 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
         raise UsageError(
             "which configuration?", "Name a YAML file with --config, such as specs/recipes/quick.yml; or see --list."
         )
-    config = override(read_micro_config(Path(asked.config).expanduser(), registry), asked.device, asked.dtype)
+    config = override(read_micro_config(expand_home(asked.config), registry), asked.device, asked.dtype)
     if earlier is not None:
         earlier.require_same(config)
     torch = find_torch_python(asked.torch_python)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import tomllib
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.remotes import list_remotes, places
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, GauntletError, SpecError, UsageError
-from iree_gauntlet.settings import Configuration, Mirror, is_below
+from iree_gauntlet.settings import Configuration, Mirror, expand_home, find_cache_folder, is_below
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -207,3 +208,33 @@ def test_a_variable_that_is_not_set_is_named() -> None:
     stores = {"az://account": {"sas_token": "$NOT_THERE"}}
     with pytest.raises(ArtifactError, match=r"\$NOT_THERE, which is not set"):
         list(list_remotes("az://account/c/x", Configuration(stores=stores), 1))
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a home and without an entry of the system's, as containers have."""
+
+    def find_none(_: object) -> None:
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", find_none)
+
+
+def test_without_a_home_there_are_the_projects_settings_alone(tmp_path: Path, no_home: None) -> None:
+    assert read_configuration(tmp_path, {}).files == ()
+
+
+def test_without_a_home_the_caches_folder_has_to_be_named(
+    tmp_path: Path, no_home: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"^~/\.cache cannot be found: this user has no home folder"):
+        find_cache_folder("")
+    assert find_cache_folder(str(tmp_path / "cache")) == tmp_path / "cache"
+
+
+def test_the_home_of_a_user_whom_nobody_knows_is_said() -> None:
+    with pytest.raises(UsageError, match=r"^~no-such-user/cache cannot be found: there is no user no-such-user"):
+        expand_home("~no-such-user/cache")

@@ -21,7 +21,7 @@ from iree_gauntlet.records.sweep_record import MICRO, SweepAsked
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.settings import shown
+from iree_gauntlet.settings import expand_home, shown
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.reports.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
@@ -363,7 +363,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         _write(here / asked.output_dir / run_dir.name, files)
         stream.write(f"the same in {asked.output_dir}/{run_dir.name}\n")
     if asked.output:
-        output = here / Path(asked.output).expanduser()
+        output = here / expand_home(asked.output)
         _write(output.parent, {output.name: oss})
         stream.write(f"records for a benchmark database: {asked.output}\n")
 
@@ -372,7 +372,7 @@ def check_writable(name: str) -> None:
     """Makes sure that `--output` can be written, before anything is measured."""
     if not name:
         return
-    path = Path(name).expanduser().absolute()
+    path = expand_home(name).absolute()
     if path.is_dir():
         raise UsageError(f"--output {name}: it is a folder", "Name a file, such as benchmark_results.json.")
     try:
@@ -390,7 +390,7 @@ def read_targets(name: str) -> _Targets:
     if not name:
         return {}
     try:
-        return _TARGETS.validate_python(json.loads(Path(name).expanduser().read_text(encoding="utf-8")), strict=True)
+        return _TARGETS.validate_python(json.loads(expand_home(name).read_text(encoding="utf-8")), strict=True)
     except OSError as error:
         raise UsageError(f"--targets {name}: {error.strerror}", "Name a JSON file.") from error
     except ValidationError as error:
