@@ -66,7 +66,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def copying(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The index, and in place of pip what copies all of it to `--dest`."""
-    script = f'while [ "$1" != --dest ]; do shift; done; cp {index}/*.whl "$2"'
+    script = f'while [ "$1" != --dest ]; do shift; done; cp "{index}"/*.whl "$2"'
     monkeypatch.setattr(pypi, "find_pip_command", lambda: ("/bin/sh", "-c", script, "pip"))
     return index
 

@@ -332,7 +332,7 @@ def test_what_a_child_leaves_behind_is_killed(server: CompileServer, job: Compil
     # A linker that starts something and goes.
     linker, mark = tmp_path / "linker", tmp_path / "left"
     os.mkfifo(tmp_path / "never")
-    linker.write_text(f"#!/bin/sh\ncat {tmp_path}/never &\necho $! > {mark}\nexit 1\n")
+    linker.write_text(f"#!/bin/sh\ncat '{tmp_path}/never' &\necho $! > '{mark}'\nexit 1\n")
     linker.chmod(0o755)
     outcome = server.compile(replace(job, flags=(*FLAGS, f"--iree-llvmcpu-embedded-linker-path={linker}")))
     assert outcome.exit_code == 1

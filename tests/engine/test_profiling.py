@@ -301,7 +301,7 @@ def test_a_tool_that_fails_is_a_reason(
     document = tmp_path / "document.json"
     document.write_text('{"benchmarks": [{"name": "BM_f", "real_time": 1, "cpu_time": 1, "iterations": 1}]}')
     tool = tmp_path / "tool.sh"
-    tool.write_text(f"#!/bin/sh\n{script.replace('DOCUMENT', str(document))}\n")
+    tool.write_text(f"#!/bin/sh\n{script.replace('DOCUMENT', shlex.quote(str(document)))}\n")
     tool.chmod(0o755)
     timeout = 0.2 if script == HANG else LIMIT_SECONDS
     step = replace(benchmark(str(tool), tmp_path / "none.vmfb", tmp_path), timeout=timeout)
@@ -319,7 +319,7 @@ def test_a_module_with_several_functions_is_a_reason(
     rows = ",".join(f'{{"name": "BM_{name}", "real_time": 1, "cpu_time": 1, "iterations": 1}}' for name in "fg")
     (tmp_path / "document.json").write_text(f'{{"benchmarks": [{rows}]}}')
     tool = tmp_path / "tool.sh"
-    tool.write_text(f"#!/bin/sh\ncat {tmp_path}/document.json\n")
+    tool.write_text(f"#!/bin/sh\ncat '{tmp_path}/document.json'\n")
     tool.chmod(0o755)
     step = benchmark(str(tool), tmp_path / "none.vmfb", tmp_path)
     assert "several functions" in failed(profile_dispatches(step, toolchain, processes, WITH_PROFILES))

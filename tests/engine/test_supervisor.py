@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shlex
 import signal
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+_NUMBERS = itertools.count()
 
 
 @pytest.fixture
@@ -59,8 +63,8 @@ def run(supervisor: Supervisor, tmp_path: Path) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def never(tmp_path: Path) -> Path:
-    """A pipe that nobody writes to: who reads it hangs, and has its path in the command line."""
-    path = tmp_path / "never"
+    """A pipe that nobody writes to: who reads it hangs, and has its name, which no other has, in the command line."""
+    path = tmp_path / f"never-{os.getpid()}-{next(_NUMBERS)}"
     os.mkfifo(path)
     return path
 
@@ -113,7 +117,7 @@ def test_environment_is_changed_not_replaced(run: Callable[..., Outcome]) -> Non
 
 
 def test_temporary_folder_is_private_and_removed(run: Callable[..., Outcome], tmp_path: Path) -> None:
-    outcome = run("sh", "-c", "echo $TMPDIR; stat -c %a $TMPDIR; mkdir -p $TMPDIR/a/b; chmod 500 $TMPDIR/a")
+    outcome = run("sh", "-c", 'echo $TMPDIR; cd "$TMPDIR"; stat -c %a .; mkdir -p a/b; chmod 500 a')
     folder = Path(outcome.tail[0])
     assert folder.parent == tmp_path
     assert outcome.tail[1] == "700"
@@ -137,24 +141,24 @@ def test_abort_of_a_python(run: Callable[..., Outcome]) -> None:
 
 @linux
 def test_hang_is_ended_with_its_children(supervisor: Supervisor, tmp_path: Path, never: Path, ready: Path) -> None:
-    script = f"sh -c 'cat {never} & : > ready; cat {never}' & cat {never}; true"
+    script = f"sh -c 'cat {never.name} & : > ready; cat {never.name}' & cat {never.name}; true"
     for seconds in growing_times():
         outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
         assert outcome.timed_out
         assert outcome.signal == "SIGTERM"
-        assert running(str(never)) == []
+        assert running(never.name) == []
         if ready.exists():
             break
 
 
 @linux
 def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path, never: Path, ready: Path) -> None:
-    script = f"trap '' TERM; cat {never} & : > ready; cat {never}; cat {never}"
+    script = f"trap '' TERM; cat {never.name} & : > ready; cat {never.name}; cat {never.name}"
     with Supervisor(grace=0.0) as supervisor:
         for seconds in growing_times():
             outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
             assert outcome.timed_out
-            assert running(str(never)) == []
+            assert running(never.name) == []
             if ready.exists():
                 break
     assert outcome.signal == "SIGKILL"
@@ -162,13 +166,13 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path, never: Pa
 
 @linux
 def test_members_outlive_a_leader_no_longer_than_the_grace(tmp_path: Path, never: Path, ready: Path) -> None:
-    script = f"(trap '' TERM; : > ready; cat {never}; cat {never}) & exec cat {never}"
+    script = f"(trap '' TERM; : > ready; cat {never.name}; cat {never.name}) & exec cat {never.name}"
     for seconds in growing_times():
         # The grace grows too: until the leader has had the time to obey.
         with Supervisor(grace=seconds) as supervisor:
             outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
         assert outcome.timed_out
-        assert running(str(never)) == []
+        assert running(never.name) == []
         if ready.exists() and outcome.signal == "SIGTERM":
             break
 
@@ -176,17 +180,17 @@ def test_members_outlive_a_leader_no_longer_than_the_grace(tmp_path: Path, never
 @linux
 def test_what_a_process_leaves_behind_is_killed(run: Callable[..., Outcome], tmp_path: Path, never: Path) -> None:
     os.mkfifo(tmp_path / "begun")
-    left = f"setsid sh -c ': > begun; exec cat {never}'"
-    outcome = run("sh", "-c", f"cat {never} & {left} & read line < begun; exit 4")
+    left = f"setsid sh -c ': > begun; exec cat {never.name}'"
+    outcome = run("sh", "-c", f"cat {never.name} & {left} & read line < begun; exit 4")
     assert outcome.exit_code == 4
     assert not outcome.timed_out
-    wait_until(lambda: running(str(never)) == [])
+    wait_until(lambda: running(never.name) == [])
 
 
 def test_exit_code_of_who_obeys_sigterm_is_kept(
     supervisor: Supervisor, tmp_path: Path, never: Path, ready: Path
 ) -> None:
-    script = f"trap 'exit 7' TERM; : > ready; cat {never} & wait"
+    script = f"trap 'exit 7' TERM; : > ready; cat {never.name} & wait"
     for seconds in growing_times():
         outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
         assert outcome.timed_out
@@ -202,7 +206,7 @@ def test_cancel_ends_all_and_starts_no_more(
     ready = [tmp_path / f"ready{number}" for number in range(3)]
     threads = [
         threading.Thread(
-            target=lambda n=number: outcomes.append(run("sh", "-c", f": > ready{n}; cat {never}", name=str(n)))
+            target=lambda n=number: outcomes.append(run("sh", "-c", f": > ready{n}; cat {never.name}", name=str(n)))
         )
         for number in range(3)
     ]
@@ -221,7 +225,7 @@ def test_cancel_ends_all_and_starts_no_more(
 def test_second_cancel_does_not_wait(supervisor: Supervisor, tmp_path: Path, never: Path, ready: Path) -> None:
     outcomes: list[Outcome] = []
     # A shell that waits for what is behind it meets a signal at once, also one that comes before it waits.
-    script = f"trap ': > asked' TERM; : > ready; while :; do cat {never} & wait; done"
+    script = f"trap ': > asked' TERM; : > ready; while :; do cat {never.name} & wait; done"
     thread = threading.Thread(target=lambda: outcomes.append(run_in(supervisor, tmp_path, "sh", "-c", script)))
     thread.start()
     wait_until(ready.exists)
@@ -240,7 +244,7 @@ def test_cancel_from_a_signal_handler_while_waiting(
     before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.cancel_all())
     try:
         thread = when(ready.exists, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        assert run("sh", "-c", f": > ready; cat {never}").cancelled
+        assert run("sh", "-c", f": > ready; cat {never.name}").cancelled
         thread.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -255,11 +259,11 @@ def test_exception_while_waiting_ends_the_process(run: Callable[..., Outcome], n
     try:
         thread = when(ready.exists, lambda: os.kill(os.getpid(), signal.SIGUSR1))
         with pytest.raises(KeyboardInterrupt):
-            run("sh", "-c", f": > ready; cat {never}")
+            run("sh", "-c", f": > ready; cat {never.name}")
         thread.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    wait_until(lambda: running(str(never)) == [])
+    wait_until(lambda: running(never.name) == [])
     assert run("true").exit_code == 0
 
 
@@ -268,12 +272,12 @@ import sys, threading
 from pathlib import Path
 from iree_gauntlet.steps import Command
 from iree_gauntlet.engine.processes.supervisor import Supervisor
-folder, never = Path(sys.argv[1]), Path(sys.argv[1]) / "never"
+folder, never = Path(sys.argv[1]), Path(sys.argv[2])
 supervisor = Supervisor()
 def run(n):
-    left = f"setsid sh -c ': > {folder}/left{n}; exec cat {never}'"
-    shell = f"trap '' TERM; cat {never} & {left} & : > {folder}/ready{n}; cat {never}; true"
-    supervisor.run(Command(("sh", "-c", shell), ""), stdout=folder / f"o{n}", stderr=folder / f"e{n}",
+    left = f"setsid sh -c ': > left{n}; exec cat {never.name}'"
+    shell = f"trap '' TERM; cat {never.name} & {left} & : > ready{n}; cat {never.name}; true"
+    supervisor.run(Command(("sh", "-c", shell), str(folder)), stdout=folder / f"o{n}", stderr=folder / f"e{n}",
                    timeout=1000, tmpdir=folder / "tmp")
 for n in range(2):
     threading.Thread(target=run, args=(n,)).start()
@@ -284,12 +288,12 @@ for n in range(2):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_death_of_the_toolkit_leaves_no_process(tmp_path: Path, never: Path, number: signal.Signals) -> None:
     (tmp_path / "tmp").mkdir()
-    argv = [*python(PARENT), str(tmp_path)]
+    argv = [*python(PARENT), str(tmp_path), str(never)]
     with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}) as parent:
         marks = [tmp_path / f"{name}{n}" for name in ("ready", "left") for n in range(2)]
         wait_until(lambda: all(mark.exists() for mark in marks))
         parent.send_signal(number)
-    wait_until(lambda: running(str(never)) == [])
+    wait_until(lambda: running(never.name) == [])
     wait_until(lambda: list((tmp_path / "tmp").iterdir()) == [])
 
 
@@ -301,9 +305,9 @@ def test_death_of_the_reaper_is_reported_and_leaves_no_process(
     assert supervisor._reaper is not None
     thread = when(ready.exists, supervisor._reaper.kill)
     with pytest.raises(GauntletError, match="killed from outside"):
-        run("sh", "-c", f"cat {never} & : > ready; cat {never}; true")
+        run("sh", "-c", f"cat {never.name} & : > ready; cat {never.name}; true")
     thread.join()
-    wait_until(lambda: running(str(never)) == [])
+    wait_until(lambda: running(never.name) == [])
     with pytest.raises(GauntletError, match="killed from outside"):
         run("true")
 
@@ -313,13 +317,13 @@ def test_a_reaper_that_dies_before_it_says_whom_it_started_leaves_no_process(tmp
     # Whoever is faster: the process ends its parent as the first thing that it does.
     for _ in range(20):
         with Supervisor() as supervisor, pytest.raises(GauntletError, match="killed from outside"):
-            run_in(supervisor, tmp_path, "sh", "-c", f"kill -9 $PPID; cat {never}; true")
-        wait_until(lambda: running(str(never)) == [])
+            run_in(supervisor, tmp_path, "sh", "-c", f"kill -9 $PPID; cat {never.name}; true")
+        wait_until(lambda: running(never.name) == [])
 
 
 def test_stuck_process_is_given_up(tmp_path: Path, never: Path, ready: Path) -> None:
     # No SIGKILL reaches it in time: none is waited for.
-    script = f"trap '' TERM; : > ready; while :; do cat {never}; done"
+    script = f"trap '' TERM; : > ready; while :; do cat {never.name}; done"
     with Supervisor(grace=0.0, kill_patience=0.0) as supervisor:
         for seconds in growing_times():
             outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)

@@ -316,7 +316,7 @@ def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: Operator
     before = program.read_text()
     # Planned with one content, compiled with another: the plan is made before the lock is had.
     real = find_installed().compiler.compile
-    script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ {program})" > {program}; exec {real} "$@"'
+    script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ "{program}")" > "{program}"; exec {real} "$@"'
     done = suite.run("--stages", "compile", python="", compile=suite.project.tool(script))
     assert done.code == 3, done.text
     assert "was changed or removed while this ran" in _reason(suite, "neg:compile")

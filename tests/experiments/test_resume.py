@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import xml.etree.ElementTree as ET
@@ -143,7 +144,7 @@ def test_killed_while_a_module_is_half_written(project: Project, *, kept: bool) 
         shutil.rmtree(project.folder / "cache" / "modules")
     half = project.folder / "half-written"
     real = find_installed().compiler.compile
-    script = f'for last; do :; done; {real} "$@" && truncate -s -100 "$last"; touch {half}\n({HANG})'
+    script = f'for last; do :; done; {real} "$@" && truncate -s -100 "$last"; touch "{half}"\n({HANG})'
     run = project.start("run", "--force-recompile", compile=project.tool(script))
     wait_until(half.exists)
     run.kill()
@@ -166,7 +167,8 @@ def test_a_killed_run_leaves_no_process(project: Project) -> None:
 
 def test_a_second_interrupt_does_not_wait_for_a_stubborn_tool(project: Project) -> None:
     tools = project.telling_tools()
-    script = f"trap 'echo asked >> {project.folder}/calls.txt' TERM\necho compile >> {project.folder}/calls.txt\n"
+    calls = shlex.quote(f"{project.folder}/calls.txt")
+    script = f"ask() {{ echo asked >> {calls}; }}\ntrap ask TERM\necho compile >> {calls}\n"
     # A shell that waits for what is behind it meets a signal at once.
     (project.folder / "compile.sh").write_text(f"#!/bin/sh\n{script}while :; do ({HANG}) & wait; done\n")
     run = project.start("run", "--force-recompile", **tools)

@@ -233,7 +233,7 @@ def test_a_cache_that_cannot_be_written_is_used_as_it_is(project: Project) -> No
 def test_a_cache_that_is_cleared_meanwhile_harms_no_run(project: Project) -> None:
     started, go = project.folder / "started", project.folder / "go"
     os.mkfifo(go)
-    wait = f"[ -e {started} ] || {{ touch {started}; read -r line < {go}; }}"
+    wait = f"[ -e '{started}' ] || {{ touch '{started}'; read -r line < '{go}'; }}"
     run = project.start("run", run_module=project.tool(f'{wait}; exec {find_installed().runtime.run_module} "$@"'))
     wait_until(started.exists)
     shutil.rmtree(project.folder / "cache" / "modules")
@@ -356,7 +356,7 @@ def test_one_journal_has_one_writer(project: Project) -> None:
 def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(project: Project) -> None:
     began, go, printed = (project.folder / name for name in ("began", "go", "printed.txt"))
     os.mkfifo(go)
-    wait = f"touch {began}; read -r line < {go}"
+    wait = f"touch '{began}'; read -r line < '{go}'"
     tool = project.tool(f'{wait}; exec {find_installed().runtime.benchmark_module} "$@"')
     locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
     with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):

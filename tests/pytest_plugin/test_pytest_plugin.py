@@ -484,7 +484,7 @@ def endless(project: TorchProject, name: str, then: str) -> str:
     real = shlex.quote(find_installed().runtime.benchmark_module)
     use_tools(
         project,
-        benchmark_module=f'#!/bin/sh\ncase "$*" in *=77s*) {then}; exec cat {never} ;; esac\nexec {real} "$@"\n',
+        benchmark_module=f'#!/bin/sh\ncase "$*" in *=77s*) {then}; exec cat "{never}" ;; esac\nexec {real} "$@"\n',
     )
     project.benchmark(name, run_args=["--device=local-task", "--function=main", "--benchmark_min_time=77s"])
     return str(never)
@@ -504,7 +504,7 @@ def test_a_test_whose_time_is_up_leaves_nothing_running_and_the_others_go_on(pro
 
 def test_ctrl_c_leaves_nothing_running(project: TorchProject) -> None:
     begun = project.folder / "begun"
-    never = endless(project, "toy/endless", f": > {begun}")
+    never = endless(project, "toy/endless", f": > '{begun}'")
     process = subprocess.Popen(
         project.pytest_command("-q", "-k", "endless"),
         cwd=project.folder,

@@ -144,7 +144,7 @@ def hold(folder: Path) -> None:
 
 def waiting(folder: Path) -> str:
     """As a command of a shell: waits while a folder is held."""
-    return f"if [ -p {folder}/held ]; then cat {folder}/held 2> /dev/null; fi"
+    return f"if [ -p '{folder}/held' ]; then cat '{folder}/held' 2> /dev/null; fi"
 
 
 def let_go(folder: Path) -> None:

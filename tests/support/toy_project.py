@@ -146,7 +146,7 @@ class Project:
             # The shell stays, so that `running` finds the project's folder.
             wait = f"({HANG})\n" if stage == slow else ""
             real = shlex.quote(getattr(found.compiler if hasattr(found.compiler, name) else found.runtime, name))
-            path.write_text(f'#!/bin/sh\necho {stage} >> {self._calls}\n{wait}exec {real} "$@"\n')
+            path.write_text(f'#!/bin/sh\necho {stage} >> {shlex.quote(str(self._calls))}\n{wait}exec {real} "$@"\n')
             path.chmod(0o755)
             tools[name] = str(path)
         return tools

@@ -54,7 +54,7 @@ def test_an_interrupt_of_ours_ends_the_program_and_what_it_has_started(
         if running(child):
             raise KeyboardInterrupt
 
-    argv = ["sh", "-c", f"trap 'touch {asked}; exit' TERM; {child} & wait"]
+    argv = ["sh", "-c", f"ask() {{ touch '{asked}'; exit; }}; trap ask TERM; {child} & wait"]
     with pytest.raises(KeyboardInterrupt):
         run_short(argv, timeout=math.inf, grace=grace, news=interrupt)
     wait_until(lambda: not running(child))
@@ -76,7 +76,7 @@ def test_an_interrupt_of_ours_ends_a_program_that_is_logged(tmp_path: Path) -> N
     def follow(_: str) -> None:
         raise KeyboardInterrupt
 
-    argv = ["sh", "-c", f"trap 'touch {asked}; kill $!; exit' TERM; {child} & echo at work; wait"]
+    argv = ["sh", "-c", f"ask() {{ touch '{asked}'; kill $!; exit; }}; trap ask TERM; {child} & echo at work; wait"]
     with pytest.raises(KeyboardInterrupt):
         run_logged(argv, tmp_path / "log", environment=dict(os.environ), held=(), follow=follow)
     wait_until(lambda: not running(child))

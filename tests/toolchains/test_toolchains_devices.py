@@ -203,7 +203,7 @@ def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     ready, child = tmp_path / "ready", marked_hang()
     for seconds in growing_times():
         with pytest.raises(ToolchainError, match=f"did not answer within {seconds:g} s and was killed"):
-            ask(["/bin/sh", "-c", f"{child} & touch {ready}; wait"], timeout=seconds)
+            ask(["/bin/sh", "-c", f"{child} & touch '{ready}'; wait"], timeout=seconds)
         if ready.exists():
             break
     wait_until(lambda: not running(child))

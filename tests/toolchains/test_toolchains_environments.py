@@ -174,7 +174,7 @@ def test_indexes_of_pips_variables_hold_where_uvs_name_none(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     uv = tmp_path / "uv"
-    uv.write_text(f"#!/bin/sh\nenv > {tmp_path}/env.txt\necho iree-base-compiler==3.9.0\n")
+    uv.write_text(f"#!/bin/sh\nenv > '{tmp_path}/env.txt'\necho iree-base-compiler==3.9.0\n")
     uv.chmod(0o755)
     found = Installer(str(uv)).versions("iree-base-compiler", SpecifierSet(), Sources())
     assert found == [Version("3.9.0")]
@@ -321,7 +321,7 @@ def test_an_installer_that_outlives_us_is_waited_for(
 ) -> None:
     started, go_on, ended = (tmp_path / name for name in ("started", "go-on", "ended"))
     slow = tmp_path / "slow-uv"
-    slow.write_text(f"#!/bin/sh\ntouch {started}\ncat {go_on}\ntouch {ended}\nexit 1\n")
+    slow.write_text(f"#!/bin/sh\ntouch '{started}'\ncat '{go_on}'\ntouch '{ended}'\nexit 1\n")
     slow.chmod(0o755)
     os.mkfifo(go_on)
     with releases.start("3.12.0", str(slow)) as process:

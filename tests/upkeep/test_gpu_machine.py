@@ -80,7 +80,7 @@ def test_each_part_is_done_and_kept(target: str, folder: Path, tmp_path: Path) -
 
 
 def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(folder: Path, tmp_path: Path) -> None:
-    (folder / "env" / "bin" / "python").write_text(f"#!/bin/sh\nsh -c 'tail -f /dev/null; : {tmp_path}' &\nwait\n")
+    (folder / "env" / "bin" / "python").write_text(f"#!/bin/sh\nsh -c 'tail -f /dev/null; :' '{tmp_path}' &\nwait\n")
     parts = Parts(folder, tmp_path, "cpu", "")
     assert parts.command(1.0, (parts.python,)) == 124
     wait_until(lambda: not running(str(tmp_path)))
