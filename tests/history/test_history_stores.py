@@ -167,7 +167,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
             store.add(dict(history_file(run_of(day)) for day in range(1, 20)))
         kept = set(store.stamps())
         assert all(store.read(name).endswith(b"}\n") for name in kept)
-        subprocess.run(["mount", "-o", "remount,size=1m", folder], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "remount,size=1m", "none", folder], check=True)
         assert store.add(dict(history_file(run_of(day)) for day in range(1, 20))) == 19 - len(kept)
     finally:
         subprocess.run(["umount", folder], check=True)

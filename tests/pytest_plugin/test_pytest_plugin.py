@@ -407,10 +407,10 @@ def compiles(project: TorchProject) -> list[dict[str, object]]:
 # Tools that note when they work on a module, in place of the real ones that they start.
 NOTING = """#!/bin/sh
 case "$*" in *--module=*) ;; *) exec {real} "$@" ;; esac
-echo +{name} >> {log}
+echo +{name} >> '{log}'
 {real} "$@"
 code=$?
-echo -{name} >> {log}
+echo -{name} >> '{log}'
 exit $code
 """
 # Loaded by all processes of a pytest.

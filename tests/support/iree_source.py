@@ -126,9 +126,9 @@ def watched_compiler(folder: Path) -> tuple[str, Path]:
     path.write_text(
         f"""#!/bin/sh
 case "$*" in *compiler.c*|*tool.c*|*runtime.c*)
-  echo "$*" >> {calls}
+  echo "$*" >> '{calls}'
   case "$*" in *compiler.c*) {waiting(folder)} ;; esac
-  if [ -e {folder}/full ]; then echo 'fatal error: error writing: No space left on device' >&2; exit 1; fi ;;
+  if [ -e '{folder}/full' ]; then echo 'fatal error: error writing: No space left on device' >&2; exit 1; fi ;;
 esac
 exec cc "$@"
 """

@@ -128,7 +128,7 @@ class HangingTools:
         self.folder = folder
         self._gate, self._begun = folder / "gate", folder / "begun"
         self._gate.touch()
-        _write_tools(folder, f"[ -e {self._gate} ] && echo $$ >> {self._begun} && {{ {HANG}; }}")
+        _write_tools(folder, f"[ -e '{self._gate}' ] && echo $$ >> '{self._begun}' && {{ {HANG}; }}")
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
         self.environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
 

@@ -184,7 +184,7 @@ def test_indexes_of_pips_variables_hold_where_uvs_name_none(
 
 def test_pips_own_variables_suffice(releases: Releases, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UV_FIND_LINKS")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(shared / "index"))
+    monkeypatch.setenv("PIP_FIND_LINKS", (shared / "index").as_uri())
     assert releases.environment("3.8.0").name.startswith("3.8.0-")
 
 

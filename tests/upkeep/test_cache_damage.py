@@ -164,7 +164,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
         },
     )
     # In place of pip and its index.
-    copying = f'while [ "$1" != --dest ]; do shift; done; cp {folder}/index/*.whl "$2"'
+    copying = f'while [ "$1" != --dest ]; do shift; done; cp "{folder}"/index/*.whl "$2"'
     with (
         serving() as server,
         mock.patch.object(pypi, "find_pip_command", return_value=("/bin/sh", "-c", copying, "pip")),
