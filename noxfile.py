@@ -130,6 +130,13 @@ def flaky(session: nox.Session) -> None:
 
 
 @nox.session
+def elsewhere(session: nox.Session) -> None:
+    """Run the tests as on machines with other CPUs, as another user (`-- v3 zen -- tests/records`). It needs root."""
+    session.install("uv")
+    session.run("python", "tools/elsewhere.py", *session.posargs)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Say which branches the tests and the stress tests take, in all processes that they start."""
     _install_test_tools(session)

@@ -173,6 +173,11 @@ class Ground:
         words = ("-shared", "-fPIC", f'-DHOST_CPU="{cpu}"', f"-Wl,--version-script={versions},-rpath,$ORIGIN")
         library = self._tools / _RENAMED.decode()
         _call("cc", *words, "-o", target, _CHECKOUT / "tools" / "host_cpu.c", "-Wl,--no-as-needed", library)
+        question = ("--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host")
+        argv = (self._tools / "iree-compile", "-", *question, "--compile-to=executable-targets")
+        said = subprocess.run(argv, input="module {}", capture_output=True, text=True, check=True).stdout
+        if f'cpu = "{cpu}"' not in said:
+            sys.exit(f"error: `host` is not {cpu} to the compiler: tools/host_cpu.c does not fit this IREE")
 
 
 def _find_missing() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import subprocess
@@ -22,7 +21,7 @@ from iree_gauntlet.artifacts.program_parameters import (
     select_scope,
 )
 from iree_gauntlet.errors import ArtifactError
-from tests.support.native_tools import find_native
+from tests.support.native_tools import compile_native, find_native
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--mlir-disable-threading",
         f"-o={folder / 'program.vmfb'}",
     ]
-    subprocess.run(argv, check=True, capture_output=True, env={**os.environ, "TMPDIR": str(folder)})
+    compile_native(argv)
     return folder / "program.vmfb"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype
 from iree_gauntlet.steps import Command, Step
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.native_tools import find_native
+from tests.support.native_tools import compile_native, find_native
 from tests.support.places import CORPUS
 from tests.support.processes import wait_until
 from tests.support.steps import make_step
@@ -65,9 +66,7 @@ ENDLESS = 1 << 60
 
 def compile_program(source: Path, module: Path) -> None:
     compiler = find_native("iree-compile")
-    command = [compiler, str(source), *COMPILE_FLAGS, "--mlir-disable-threading", f"-o={module}"]
-    # The linker's temporary files stay next to the module.
-    subprocess.run(command, capture_output=True, check=True, env={**os.environ, "TMPDIR": str(module.parent)})
+    compile_native([compiler, str(source), *COMPILE_FLAGS, "--mlir-disable-threading", f"-o={module}"])
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +334,7 @@ def test_a_device_that_is_not_there_is_left_to_the_tool(identities: str, servers
 def test_a_pass_leaves_no_files(asked: Asked, tmp_path: Path) -> None:
     result = asked.served(asked.step("--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2"))
     assert result.verdict is Verdict.PASSED
-    assert result.command.startswith(f"cd {tmp_path} && ")
+    assert result.command.startswith(f"cd {shlex.quote(str(tmp_path))} && ")
     assert result.notes == ("a note",)
     assert result.peak_rss_bytes > 1 << 20
     assert list(tmp_path.iterdir()) == []

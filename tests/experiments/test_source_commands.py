@@ -235,7 +235,7 @@ def test_a_command_that_is_killed_while_it_configures_begins_again(
 ) -> None:
     began = tmp_path / "began"
     hold(tmp_path)
-    hang = f"""execute_process(COMMAND sh -c "touch '{began}'; {waiting(tmp_path)}")\n"""
+    hang = f"execute_process(COMMAND sh -c \"touch '{began}'; {waiting(tmp_path)}\")\n"
     (source.folder / "planted.cmake").write_text(hang)
     command = _start(project, source)
     wait_until(lambda: began.exists() or command.poll() is not None)

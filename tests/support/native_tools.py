@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import subprocess
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-__all__ = ["find_native", "move_compiler"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["compile_native", "find_native", "move_compiler"]
 
 
 def find_native(name: str) -> str:
@@ -20,6 +27,12 @@ def find_native(name: str) -> str:
                 if (path := Path(folder) / inside / name).is_file():
                     return str(path)
     pytest.skip(f"IREE is not installed: there is no {name}")
+
+
+def compile_native(argv: Sequence[str]) -> None:
+    """Runs the compiler; the linker's temporary files, whose path may have no blanks, go with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(argv, check=True, capture_output=True, env=os.environ | {"TMPDIR": folder})
 
 
 def move_compiler(tool: str, folder: Path) -> Path:
