@@ -250,5 +250,5 @@ def _run_line() -> ExitCode:
         if isinstance(end.__context__, KeyboardInterrupt):
             # Invoke ends with 1 where somebody presses Ctrl-C before a task has begun.
             raise KeyboardInterrupt from end
-        return ExitCode(end.code or 0)
+        return ExitCode(int(end.code or 0))
     return ExitCode.OK

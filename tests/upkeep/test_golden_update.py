@@ -339,6 +339,6 @@ def test_a_spec_that_cannot_be_read_is_named(project: Path) -> None:
     _run(project, "run-1")
     (project / _FILE).write_text(_SPEC.replace('"golden_dispatch"', '"golden_dispatch" 1,'))
     with pytest.raises(SpecError, match=re.escape(_FILE)):
-        update(SelectionRequest(model="toy"), read(GoldenUpdateRequest, {}))
+        update(SelectionRequest(model=("toy",)), read(GoldenUpdateRequest, {}))
     with pytest.raises(GauntletError, match=re.escape(_FILE)):
         _update()

@@ -18,6 +18,7 @@ from iree_gauntlet import __version__, settings
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import find_shipped_folder
+from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep import project_start, toolkit_source
 from iree_gauntlet.upkeep.format_schemas import FORMATS
 from iree_gauntlet.upkeep.input_choices import input_sets
@@ -447,12 +448,11 @@ def test_what_fails_to_begin_leaves_nothing(empty: Path, monkeypatch: pytest.Mon
     assert {path.name for path in empty.iterdir()} - {"cache"} == {"given"}
     # Nor does one that is cut short, here by a full disk.
     (empty / "there").mkdir()
-    write = project_start.write_atomic
 
     def fill(path: Path, content: bytes) -> None:
         if path.name == "gauntlet.toml":
             raise OSError(28, "No space left on device", str(path))
-        write(path, content)
+        write_atomic(path, content)
 
     monkeypatch.setattr(project_start, "write_atomic", fill)
     for folder in ("there", "mine"):
