@@ -40,12 +40,12 @@ _LONG_NUMBER = re.compile(r"\d{19}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class FieldError(ValueError):
+class RecordError(ValueError):
     """A field of an object that is not as its type says; `place` is its path."""
 
     def __init__(self, place: str, why: ValueError | str) -> None:
-        self.place: str = f"{place}.{why.place}" if isinstance(why, FieldError) else place
-        self.why: str = why.why if isinstance(why, FieldError) else str(why)
+        self.place: str = f"{place}.{why.place}" if isinstance(why, RecordError) else place
+        self.why: str = why.why if isinstance(why, RecordError) else str(why)
         super().__init__(f"{self.place}: {self.why}")
 
 
@@ -84,13 +84,13 @@ class Recorded:
                 try:
                     given[name] = read(value)
                 except ValueError as error:
-                    raise FieldError(name, error) from error
+                    raise RecordError(name, error) from error
         for name, (part, needed) in flat.items():
             if needed <= data.keys():
                 given[name] = part.from_dict(data)
         for name in cls._list_needed():
             if name not in given:
-                raise FieldError(name, "is missing")
+                raise RecordError(name, "is missing")
         return cls(**given)
 
     @classmethod
@@ -120,7 +120,7 @@ def read_text(data: Mapping[str, Any], name: str) -> str:
     """A text of an object that it has to have; ValueError where it has none."""
     text = _expect(dict, data).get(name)
     if not isinstance(text, str):
-        raise FieldError(name, "expected text, found none")
+        raise RecordError(name, "expected text, found none")
     return text
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import FailureKind, Golden, Metric, Verdict
-from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, FieldError, Recorded
+from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -185,7 +185,7 @@ class Samples(Recorded):
         """From the journal's object, whose times have a unit; as `Recorded.from_dict`."""
         unit = str(data.get("unit", "ms"))
         if unit not in MS_PER_UNIT:
-            raise FieldError("unit", f"expected one of {', '.join(MS_PER_UNIT)}, found {unit!r}")
+            raise RecordError("unit", f"expected one of {', '.join(MS_PER_UNIT)}, found {unit!r}")
         said = {name: value for name, value in data.items() if value is not None}
         times = {f"{name}_ms": said.get(name, []) for name in ("real_time", "cpu_time")}
         read = super(Samples, cls).from_dict({"name": "", "iterations": [], **said, **times})
@@ -345,7 +345,7 @@ class Result(Recorded):
         try:
             _ = result.known
         except ValueError as error:
-            raise FieldError("statistics", error) from error
+            raise RecordError("statistics", error) from error
         if "failure" in data or result.signal in ("", *SENT_SIGNALS):
             return result
         blameless = result.timed_out or any(words in result.reason for words in _BLAMELESS)
@@ -376,7 +376,7 @@ class WorkPart(Recorded):
     """What two counts of a call say of a part of it.
 
     Attributes:
-        part: a `Part` of `measuring/instructions/work.py`.
+        part: a `CallPart` of `measuring/instructions/work.py`.
         verdict: a `Work` of the same file.
         a, b: instructions.
         more, less: of dispatches, the names of those that do more and less, the largest changes first.

@@ -11,7 +11,7 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import describe_part, format_outside, work_change
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening, MachineFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_events, read_journal
-from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, FieldError, Recorded
+from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
 from iree_gauntlet.records.run_folder import LATEST, newest_of
 from iree_gauntlet.results import DispatchChange, WorkPart  # noqa: TC001 - read by their types
 from iree_gauntlet.settings import find_runs_folder, shown
@@ -36,7 +36,7 @@ _NEEDED = {
 def _require_sides(field_name: str, of_sides: Mapping[str, object]) -> None:
     """Refuses (ValueError) a field that does not have what both sides have."""
     if set(of_sides) != set(SIDES):
-        raise FieldError(field_name, f"expected {' and '.join(SIDES)}, found {', '.join(of_sides) or 'nothing'}")
+        raise RecordError(field_name, f"expected {' and '.join(SIDES)}, found {', '.join(of_sides) or 'nothing'}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class RecordedRules(Recorded):
     def __post_init__(self) -> None:
         for name, margin in (("least", self.least), ("band", self.band)):
             if margin < 0:
-                raise FieldError(name, f"expected a share of at least 0, found {margin:g}")
+                raise RecordError(name, f"expected a share of at least 0, found {margin:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ class WorkVerdict(Recorded):
             if counts is not None:
                 _require_sides(name, counts)
                 if min(counts.values()) <= 0:
-                    raise FieldError(name, "expected counts above 0")
+                    raise RecordError(name, "expected counts above 0")
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -441,7 +441,7 @@ class ComparisonRecord:
                 self.summary = ComparisonSummary.from_dict(event)
             case {"event": "where", "chain": chain}:
                 if chain not in self.verdicts and chain not in self.works:
-                    raise FieldError("chain", f"{chain} has no verdict")
+                    raise RecordError("chain", f"{chain} has no verdict")
                 self.where[chain] = WhereChanged.from_dict(event)
             case {"event": "end"}:
                 self.end = ExperimentEnd.from_dict(event)

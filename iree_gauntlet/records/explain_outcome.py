@@ -21,7 +21,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.journal_format import explain_unreadable, read_events
-from iree_gauntlet.recorded import FieldError, Recorded
+from iree_gauntlet.recorded import Recorded, RecordError
 from iree_gauntlet.records.outcome import Explanation
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class FoundCulprit(FoundReason):
 
     def __post_init__(self) -> None:
         if self.around and self.call not in (call for call, *_ in self.around):
-            raise FieldError("call", f"expected one of those in `around`, found {self.call}")
+            raise RecordError("call", f"expected one of those in `around`, found {self.call}")
 
 
 @dataclass(frozen=True, slots=True)

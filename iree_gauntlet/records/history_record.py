@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import explain_unreadable
-from iree_gauntlet.recorded import FieldError, Recorded, read_json
+from iree_gauntlet.recorded import Recorded, RecordError, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -173,7 +173,7 @@ class HistoryRun(Recorded):
         try:
             datetime.fromisoformat(self.time)
         except ValueError as error:
-            raise FieldError("time", error) from error
+            raise RecordError("time", error) from error
         _ = self.confirms
 
     @property
@@ -183,7 +183,7 @@ class HistoryRun(Recorded):
         try:
             return ConfirmedFigure.from_dict(found) if found else None
         except ValueError as error:
-            raise FieldError("more.confirms", error) from error
+            raise RecordError("more.confirms", error) from error
 
     @property
     def position(self) -> tuple[str, str]:

@@ -33,7 +33,7 @@ class Work(StrEnum):
     MORE = "more work"
 
 
-class Part(StrEnum):
+class CallPart(StrEnum):
     """What a call is made of."""
 
     DISPATCHES = "dispatches"
@@ -62,14 +62,14 @@ def judge_parts(a: Counts, b: Counts, least: float, *, same_runtime: bool) -> tu
     if a.dispatches or b.dispatches:
         parts.append(_judge_dispatches(a, b, least))
     if same_runtime and a.own is not None and b.own is not None:
-        parts.append(WorkPart(Part.OWN_CODE, compare_work(a.own, b.own, least), a.own, b.own))
+        parts.append(WorkPart(CallPart.OWN_CODE, compare_work(a.own, b.own, least), a.own, b.own))
         a_outside, b_outside = a_outside - a.own, b_outside - b.own
     if not parts:
         # The layout of memory has a say in it as well.
         found = compare_work(a.instructions, b.instructions, max(least, LEAST_CALL_WORK), FEWEST_OUTSIDE)
-        return (WorkPart(Part.CALL, found, a.instructions, b.instructions),)
+        return (WorkPart(CallPart.CALL, found, a.instructions, b.instructions),)
     outside = compare_work(a_outside, b_outside, max(least, LEAST_OUTSIDE), FEWEST_OUTSIDE)
-    return (*parts, WorkPart(Part.OUTSIDE, outside, a_outside, b_outside))
+    return (*parts, WorkPart(CallPart.OUTSIDE, outside, a_outside, b_outside))
 
 
 def _judge_dispatches(a: Counts, b: Counts, least: float) -> WorkPart:
@@ -87,4 +87,4 @@ def _judge_dispatches(a: Counts, b: Counts, least: float) -> WorkPart:
     # The rows stand in the order of their changes, and those of a group with it.
     more, less = (tuple(row.name for row in rows if row in changed[work]) for work in (Work.MORE, Work.LESS))
     verdict = Work.MORE if more else Work.LESS if less else Work.SAME
-    return WorkPart(Part.DISPATCHES, verdict, a.instructions - a.outside, b.instructions - b.outside, more, less)
+    return WorkPart(CallPart.DISPATCHES, verdict, a.instructions - a.outside, b.instructions - b.outside, more, less)
