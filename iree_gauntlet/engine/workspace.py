@@ -382,8 +382,11 @@ def _choose_includes(request: SelectionRequest, defaults: Defaults, suite: Suite
     """The options' globs, each with each; with a suite, its own narrowed down by them."""
     # By itself: inside parentheses, `a) or (b` would mean something.
     MarkerExpression(request.markers)
-    models = request.model or ("*" if suite else defaults.model,)
-    names = list(itertools.product(models, request.submodel or ("*",), request.filename or ("*",)))
+    # Empty ones, of a variable that a script has not set, are left out.
+    models, submodels, files = (
+        tuple(filter(None, globs)) for globs in (request.model, request.submodel, request.filename)
+    )
+    names = list(itertools.product(models or ("*" if suite else defaults.model,), submodels or ("*",), files or ("*",)))
     if suite is None:
         return [Include(*globs, request.markers) for globs in names]
     includes = []

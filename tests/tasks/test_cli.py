@@ -199,6 +199,8 @@ def test_names_are_selected_one_by_one(project: Project) -> None:
     assert listed("--submodel", "abs", "--submodel", "n*") == ["abs", "neg"]
     assert listed("--filename", "cos_cpu", "--filename=neg_cpu", "--model", "toy") == ["cos", "neg"]
     assert listed("--model", "toy", "--model", "to*", "--submodel", "abs") == ["abs"]
+    # A variable that a script has not set.
+    assert listed("--model", "", "--submodel", "abs") == ["abs"]
     (said,) = listed("--submodel", "abs", "--submodel", "neq", "--submodel", "cos")
     assert said.startswith("error: nothing selected: no case matches --submodel neq\n  No submodel 'neq'; did you mean")
     assert project.gauntlet("list", "--model", "toy", "--model", "tpy").code == 5
