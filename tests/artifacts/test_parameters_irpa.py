@@ -324,7 +324,7 @@ def test_what_cannot_be_made_is_one_message(
     arguments: tuple[str, ...], message: str, program: Path, make: _Run
 ) -> None:
     code, _, err = make(*arguments, "-o", "out.irpa")
-    assert code == 1
+    assert code == 3
     assert message in err
     assert "Traceback" not in err
     assert not (program.parent / "out.irpa").exists()
