@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 # Workers end a run of which nothing is heard for half a minute.
 _BEAT_SECONDS = 5.0
-# A worker that is stopped does not answer; the scheduler says that it is gone after its `worker-ttl`.
-_ANSWER_SECONDS = 10.0
 _BLOCK_BYTES = 4 << 20
 _END_SECONDS = 30.0
 
@@ -283,16 +281,8 @@ class DaskLink:
         await self._client.scheduler.set_metadata(keys=[STATES, self._facts.name], value=said)
 
     async def _ask_all(self, what: str, *arguments: Any) -> dict[str, Any]:
-        """As `ask_worker`, of all workers that answer in time, by address: one that is stopped holds no other."""
-        said = await asyncio.gather(*(self._ask(address, what, arguments) for address in await self._list_workers()))
-        return {address: answer for answers in said for address, answer in answers.items()}
-
-    async def _ask(self, address: str, what: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
-        asked = self._client.run(ask_worker, what, *arguments, workers=[address], on_error="ignore")
-        try:
-            return dict(await asyncio.wait_for(asked, _ANSWER_SECONDS))
-        except TimeoutError:
-            return {}
+        """As `ask_worker`, of all workers that answer, by address."""
+        return dict(await self._client.run(ask_worker, what, *arguments, on_error="ignore"))
 
     async def _keep_beating(self) -> None:
         while not self._ended.is_set():

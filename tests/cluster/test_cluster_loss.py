@@ -201,28 +201,6 @@ def test_a_step_whose_process_is_stopped_is_done_again(tmp_path: Path, project: 
         assert note.endswith("and done again: its process was stopped by a signal for 30 s")
 
 
-def test_a_worker_that_is_stopped_holds_no_other(tmp_path: Path, project: Project) -> None:
-    project.suite('[[include]]\nmodel = "*"\n')
-    tools = HangingTools(tmp_path / "bin")
-    project.environment = lambda: tools.environ  # type: ignore[method-assign]
-    ttl = {**tools.environ, "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "60s"}
-    with local_cluster(tmp_path / "farm", *OFFERED, count=2, environ=ttl) as cluster:
-        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
-        run = project.start(*words, "--cluster", cluster.address)
-        # The one that does the step; what it has begun ends with it.
-        worker = cluster.worker_of(tools.hanging())
-        worker.send_signal(signal.SIGSTOP)
-        try:
-            tools.mend()
-            assert run.wait(300) == 0
-        finally:
-            worker.send_signal(signal.SIGKILL)
-        journal = results(project.folder / "there")
-        assert journal["toy/abs@cpu:threshold"].notes[-1].endswith("and done again: it was lost")
-        notes = [note for result in journal.values() for note in result.notes]
-        assert not any("nothing was heard" in note for note in notes)
-
-
 @needs_hosts
 def test_two_hosts_of_which_one_is_cut_off(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
