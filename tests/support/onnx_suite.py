@@ -74,8 +74,8 @@ def write_models(zoo: Path) -> None:
     folder.mkdir(parents=True)
 
     def write(name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], opset: int, *weights: Any) -> None:
-        values = [[helper.make_tensor_value_info(*value) for value in group] for group in (inputs, outputs)]
-        graph = helper.make_graph(nodes, name, *values, list(weights))
+        given, results = ([helper.make_tensor_value_info(*value) for value in group] for group in (inputs, outputs))
+        graph = helper.make_graph(nodes, name, given, results, list(weights))
         opsets = [helper.make_opsetid("", opset), helper.make_opsetid("nobody", 1)]
         onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / f"{name}.onnx")
 
