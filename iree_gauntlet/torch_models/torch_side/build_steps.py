@@ -267,8 +267,8 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
     def _rounded(self, exact: Tensor, own: Tensor, products: float, scale: float) -> Tensor:
         """In the type of the operator's own result; what needs no rounding has no error of it."""
         if products:
-            # Partial sums grow with the root of their number, and evenly towards what does not cancel, whose squares are
-            # a third in the mean, not half; both inputs of products are rounded.
+            # Partial sums grow with the root of their number, and evenly towards what does not cancel: their squares
+            # are a third in the mean then, not half. Both inputs of products are rounded.
             units = math.sqrt(products / 2 if self._error == "sums" else 2)
             size = (2 / 3 * exact.square() + scale**2 if scale else exact.square().mean()).sqrt()
             error = _ROUNDING * UNIT_ROUNDOFF["f32"] * units * size
