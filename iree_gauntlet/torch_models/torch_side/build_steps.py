@@ -267,10 +267,10 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
     def _rounded(self, exact: Tensor, own: Tensor, products: float, scale: float) -> Tensor:
         """In the type of the operator's own result; what needs no rounding has no error of it."""
         if products:
-            # Partial sums grow with the root of their number, or towards what is no sum of random signs, one after the
-            # other; both inputs of products are rounded.
+            # Partial sums grow with the root of their number, and evenly towards what does not cancel: their squares
+            # are a third in the mean then, not half. Both inputs of products are rounded.
             units = math.sqrt(products / 2 if self._error == "sums" else 2)
-            size = (exact.square() + scale**2 if scale else exact.square().mean()).sqrt()
+            size = (2 / 3 * exact.square() + scale**2 if scale else exact.square().mean()).sqrt()
             error = _ROUNDING * UNIT_ROUNDOFF["f32"] * units * size
             exact = exact + error * torch.randn(exact.shape, generator=self._random)
         rounded = exact.to(own.dtype)
