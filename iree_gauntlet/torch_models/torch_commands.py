@@ -36,7 +36,12 @@ from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
 from iree_gauntlet.torch_models.model_session import perform_by_chain
 from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM
-from iree_gauntlet.torch_models.reports.sweep_reports import check_writable, read_targets, write_micro_reports
+from iree_gauntlet.torch_models.reports.sweep_reports import (
+    check_writable,
+    copy_micro_reports,
+    read_targets,
+    write_micro_reports,
+)
 from iree_gauntlet.torch_models.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.torch_models.torch_chain import (
     DEFAULT_DEVICE,
@@ -236,7 +241,8 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
         workbench = open_workbench(toolchain, progress, need_toolchain=True)
         run_dir = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier).measure()
     reports = _write_reports(run_dir, workbench, output)
-    write_micro_reports(read_journal(run_dir / JOURNAL), run_dir, output.stream)
+    record = read_journal(run_dir / JOURNAL)
+    copy_micro_reports(record, run_dir, write_micro_reports(record, run_dir, output.stream), output.stream)
     reports.append_to_step_summary(os.environ)
     return reports.exit_code
 

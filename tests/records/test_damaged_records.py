@@ -80,10 +80,13 @@ def _damage_record(kind: str, folder: Path, each: int) -> None:
         path.write_text(f"{text}\n", encoding="utf-8")
         outcomes.add(_try(partial(_report, path.parent), damage))
     assert outcomes == {True, False}
+    # What a record says of folders, nobody's report writes to.
+    assert [path.name for path in folder.iterdir()] == ["record"]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     # A picture of each sweep takes a second.
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -132,14 +135,12 @@ def _damage_history(folder: Path, each: int) -> None:
         store.remove([name])
 
 
-def test_a_damaged_file_of_a_history_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_damaged_file_of_a_history_ends_nothing(tmp_path: Path) -> None:
     _damage_history(tmp_path, 1)
 
 
 @pytest.mark.stress
-def test_every_damage_of_every_place_of_a_file_of_a_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_every_damage_of_every_place_of_a_file_of_a_history(tmp_path: Path) -> None:
     _damage_history(tmp_path, JUNK_KINDS)
 
 

@@ -334,8 +334,8 @@ def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items() if value is not None and value != ""}
 
 
-def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> None:
-    """Writes all into `results/` of the run's folder, and where the run was asked to write it; prints the document."""
+def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> dict[str, str | bytes]:
+    """Writes all into `results/` of the run's folder, prints the document, and returns the files by their names."""
     with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
         asked = SweepAsked.from_dict(record.run.micro or {})
         results = [record.results.get(make_step_id(chain, Stage.BENCHMARK)) for chain in asked.points]
@@ -363,13 +363,18 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     print_document(document, stream, f"{shown(folder)}: {names}", environ=os.environ)
     if not plots and any(row.speedup for row in rows):
         stream.write(f"{_NO_PLOTS}\n")
-    here = Path(record.run.cwd)
+    return files
+
+
+def copy_micro_reports(record: JournalRecord, run_dir: Path, files: Mapping[str, str | bytes], stream: TextIO) -> None:
+    """Writes the files where the sweep's own command was asked to; a later report of a record writes nowhere else."""
+    asked, here = SweepAsked.from_dict(record.run.micro or {}), Path(record.run.cwd)
     if asked.output_dir:
         _write(here / asked.output_dir / run_dir.name, files)
         stream.write(f"the same in {asked.output_dir}/{run_dir.name}\n")
     if asked.output:
         output = here / expand_home(asked.output)
-        _write(output.parent, {output.name: oss})
+        _write(output.parent, {output.name: files["benchmark_results.json"]})
         stream.write(f"records for a benchmark database: {asked.output}\n")
 
 
@@ -464,5 +469,5 @@ def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
     except OSError as error:
         raise GauntletError(
             f"{folder}: results cannot be written: {error.strerror or error}",
-            "Mend that, and `report` writes them again from the journal.",
+            "Mend that; `gauntlet report` writes those of the run's folder again, from its journal.",
         ) from error
