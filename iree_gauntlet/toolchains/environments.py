@@ -84,7 +84,7 @@ class Sealed(Recorded):
                 return None, "was made by another version of this toolkit"
             if why := _damage(path, files):
                 return None, why
-            document |= {"path": path, "bytes": sum(files.values()), "last_use": last_use}
+            document |= {"path": str(path), "bytes": sum(files.values()), "last_use": last_use}
             return cls.from_dict(document), ""
         except FileNotFoundError:
             return None, "was not made to its end"
