@@ -118,6 +118,8 @@ class Installer:
 
     def _run_uv(self, argv: Sequence[str], **how: Any) -> Answer:
         ours = dict(os.environ)
+        # It would break its lines there, and the paths and numbers in them are read.
+        ours.pop("COLUMNS", None)
         # The indexes of pip's variables, where no variable of uv's own names any.
         if not any(ours.get(name) for name in (*_PIP_VARIABLES.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")):
             of_pip = {name: ours[pip].split() for pip, name in _PIP_VARIABLES.items() if ours.get(pip)}

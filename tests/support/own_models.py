@@ -99,7 +99,7 @@ def write_own_models(folder: Path) -> dict[str, str]:
             [node("Pad", "x p", "y", mode="reflect")],
             [("x", F32, [1, "length"])],
             [("y", F32, [1, "padded"])],
-            {"p": np.array([0, 3, 0, 3])},
+            {"p": np.array([0, 9, 0, 9])},
         ),
         "no_values": (
             [node("Exp", "x", "y"), node("Relu", "z", "w")],

@@ -40,9 +40,7 @@ def test_another_machine_is_pointed_out_and_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(SystemExit) as ended:
-        start.main()
-    assert ended.value.code == 0
+    start.main()
     said = capsys.readouterr()
     assert said.err.endswith("; nobody has tried riscv64\n")
     assert __version__ in said.out
@@ -50,6 +48,5 @@ def test_another_machine_is_pointed_out_and_tried(
 
 @pytest.mark.usefixtures("asked_for_its_version")
 def test_here_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        start.main()
+    start.main()
     assert capsys.readouterr().err == ""

@@ -391,6 +391,7 @@ def test_a_home_that_cannot_be_written_is_named(
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("UV_CACHE_DIR", str(home / "uv"))
+    monkeypatch.setenv("COLUMNS", "40")
     with read_only(home), pytest.raises(ToolchainError) as raised:
         releases.environment(">=3.8")
     assert raised.value.what.endswith(f"{home / 'uv'}: Read-only file system")
