@@ -40,7 +40,11 @@ def find_toolchains_folder() -> Path:
 
 
 def _find_own_cache() -> Path:
-    return expand_home(str(user_cache_path("iree-gauntlet")))
+    try:
+        return expand_home(str(user_cache_path("iree-gauntlet")))
+    except RuntimeError:
+        # Releases of platformdirs differ in what they do without a home.
+        return expand_home("~/.cache/iree-gauntlet")
 
 
 def make_cache_folder(cache_dir: str) -> Path:

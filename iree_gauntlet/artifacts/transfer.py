@@ -290,7 +290,7 @@ class Transfer:
             what = f"{error}, and the server asks to wait {error.wait:.0f} s: {self.remote.url}"
             raise ArtifactError(self.name, what, "Try again after that time.") from error
         jitter = random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-        wait = min(policy.longest_backoff, policy.backoff * 2.0 ** max(0, failures - 1)) * jitter
+        wait = min(policy.longest_backoff, policy.backoff * 2.0 ** min(max(0, failures - 1), 60)) * jitter
         if error.wait is not None:
             wait = error.wait
             # It is the server that is busy, not this connection alone.

@@ -461,16 +461,6 @@ def test_a_flag_with_which_a_tool_does_nothing_is_caught_before_anything_runs(
     assert f"abs_cpu.json:{21 if tool == 'iree-run-module' else 18}: {next(iter(flags))}" in done.err
 
 
-def test_what_is_no_module_is_no_compile_that_passed(project: Project) -> None:
-    project.regression(compiler_flags=[*FLAGS, "--output-format=vm-c"])
-    done = project.gauntlet("run", "--stages", "compile")
-    assert done.code == 3, done.text
-    assert project.verdict(f"{_CHAIN}:compile") == "error"
-    assert "iree-compile wrote no module and ended with exit code 0: see the flags of specs" in done.out
-    project.regression(compiler_flags=[*FLAGS, "--iree-vm-emit-polyglot-zip=false"])
-    assert project.gauntlet("run", "--stages", "threshold").code == 0, "a module that is no archive is one too"
-
-
 def test_the_step_summary_of_github_is_appended_to(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = project.folder / "summary.md"
     summary.write_text("before\n")

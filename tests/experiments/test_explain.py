@@ -220,6 +220,7 @@ def test_another_runtime_is_not_taken_for_the_runs(project: Project) -> None:
     assert (done.code, " was made with the runtime 3." in done.err) == (3, True), done.text
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("known", [False, True])
 def test_what_was_recorded_since_is_no_intermittent_failure(project: Project, *, known: bool) -> None:
     model(project, "8", threshold_args=["--expected_f32_threshold=1e-3"])

@@ -190,11 +190,6 @@ class ModuleMaker:
         missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
         if missing:
             return Result(Verdict.ERROR, f"exit code 0, but {Path(missing[0]).name} was not written")
-        if step.stage is Stage.COMPILE and not _is_module(Path(step.outputs[0][1])):
-            what = (
-                f"{_TOOLS[step.stage]} wrote no module and ended with exit code 0: see the flags of {step.origin.file}"
-            )
-            return Result(Verdict.ERROR, what, notes=step.notes)
         if is_edited(step):
             return _make_edited_error(step)
         statistics = self._read_statistics(step, outcome)
@@ -290,13 +285,6 @@ class ModuleMaker:
                 if statistics := dict(step.outputs).get("statistics"):
                     figures |= {"dispatch_count": read_dispatch_count(Path(statistics))}
         return figures
-
-
-def _is_module(path: Path) -> bool:
-    """Whether a file is a module of bytecode: an archive, or a FlatBuffer by itself."""
-    with path.open("rb") as file:
-        start = file.read(12)
-    return start.startswith(b"PK") or start.endswith(b"IREE")
 
 
 def note_made_again(folder: Path | None, key: str) -> None:
