@@ -168,14 +168,19 @@ def clean_line(text: str) -> str:
 
 
 def _end_group(process: subprocess.Popen[str], grace: float) -> str:
-    """End a process that leads a group of its own, with all of the group; what it has said."""
+    """End a process that leads a group of its own, with all of the group; what it has said.
+
+    The group is killed even where its leader ended when asked: what the leader had just started may have missed that,
+    or may ignore it.
+    """
+    said = ""
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PATIENCE_SECONDS)):
         if seconds > 0:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
-                return "".join(filter(None, process.communicate(timeout=seconds)))
-    return ""
+                said = "".join(filter(None, process.communicate(timeout=seconds)))
+    return said
 
 
 def ask(

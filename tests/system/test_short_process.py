@@ -48,17 +48,22 @@ def test_an_interrupt_of_ours_ends_the_program_and_what_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float
 ) -> None:
     monkeypatch.setattr(short_process, "_NEWS_SECONDS", 0.01)
-    child, asked = marked_hang(), tmp_path / "asked"
+    child, asked, ready = marked_hang(), tmp_path / "asked", tmp_path / "ready"
 
     def interrupt(_: float) -> None:
-        if running(child):
+        if ready.exists():
             raise KeyboardInterrupt
 
-    argv = ["sh", "-c", f"ask() {{ touch '{asked}'; exit; }}; trap ask TERM; {child} & wait"]
     with pytest.raises(KeyboardInterrupt):
-        run_short(argv, timeout=math.inf, grace=grace, news=interrupt)
+        run_short(_stubborn(child, asked, f"touch '{ready}'"), timeout=math.inf, grace=grace, news=interrupt)
     wait_until(lambda: not running(child))
     assert asked.exists() == bool(grace)
+
+
+def _stubborn(child: str, asked: Path, when_ready: str) -> list[str]:
+    """A program that ends when it is asked to, but what it has started does not, once it is ready."""
+    stubborn = f"(trap '' TERM; {when_ready}; exec {child} >'{os.devnull}' 2>&1) &"
+    return ["sh", "-c", f"ask() {{ touch '{asked}'; exit; }}; trap ask TERM; {stubborn} wait"]
 
 
 def test_what_was_said_until_the_time_is_up_is_kept() -> None:
@@ -76,9 +81,14 @@ def test_an_interrupt_of_ours_ends_a_program_that_is_logged(tmp_path: Path) -> N
     def follow(_: str) -> None:
         raise KeyboardInterrupt
 
-    argv = ["sh", "-c", f"ask() {{ touch '{asked}'; kill $!; exit; }}; trap ask TERM; {child} & echo at work; wait"]
     with pytest.raises(KeyboardInterrupt):
-        run_logged(argv, tmp_path / "log", environment=dict(os.environ), held=(), follow=follow)
+        run_logged(
+            _stubborn(child, asked, "echo at work"),
+            tmp_path / "log",
+            environment=dict(os.environ),
+            held=(),
+            follow=follow,
+        )
     wait_until(lambda: not running(child))
     assert asked.exists()
     assert (tmp_path / "log").read_text().endswith("at work\n")
