@@ -44,8 +44,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.cluster.project_copy import ProjectCopy
 
 
-# Workers end a run of which nothing is heard for half a minute.
+# Workers end a run of which nothing is heard for half a minute, and a run gives up a worker that does not answer for so
+# long: a signal or its machine holds it.
 _BEAT_SECONDS = 5.0
+_SILENCE_SECONDS = 30.0
 _BLOCK_BYTES = 4 << 20
 _END_SECONDS = 30.0
 
@@ -70,6 +72,8 @@ class DaskLink:
         # Of the client's event loop, as all that follows.
         self._known: set[str] = set()
         self._renewing: set[str] = set()
+        # Workers whose last beat is not answered yet.
+        self._unanswered: set[str] = set()
         # How often each has begun the run.
         self._terms: Counter[str] = Counter()
         self._offered: dict[str, WorkerOffer] = {}
@@ -146,11 +150,14 @@ class DaskLink:
 
     async def _open(self) -> None:
         self._beating = asyncio.ensure_future(self._keep_beating())
-        for address in await self._list_workers():
+        addresses = await self._list_workers()
+        for address in addresses:
             self._keep(self._begin(address))
-        offers = await self._ask_all("describe")
+        answers = await asyncio.gather(*(self._ask_in_time(address, "describe") for address in addresses))
         self._offered = {
-            address: WorkerOffer.from_dict(offer) for address, offer in offers.items() if offer is not None
+            address: WorkerOffer.from_dict(offer)
+            for address, offer in zip(addresses, answers, strict=True)
+            if offer is not None
         }
 
     def _hear(self, event: tuple[float, Any]) -> None:
@@ -280,23 +287,40 @@ class DaskLink:
     async def _show(self, said: dict[str, Any]) -> None:
         await self._client.scheduler.set_metadata(keys=[STATES, self._facts.name], value=said)
 
-    async def _ask_all(self, what: str, *arguments: Any) -> dict[str, Any]:
-        """As `ask_worker`, of all workers that answer, by address."""
-        return dict(await self._client.run(ask_worker, what, *arguments, on_error="ignore"))
+    async def _ask_in_time(self, address: str, what: str, *arguments: Any) -> Any:
+        """As `ask_worker`; None of one that does not answer in time, or that is gone."""
+        answer = self._client.run(ask_worker, what, *arguments, workers=[address], on_error="ignore")
+        with contextlib.suppress(TimeoutError):
+            return (await asyncio.wait_for(answer, _SILENCE_SECONDS)).get(address)
+        return None
 
     async def _keep_beating(self) -> None:
         while not self._ended.is_set():
             # While the client connects again nothing can be asked; it is tried again.
             with contextlib.suppress(OSError, TimeoutError):
-                heard = await self._ask_all("hear", self._facts.name)
-                if heard.keys() != self._known:
-                    # What the scheduler says of those who come and go is lost when the connection is.
-                    there = await self._list_workers()
-                    for address in self._known.difference(there):
-                        self._note_left(address)
-                    for address in there:
-                        self._keep(self._begin(address))
+                # What the scheduler says of those who come and go is lost when the connection is.
+                there = await self._list_workers()
+                for address in self._known.difference(there):
+                    self._note_left(address)
+                for address in set(there).difference(self._unanswered):
+                    self._keep(self._begin(address))
+                    self._keep(self._beat(address))
             await asyncio.sleep(_BEAT_SECONDS)
+
+    async def _beat(self, address: str) -> None:
+        """Lets a worker hear of the run; one that does not answer in time has left until it answers."""
+        self._unanswered.add(address)
+        answer = asyncio.ensure_future(
+            self._client.run(ask_worker, "hear", self._facts.name, workers=[address], on_error="ignore")
+        )
+        try:
+            if not (await asyncio.wait({answer}, timeout=_SILENCE_SECONDS))[0]:
+                # What it is doing counts no more: it begins the run again when it answers.
+                self._terms[address] += 1
+                self._note_left(address)
+            await answer
+        finally:
+            self._unanswered.discard(address)
 
     async def _list_workers(self) -> list[str]:
         """The addresses of all workers that the scheduler has."""
@@ -310,4 +334,4 @@ class DaskLink:
             self._keep(future.cancel())
         self._futures.clear()
         await self._show({})
-        await self._ask_all("end_run", self._facts.name)
+        await asyncio.gather(*(self._ask_in_time(address, "end_run", self._facts.name) for address in self._known))

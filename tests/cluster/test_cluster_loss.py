@@ -18,7 +18,7 @@ import pytest
 from iree_gauntlet.cluster import dask_worker
 from tests.support.artifact_server import serving, whole
 from tests.support.certificates import Authority
-from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, results, started
+from tests.support.local_cluster import HangingTools, LocalCluster, local_cluster, results, run_processes, started
 from tests.support.operator_suite import OperatorSuite
 from tests.support.places import CORPUS, ROOT
 from tests.support.processes import begun_steps, running, wait_until
@@ -199,6 +199,34 @@ def test_a_step_whose_process_is_stopped_is_done_again(tmp_path: Path, project: 
         assert run.wait(300) == 0
         note = results(project.folder / "there")["toy/abs@cpu:threshold"].notes[-1]
         assert note.endswith("and done again: its process was stopped by a signal for 30 s")
+
+
+def test_a_worker_that_is_stopped_has_its_steps_done_by_others(tmp_path: Path, project: Project) -> None:
+    suite = OperatorSuite(project)
+    for number in range(30):
+        suite.unary(f"abs{number}", expected="1 2 3 4")
+    project.suite('[[include]]\nmodel = "*"\n')
+    tools = HangingTools(tmp_path / "bin")
+    project.environment = lambda: tools.environ  # type: ignore[method-assign]
+    with local_cluster(tmp_path / "farm", *OFFERED, environ=tools.environ) as cluster:
+        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
+        run = project.start(*words, "--cluster", cluster.address)
+        stopped = cluster.worker_of(tools.hanging())
+        wait_until(lambda: len(cluster.run_processes) == 2)
+        (process,) = run_processes(stopped)
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            tools.mend()
+            assert run.wait(300) == 0
+            note = results(project.folder / "there")["toy/abs@cpu:threshold"].notes[-1]
+            assert note.endswith("and done again: it was lost")
+            # One that does not answer keeps no other run from beginning, either.
+            words = ("run", "--spec-dir", "ops", "--run-dir", "meanwhile", "--cluster", cluster.address)
+            assert project.gauntlet(*words).code == 0
+        finally:
+            stopped.send_signal(signal.SIGCONT)
+        # When it goes on it ends what nobody waits for.
+        wait_until(lambda: not process.is_running())
 
 
 @needs_hosts

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.results import Result
 
-__all__ = ["HangingTools", "LocalCluster", "local_cluster", "results", "started"]
+__all__ = ["HangingTools", "LocalCluster", "local_cluster", "results", "run_processes", "started"]
 
 _ADDRESS = re.compile(r"takes? part in (tcp://127\.0\.0\.1:\d+)\n")
 _RUN_PROCESS = "iree_gauntlet.cluster.run_process"
