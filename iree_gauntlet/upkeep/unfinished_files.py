@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -23,7 +25,7 @@ class UnfinishedFiles:
         """Makes room for a file or a folder: its own folder is there, and what is there itself lies aside."""
         self._folders += reversed([parent for parent in path.parents if not parent.exists()])
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.before") if path.exists() else None
+        aside = _find_free_name(path) if path.exists() else None
         if aside:
             path.rename(aside)
         self._begun.append((path, aside))
@@ -45,6 +47,12 @@ class UnfinishedFiles:
         for _, aside in self._begun:
             if aside:
                 _remove(aside)
+
+
+def _find_free_name(path: Path) -> Path:
+    """A name beside a path that nothing has: a command that was killed has left its own, which may be all there is."""
+    names = (path.with_name(f".{path.name}.before{number or ''}") for number in itertools.count())
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _remove(path: Path) -> None:
