@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import file_path, problem_of_flag
 from iree_gauntlet.dialects.spec_file import problem_of_field
@@ -83,10 +84,15 @@ def list_risks(case: Case) -> Iterator[Problem]:
 def list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem]:
     """The files that a case reads outside of the folders of its project, by their paths or by links."""
     places = [resolve_links(folder) for folder in folders]
+    onnx = {module.program.url for module in (*case.modules, *case.extra_modules) if module.program.onnx}
     for field, url in list_urls(case):
-        path = resolve_links(Path(file_path(url))) if file_path(url) else None
-        if path is not None and not any(path.is_relative_to(place) for place in places):
-            yield problem_of_field(case.origin.file, field, f"{path} is outside of the project", _HINT)
+        if not file_path(url):
+            continue
+        file = Path(file_path(url))
+        weights = list_data_files(file) if url in onnx else ()
+        for path in map(resolve_links, (file, *(file.parent / name for name in weights))):
+            if not any(path.is_relative_to(place) for place in places):
+                yield problem_of_field(case.origin.file, field, f"{path} is outside of the project", _HINT)
 
 
 def require_plain_settings(project: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import pytest
 
 from iree_gauntlet.engine.trust import find_risky_flags
@@ -141,6 +142,26 @@ def test_files_outside_of_a_strangers_project_are_not_read(project: Project, lin
     done = project.gauntlet("run", "--untrusted", "--stages", "threshold")
     assert done.code == 3
     assert f"inputs[0].source: {secret} is outside of the project" in done.out
+
+
+@pytest.mark.iree
+def test_weights_beside_a_strangers_model_are_not_read_through_a_link(project: Project) -> None:
+    secret = project.folder.parent / "secret.bin"
+    np.ones(4, np.float32).tofile(secret)
+    weights = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
+    value = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["y"])], "abs", [], [value], [weights])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    path = project.regressions / "abs.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="abs.bin", size_threshold=0)
+    (project.regressions / "abs.bin").unlink()
+    (project.regressions / "abs.bin").symlink_to(secret)
+    project.regression(mlir="abs.onnx", inputs=[], outputs=[{"value": "4xf32=1 1 1 1"}])
+    done = project.gauntlet("run", "--stages", "threshold")
+    assert done.code == 0, done.text
+    refused = project.gauntlet("run", "--untrusted", "--stages", "threshold")
+    assert refused.code == 3
+    assert f"mlir: {secret} is outside of the project" in refused.out
 
 
 @pytest.mark.iree
