@@ -221,8 +221,8 @@ def test_a_worker_that_is_stopped_has_its_steps_done_by_others(tmp_path: Path, p
             note = results(project.folder / "there")["toy/abs@cpu:threshold"].notes[-1]
             assert note.endswith("and done again: it was lost")
             # One that does not answer keeps no other run from beginning, either.
-            words = ("run", "--spec-dir", "ops", "--run-dir", "meanwhile", "--cluster", cluster.address)
-            assert project.gauntlet(*words).code == 0
+            others = ("run", "--spec-dir", "ops", "--run-dir", "meanwhile", "--cluster", cluster.address)
+            assert project.gauntlet(*others).code == 0
         finally:
             stopped.send_signal(signal.SIGCONT)
         # When it goes on it ends what nobody waits for.
