@@ -38,7 +38,13 @@ _TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
 
 
 # Figures by SKU, or by target.
-_KEYED_GOLDENS = ("golden_time_tolerance_multiplier", "golden_dispatch", "golden_size", "golden_instructions")
+_KEYED_GOLDENS = (
+    "golden_time_tolerance_multiplier",
+    "golden_dispatch",
+    "golden_size",
+    "golden_instructions",
+    "golden_instructions_outside",
+)
 
 
 def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:

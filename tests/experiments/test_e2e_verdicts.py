@@ -91,6 +91,7 @@ def test_goldens_under_keys_of_nothing_are_not_silent(project: Project) -> None:
         golden_dispatch={"gpu": 0},
         golden_size={"lab": 100, "vulkan": 3, "mine": 3},
         golden_instructions={"cpu-lab": 1},
+        golden_instructions_outside={"gpu": 1},
         golden_time_ms={"lab": 3.0},
         golden_time_tolerance_multiplier={"labb": 3},
     )
@@ -102,6 +103,7 @@ def test_goldens_under_keys_of_nothing_are_not_silent(project: Project) -> None:
         "golden_dispatch.gpu",
         "golden_size.vulkan",
         "golden_instructions.cpu-lab",
+        "golden_instructions_outside.gpu",
         "golden_time_tolerance_multiplier.labb",
     }
     assert warned["golden_dispatch.gpu"].startswith(f"warning: {spec}:12: ")
