@@ -46,7 +46,7 @@ _READS = re.compile(
 _OUTSIDE = re.compile(r"(?:\A|[,;=@])((?:[/~]|(?:[^,;=@]*/)?\.\.(?:/|\Z|[,;=@]))[^,;=@]*)")
 _HINT = "Read what it does before you run it (docs/explanation/trust.md); --untrusted refuses it."
 # Of a project's settings, what cannot lead a run astray.
-_HARMLESS_TABLES = {"downloads"}
+_HARMLESS_TABLES = {"downloads", "$schema"}
 
 
 @functools.lru_cache(maxsize=4096)

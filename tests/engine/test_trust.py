@@ -182,7 +182,7 @@ def test_a_strangers_settings_are_not_taken(project: Project) -> None:
     done = project.gauntlet("list", "--untrusted")
     assert done.code == 2
     assert "gauntlet.toml sets modules, which --untrusted does not take from a project" in done.err
-    (project.folder / "gauntlet.toml").write_text("[downloads]\nretries = 1\n")
+    (project.folder / "gauntlet.toml").write_text('"$schema" = "schema.json"\n[downloads]\nretries = 1\n')
     assert project.gauntlet("list", "--untrusted").code == 0
     done = project.gauntlet("golden.record", "--model", "toy", "--untrusted")
     assert (done.code, "--untrusted is not for commands that change specs" in done.err) == (2, True)
