@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,26 +96,26 @@ def find_earlier_micro(run_dir: str) -> Earlier:
     if run_dir:
         named = Path(run_dir)
         folder = named if named.is_dir() else find_runs_folder() / named
-        if (found := _read(folder)) is None:
+        found = _read(folder) if (folder / JOURNAL).is_file() else None
+        if found is None:
             raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
         return found
     journals = find_runs_folder().glob(f"*/{JOURNAL}")
     for journal in sorted(journals, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        if (found := _read(journal.parent)) is not None:
-            return found
+        # Whatever is wrong with another run's journal, it is nothing to resume.
+        with suppress(GauntletError):
+            if (found := _read(journal.parent)) is not None:
+                return found
     raise UsageError(f"there is no run of `micro` in {find_runs_folder()}", "Start one with --config.")
 
 
 def _read(folder: Path) -> Earlier | None:
-    try:
-        record = read_journal(folder / JOURNAL)
-        if record.run.micro is None:
-            return None
-        with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
-            return Earlier(folder, record, SweepAsked.from_dict(record.run.micro))
-    except GauntletError:
-        # Another run's journal is nothing to resume, whatever is wrong with it.
+    """The sweep of a folder; None where it has another run, GauntletError where its journal cannot be read."""
+    record = read_journal(folder / JOURNAL)
+    if record.run.micro is None:
         return None
+    with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
+        return Earlier(folder, record, SweepAsked.from_dict(record.run.micro))
 
 
 @dataclass(slots=True)

@@ -397,6 +397,21 @@ def test_mistakes_are_told_before_anything_runs(tmp_path: Path, words: tuple[str
     assert not (micro.folder / "runs").exists()
 
 
+def test_a_named_sweep_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
+    micro = Micro(tmp_path, warm=False)
+    run = micro.folder / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "journal.jsonl").write_text(
+        '{"event":"run","time":"2026-11-20T10:00:00+00:00","steps":[],"micro":{"points":3}}\n'
+    )
+    done = micro.gauntlet("micro", "--resume", "--run-dir", "mine")
+    assert done.code == 3, done.text
+    assert "journal.jsonl: the sweep cannot be read: points: expected a list, found 3" in done.err
+    # Where it is not named it is no sweep to resume.
+    done = micro.gauntlet("micro", "--resume")
+    assert (done.code, "there is no run of `micro`" in done.err) == (2, True)
+
+
 def test_the_module_is_a_door_too(tmp_path: Path) -> None:
     done = run_here(["--list"], tmp_path, os.environ, package="iree_gauntlet.micro")
     assert done.code == 0, done.text
