@@ -240,7 +240,7 @@ class Engine:
             result = Result(Verdict.ERROR, what, notes=step.notes, tail=tail)
         except Exception as error:  # noqa: BLE001 - of this step alone, whatever it is
             said = True
-            result = self._explain_defect(step, error)
+            result = self._explain_fault(step, error)
         bad = result.verdict is Verdict.FAILED or result.verdict.is_error
         inputs = step.inputs if bad and step.command and not said else ()
         if gone := next((item.path for item in inputs if not Path(item.path).exists()), ""):
@@ -253,9 +253,9 @@ class Engine:
         # Less than a millisecond is the cost of asking.
         return replace(result, seconds=round(time.monotonic() - began - waited, 6), waited_seconds=round(waited, 3))
 
-    def _explain_defect(self, step: Step, error: Exception) -> Result:
+    def _explain_fault(self, step: Step, error: Exception) -> Result:
         """The result of a step in which the toolkit itself went wrong; the traceback is kept in the step's folder."""
-        what = shorten(f"a defect of iree-gauntlet: {type(error).__name__}: {error}")
+        what = shorten(f"a fault of IREE Gauntlet itself: {type(error).__name__}: {error}")
         log, tail = "", ("Please report it.",)
         with suppress(GauntletError):  # there is no room for it
             lines = "".join(traceback.format_exception(error)).splitlines()

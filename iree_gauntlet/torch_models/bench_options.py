@@ -161,7 +161,7 @@ class BenchOptions:
     sensitivity: bool = _option(
         False,
         "Try every contraction of the model for what an error of it would look like.",
-        "Else 64 of them at most, fewer of large models: what that takes is no more than the export.",
+        "Else 64 of them at most, and fewer of large models, by how many products a run of them takes.",
     )
     disturbed: str = _option(
         "replace",

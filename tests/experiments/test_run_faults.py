@@ -94,7 +94,7 @@ def test_an_unexpected_exception_is_an_error_of_its_step_alone(
     monkeypatch.setattr(ArtifactStore, "fetch", raising)
     done = project.gauntlet("run", "--stages", "compile")
     assert done.code == 3
-    assert "a defect of iree-gauntlet: RecursionError: nobody thought of it" in done.out
+    assert "a fault of IREE Gauntlet itself: RecursionError: nobody thought of it" in done.out
     assert (
         "Please report it, with its traceback: steps/toy/bad.cpu/fetch/traceback.txt in the run's folder." in done.out
     )

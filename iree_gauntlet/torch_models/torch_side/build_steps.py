@@ -61,8 +61,8 @@ _RUNS = 6
 # last is so much larger where math fidelity narrows these.
 _ERRORS = ("rounding", "sums", "products")
 # Contractions that are tried, evenly spread where there are more: so many at most, and so many of the largest models.
-# Between these the work of all runs is limited, in products, such that they take no longer than the export; a value and
-# an operator are as much work as so many products.
+# Between these the work of all runs together is limited, in products; a value and an operator are as much work as so
+# many products.
 _DIRECTIONS = 64
 _LEAST_DIRECTIONS = 8
 _WORK = 2e11
