@@ -28,6 +28,7 @@ from tests.support.two_hosts import HERE, needs_hosts, other_host
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from iree_gauntlet.results import Result
@@ -48,24 +49,33 @@ def npy(values: list[float]) -> bytes:
     return stream.getvalue()
 
 
+@contextlib.contextmanager
+def cluster_that_hangs(
+    project: Project, folder: Path, count: int = 1
+) -> Iterator[tuple[LocalCluster, HangingTools, Callable[[str], subprocess.Popen[bytes]]]]:
+    """A cluster whose tools hang, and what starts a run there, in the folder `there`, at an address."""
+    project.suite('[[include]]\nmodel = "*"\n')
+    tools = HangingTools(folder / "bin")
+    project.environment = lambda: tools.environ  # type: ignore[method-assign]
+    words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there", "--cluster")
+    with local_cluster(folder / "farm", *OFFERED, count=count, environ=tools.environ) as cluster:
+        yield cluster, tools, lambda address: project.start(*words, address)
+
+
 def test_a_cluster_that_goes_down_as_a_whole_ends_the_run_and_what_is_done_for_it(
     tmp_path: Path, project: Project
 ) -> None:
-    project.suite('[[include]]\nmodel = "*"\n')
-    tools = HangingTools(tmp_path / "bin")
-    project.environment = lambda: tools.environ  # type: ignore[method-assign]
-    with local_cluster(tmp_path / "farm", *OFFERED, count=1, environ=tools.environ) as cluster:
-        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "again")
-        run = project.start(*words, "--cluster", cluster.address)
+    with cluster_that_hangs(project, tmp_path) as (cluster, tools, start):
+        run = start(cluster.address)
         hanging = tools.hanging()
         cluster.process.send_signal(signal.SIGKILL)
         wait_until(lambda: not hanging.is_running())
         assert run.wait(300) == 3
-    assert "toy/abs@cpu:threshold" in begun_steps(project.folder / "again" / "journal.jsonl")
+    assert "toy/abs@cpu:threshold" in begun_steps(project.folder / "there" / "journal.jsonl")
     # What was done is reported, and why no more was.
-    summary = json.loads((project.folder / "again" / "summary.json").read_text())
+    summary = json.loads((project.folder / "there" / "summary.json").read_text())
     assert summary["remarks"][-1].startswith("the scheduler of the cluster is gone")
-    assert (project.folder / "again" / "junit.xml").is_file()
+    assert (project.folder / "there" / "junit.xml").is_file()
     assert [*summary["workers"]] != []
 
 
@@ -147,15 +157,11 @@ def test_an_operator_suite_comes_to_the_same_while_workers_are_killed(tmp_path: 
 def test_a_run_that_loses_its_connection_to_the_scheduler_for_a_moment_goes_on(
     tmp_path: Path, project: Project
 ) -> None:
-    project.suite('[[include]]\nmodel = "*"\n')
-    tools = HangingTools(tmp_path / "bin")
-    project.environment = lambda: tools.environ  # type: ignore[method-assign]
     with (
-        local_cluster(tmp_path / "farm", *OFFERED, count=1, environ=tools.environ) as cluster,
+        cluster_that_hangs(project, tmp_path) as (cluster, tools, start),
         way_to(int(cluster.address.rpartition(":")[2])) as way,
     ):
-        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
-        run = project.start(*words, "--cluster", f"tcp://127.0.0.1:{way.port}")
+        run = start(f"tcp://127.0.0.1:{way.port}")
         tools.hanging()
         assert way.cut() > 0
         # What hangs was begun for an order that nobody waits for any more: it is ended.
@@ -167,12 +173,8 @@ def test_a_run_that_loses_its_connection_to_the_scheduler_for_a_moment_goes_on(
 
 
 def test_a_run_that_sleeps_for_longer_than_workers_wait_goes_on_when_it_wakes(tmp_path: Path, project: Project) -> None:
-    project.suite('[[include]]\nmodel = "*"\n')
-    tools = HangingTools(tmp_path / "bin")
-    project.environment = lambda: tools.environ  # type: ignore[method-assign]
-    with local_cluster(tmp_path / "farm", *OFFERED, count=1, environ=tools.environ) as cluster:
-        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
-        run = project.start(*words, "--cluster", cluster.address)
+    with cluster_that_hangs(project, tmp_path) as (cluster, tools, start):
+        run = start(cluster.address)
         hanging = tools.hanging()
         run.send_signal(signal.SIGSTOP)
         # What was cut short is no result.
@@ -185,32 +187,23 @@ def test_a_run_that_sleeps_for_longer_than_workers_wait_goes_on_when_it_wakes(tm
 
 
 def test_a_step_whose_process_is_stopped_is_done_again(tmp_path: Path, project: Project) -> None:
-    project.suite('[[include]]\nmodel = "*"\n')
-    tools = HangingTools(tmp_path / "bin")
-    project.environment = lambda: tools.environ  # type: ignore[method-assign]
-    with local_cluster(tmp_path / "farm", *OFFERED, count=1, environ=tools.environ) as cluster:
-        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
-        run = project.start(*words, "--cluster", cluster.address)
+    with cluster_that_hangs(project, tmp_path) as (cluster, tools, start):
+        run = start(cluster.address)
         hanging = tools.hanging()
         (process,) = cluster.run_processes
         process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: not hanging.is_running() and not process.is_running())
+        # Before the step is done again; what hangs already goes on hanging.
         tools.mend()
+        wait_until(lambda: not hanging.is_running() and not process.is_running())
         assert run.wait(300) == 0
         note = results(project.folder / "there")["toy/abs@cpu:threshold"].notes[-1]
         assert note.endswith("and done again: its process was stopped by a signal for 30 s")
 
 
 def test_a_worker_that_is_stopped_has_its_steps_done_by_others(tmp_path: Path, project: Project) -> None:
-    suite = OperatorSuite(project)
-    for number in range(30):
-        suite.unary(f"abs{number}", expected="1 2 3 4")
-    project.suite('[[include]]\nmodel = "*"\n')
-    tools = HangingTools(tmp_path / "bin")
-    project.environment = lambda: tools.environ  # type: ignore[method-assign]
-    with local_cluster(tmp_path / "farm", *OFFERED, environ=tools.environ) as cluster:
-        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
-        run = project.start(*words, "--cluster", cluster.address)
+    OperatorSuite(project).unary("abs", expected="1 2 3 4")
+    with cluster_that_hangs(project, tmp_path, count=2) as (cluster, tools, start):
+        run = start(cluster.address)
         stopped = cluster.worker_of(tools.hanging())
         wait_until(lambda: len(cluster.run_processes) == 2)
         (process,) = run_processes(stopped)
@@ -221,8 +214,8 @@ def test_a_worker_that_is_stopped_has_its_steps_done_by_others(tmp_path: Path, p
             note = results(project.folder / "there")["toy/abs@cpu:threshold"].notes[-1]
             assert note.endswith("and done again: it was lost")
             # One that does not answer keeps no other run from beginning, either.
-            others = ("run", "--spec-dir", "ops", "--run-dir", "meanwhile", "--cluster", cluster.address)
-            assert project.gauntlet(*others).code == 0
+            words = ("run", "--spec-dir", "ops", "--run-dir", "meanwhile", "--cluster", cluster.address)
+            assert project.gauntlet(*words).code == 0
         finally:
             stopped.send_signal(signal.SIGCONT)
         # When it goes on it ends what nobody waits for.

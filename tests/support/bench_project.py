@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from tests.support.command_line import Done
 
-__all__ = ["Bench", "Benchmarks", "first_benchmarks"]
+__all__ = ["Bench", "Benchmarks", "PerfFiles", "first_benchmarks"]
 
 _MODELS = """
 from iree_gauntlet.bench import benchmark_model
@@ -34,11 +34,28 @@ def counter(training: bool):
 """
 
 
-class Benchmarks:
-    """What benchmarks have left in a folder."""
+class PerfFiles:
+    """What `bench -o perf.json` has written in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @property
+    def perf(self) -> list[dict[str, Any]]:
+        return self._entries("perf.json")
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """Of runs that asked for `perf.json`."""
+        return self._entries("perf.failed.json")
+
+    def _entries(self, name: str) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = json.loads((self.folder / name).read_text())
+        return entries
+
+
+class Benchmarks(PerfFiles):
+    """What benchmarks have left in a folder."""
 
     @property
     def newest(self) -> Path:
@@ -67,19 +84,6 @@ class Benchmarks:
         script = "measure_generative" if "generations" in json.loads(plan) else "measure_module"
         (folder / f"{script}.json").write_text(plan)
         return folder
-
-    @property
-    def perf(self) -> list[dict[str, Any]]:
-        return self._entries("perf.json")
-
-    @property
-    def failures(self) -> list[dict[str, Any]]:
-        """Of runs that asked for `perf.json`."""
-        return self._entries("perf.failed.json")
-
-    def _entries(self, name: str) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = json.loads((self.folder / name).read_text())
-        return entries
 
     @property
     def builds(self) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.bench_project import PerfFiles
 from tests.support.places import ROOT
 from tests.support.toy_project import Project
 
@@ -21,29 +21,17 @@ pytestmark = [pytest.mark.models, pytest.mark.iree]
 _ROOT = ROOT
 
 
-class Bench:
+class Bench(PerfFiles):
     """A project of its own, with the shipped models."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.project = Project(folder)
-        self.folder = folder
 
     def run(self, *words: str) -> Done:
         if "--models-dir" not in words:
             words = (*words, "--models-dir", str(_ROOT / "specs" / "models"))
         return self.project.gauntlet("bench", *words, "-o", "perf.json")
-
-    @property
-    def perf(self) -> list[dict[str, Any]]:
-        return self._entries("perf.json")
-
-    @property
-    def failures(self) -> list[dict[str, Any]]:
-        return self._entries("perf.failed.json")
-
-    def _entries(self, name: str) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = json.loads((self.folder / name).read_text())
-        return entries
 
 
 @pytest.fixture
