@@ -255,7 +255,7 @@ def cache_import_task(archive: str, cache: CacheRequest) -> ExitCode:
     usage="toolchain.install VERSION…",
 )
 def toolchain_install_task(versions: tuple[str, ...], cache: CacheRequest, network: NetworkRequest) -> ExitCode:
-    """Install releases of IREE into the cache, each in an environment of its own.
+    """Install releases of IREE for all projects (or into the cache of --cache-dir), each in an environment of its own.
 
     Examples: toolchain.install 3.9.0 3.12.0
               toolchain.install nightly
@@ -274,7 +274,7 @@ def toolchain_install_task(versions: tuple[str, ...], cache: CacheRequest, netwo
     usage="toolchain.build SOURCE… [--commit REF]",
 )
 def toolchain_build_task(sources: tuple[str, ...], asked: BuildRequest) -> ExitCode:
-    """Build IREE from source into the cache: a work tree as it is, or a commit of a checkout.
+    """Build IREE from source for all projects (or into the cache of --cache-dir): a work tree as it is, or a commit.
 
     Examples: toolchain.build ../iree
               toolchain.build ../iree --commit main --option -DIREE_TARGET_BACKEND_CUDA=ON
