@@ -33,6 +33,12 @@ UNTIL_RELEASED = (
     ("docs/start/goldens-and-ci.md", "`OWNER` is where this repository is. ", ""),
     ("docs/how-to/ci.md", f"'iree-gauntlet[source]{_REPOSITORY}'", "'iree-gauntlet[source]'"),
     ("docs/how-to/cluster.md", "-e '.[iree,cluster]'     # in the clone", "'iree-gauntlet[iree,cluster]'"),
+    ("docs/how-to/cluster-ssh.md", "-e '.[iree,cluster]'` in a clone", "'iree-gauntlet[iree,cluster]'`"),
+    (
+        "docs/how-to/cluster-slurm.md",
+        "-e '.[iree,cluster]'` in a clone, both it and the environment where they see them",
+        "'iree-gauntlet[iree,cluster]'`, in an environment that they see",
+    ),
     (".github/workflows/compare.yml", f'"iree-gauntlet[iree]{_REPOSITORY}"', "iree-gauntlet[iree]"),
     (".github/workflows/shards.yml", f'"iree-gauntlet[iree]{_REPOSITORY}"', "iree-gauntlet[iree]"),
 )
