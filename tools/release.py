@@ -30,7 +30,7 @@ UNTIL_RELEASED = (
     ),
     ("README.md", " Nothing is on PyPI before the first release.", " In a clone, install `-e '.[iree]'`."),
     ("docs/start/goldens-and-ci.md", f"'iree-gauntlet[iree]{_REPOSITORY}'", "'iree-gauntlet[iree]'"),
-    ("docs/start/goldens-and-ci.md", "`OWNER` is where this repository is. ", ""),
+    ("docs/start/goldens-and-ci.md", "`OWNER` stands for where this repository is. ", ""),
     ("docs/how-to/ci.md", f"'iree-gauntlet[source]{_REPOSITORY}'", "'iree-gauntlet[source]'"),
     ("docs/how-to/cluster.md", "-e '.[iree,cluster]'     # in the clone", "'iree-gauntlet[iree,cluster]'"),
     ("docs/how-to/cluster-ssh.md", "-e '.[iree,cluster]'` in a clone", "'iree-gauntlet[iree,cluster]'`"),
