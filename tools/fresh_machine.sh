@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the README's two commands on a machine that has nothing: a minimal Debian with Python and its venv alone.
+# Runs the README's two nox commands (In a clone) on a machine that has nothing: a minimal Debian with Python and its venv alone.
 #
 # No git, no compiler, no Node, no locale; as root and as an ordinary user, with /sys and without it. Such a system is
 # made by debootstrap, once, and copied for each of the four ways, so that both commands start from nothing in each.
@@ -13,7 +13,7 @@ usage() {
     cat <<'TEXT'
 usage: sudo tools/fresh_machine.sh [options] [suite] [tests] [-- COMMAND]
 
-Runs the README's commands (both, or those that are named), or COMMAND by a shell in the checkout, each in a fresh
+Runs the README's nox commands (both, or those that are named), or COMMAND by a shell in the checkout, each in a fresh
 minimal Debian with what HEAD holds of this checkout. Ends with 0 where all commands do.
 
   --ways WAYS       of root, root-without-sys, user, user-without-sys, with commas between them; all by default
@@ -188,8 +188,8 @@ inside() { # WAY ROOT COMMAND
 
 readme_command() { # SESSION
     local found
-    found=$(sed -n '/^## Two commands/,/^## What/p' "$checkout/README.md" | grep -E "^python3 .* $1( |\$)") ||
-        fail "README.md, Two commands: no command for $1"
+    found=$(sed -n '/^## In a clone/,/^## /p' "$checkout/README.md" | grep -E "^python3 .* $1( |\$)") ||
+        fail "README.md, In a clone: no command for $1"
     printf '%s' "$found"
 }
 
