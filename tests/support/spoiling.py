@@ -140,8 +140,6 @@ def damaged(documents: list[Any], each: int) -> Iterator[tuple[int, Damage]]:
             known.add(key)
             for item in islice(junk, each):
                 yield number, _put(document, path, item)
-            # So that a place is not always met by the same.
-            next(junk)
 
 
 def _put(document: Any, path: Place, junk: object) -> Damage:
