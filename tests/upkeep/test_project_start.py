@@ -25,6 +25,7 @@ from iree_gauntlet.upkeep.input_choices import input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
 from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
+from tests.support.checkout import needs_git
 from tests.support.command_line import Done, run_here
 from tests.support.places import ROOT
 
@@ -496,6 +497,7 @@ def test_the_workflow_installs_what_was_installed_here(
     assert ("GitHub does not have what the workflow installs" in done.out) == ("file:" in source)
 
 
+@needs_git
 def test_the_workflow_installs_from_where_a_checkout_came(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = empty / "a b"
     for words in (["init", "-q", str(checkout)], ["-C", str(checkout), "remote", "add", "origin", "https://t@host/it"]):
