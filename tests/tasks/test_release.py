@@ -40,7 +40,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return build(ROOT, tmp_path_factory.mktemp("release") / "dist")
 
 
-def test_the_source_archive_holds_what_is_list_committed(packages: tuple[Path, Path]) -> None:
+def test_the_source_archive_holds_what_is_committed(packages: tuple[Path, Path]) -> None:
     _, archive = packages
     assert set(files_of(archive)) - {"PKG-INFO"} >= list_committed()
 
