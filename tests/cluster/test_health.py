@@ -98,10 +98,10 @@ def test_a_compiler_that_fails_is_said(tmp_path: Path) -> None:
 
 def killed(folder: Path, tool: str, times: int) -> str:
     """A script in place of a tool, which is killed so many times, and is the tool from then on."""
-    gate = folder / "gate"
-    gate.write_text("x" * times)
+    (folder / "gate").write_text("x" * times)
+    gate = shlex.quote(str(folder / "gate"))
     script = folder / "killed.sh"
-    left = f'left=$(cat {shlex.quote(str(gate))}); [ -z "$left" ]'
+    left = f'left=$(cat {gate}); [ -z "$left" ]'
     script.write_text(
         f'#!/bin/sh\n{left} || {{ printf %s "${{left#x}}" > {gate}; kill -KILL $$; }}\nexec {tool} "$@"\n'
     )

@@ -114,7 +114,7 @@ def test_specs_of_a_stranger(project: Project) -> None:
     np.save(project.regressions / "evil.npy", np.zeros(4, np.float32))
     proof = project.folder / "started"
     program = project.folder / "linker.sh"
-    program.write_text(f"#!/bin/sh\ntouch {proof}\nexit 1\n")
+    program.write_text(f"#!/bin/sh\ntouch '{proof}'\nexit 1\n")
     program.chmod(0o755)
     flag = f"--iree-llvmcpu-embedded-linker-path={program}"
     project.regression("evil", compiler_flags=[*FLAGS, flag])

@@ -55,7 +55,7 @@ def test_interrupted_at_any_process_it_goes_on_afterwards(project: Project, tmp_
     while True:
         calls, reached = tmp_path / f"calls_{hung}", tmp_path / f"reached_{hung}"
         count = f'echo . >> "{calls}"; if [ $(wc -l < "{calls}") -gt {hung} ]; then touch "{reached}"; {HANG}; fi'
-        process = project.start("explain", **{tool: project.tool(f'{count}\nexec {real(tool)} "$@"\n')})
+        process = project.start("explain", **{tool: project.tool(f'{count}\nexec "{real(tool)}" "$@"\n')})
         wait_until(partial(_hung_or_over, process, reached))
         if not reached.exists():
             # It has fewer processes of this kind.

@@ -320,7 +320,7 @@ def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: Operator
     before = program.read_text()
     # Planned with one content, compiled with another: the plan is made before the lock is had.
     real = find_installed().compiler.compile
-    script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ "{program}")" > "{program}"; exec {real} "$@"'
+    script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ "{program}")" > "{program}"; exec "{real}" "$@"'
     done = suite.run("--stages", "compile", python="", compile=suite.project.tool(script))
     assert done.code == 3, done.text
     assert "was changed or removed while this ran" in _reason(suite, "neg:compile")
@@ -333,7 +333,7 @@ def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: Operator
 def test_a_runtime_of_another_place_is_asked_itself(warm: OperatorSuite) -> None:
     suite = warm
     suite.unary("neg", "Neg", "1 -2 3 -4")
-    script = f'echo "[FAILED] by another runtime"; {find_installed().runtime.run_module} "$@" > /dev/null; exit 1'
+    script = f'echo "[FAILED] by another runtime"; "{find_installed().runtime.run_module}" "$@" > /dev/null; exit 1'
     done = suite.run(run_module=suite.project.tool(script))
     assert done.code == 1, done.text
     assert "by another runtime" in _reason(suite, "neg:threshold")

@@ -158,7 +158,7 @@ def test_a_compiler_that_cannot_be_started(cold: Project) -> None:
 
 
 def test_a_module_of_garbage_fails_where_it_is_loaded(cold: Project) -> None:
-    script = f'{_OUTPUT}; {find_installed().compiler.compile} "$@" && echo garbage > "$last"'
+    script = f'{_OUTPUT}; "{find_installed().compiler.compile}" "$@" && echo garbage > "$last"'
     done = cold.gauntlet("run", compile=cold.tool(script))
     assert done.code == 1
     assert cold.verdict(f"{_CHAIN}:threshold") == "failed"
@@ -267,7 +267,7 @@ def test_a_cache_that_is_cleared_meanwhile_harms_no_run(project: Project) -> Non
     started, go = project.folder / "started", project.folder / "go"
     os.mkfifo(go)
     wait = f"[ -e '{started}' ] || {{ touch '{started}'; read -r line < '{go}'; }}"
-    run = project.start("run", run_module=project.tool(f'{wait}; exec {find_installed().runtime.run_module} "$@"'))
+    run = project.start("run", run_module=project.tool(f'{wait}; exec "{find_installed().runtime.run_module}" "$@"'))
     wait_until(started.exists)
     shutil.rmtree(project.folder / "cache" / "modules")
     go.write_text("go\n")
@@ -390,7 +390,7 @@ def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(proje
     began, go, printed = (project.folder / name for name in ("began", "go", "printed.txt"))
     os.mkfifo(go)
     wait = f"touch '{began}'; read -r line < '{go}'"
-    tool = project.tool(f'{wait}; exec {find_installed().runtime.benchmark_module} "$@"')
+    tool = project.tool(f'{wait}; exec "{find_installed().runtime.benchmark_module}" "$@"')
     locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
     with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = project.start("run", output=output, benchmark_module=tool)

@@ -96,7 +96,7 @@ class Project:
 
     def shell(self, line: str, cwd: Path | None = None) -> Done:
         """Runs a line of bash in which `gauntlet` is the command."""
-        gauntlet = f"gauntlet() {{ {sys.executable} -c '{MAIN}' \"$@\"; }}"
+        gauntlet = f"gauntlet() {{ {shlex.quote(sys.executable)} -c '{MAIN}' \"$@\"; }}"
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", f"{gauntlet}; {line}"],
             cwd=cwd or self.folder,
