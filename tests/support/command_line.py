@@ -29,6 +29,7 @@ __all__ = [
     "LIMIT_SECONDS",
     "MAIN",
     "Done",
+    "Reading",
     "gauntlet_argv",
     "read_line",
     "read_requests",
@@ -132,7 +133,7 @@ def with_fields(toolchain: Toolchain, changes: Mapping[str, str]) -> Toolchain:
     )
 
 
-class _Reading(program._Gauntlet):
+class Reading(program._Gauntlet):
     """The command line, which stops where it would begin to work."""
 
     def execute(self) -> None:
@@ -141,7 +142,7 @@ class _Reading(program._Gauntlet):
 
 def read_line(words: Sequence[str]) -> dict[str, Any]:
     """The values of all options of a command line that begins with a task, by name; Exit where it cannot be read."""
-    reading = _Reading(name="gauntlet", binary="gauntlet", namespace=program.namespace)
+    reading = Reading(name="gauntlet", binary="gauntlet", namespace=program.namespace)
     line = ["gauntlet", *words]
     with mock.patch.object(sys, "argv", line), contextlib.suppress(SystemExit):
         reading.run(line)
