@@ -117,6 +117,18 @@ def test_pages_and_workflows_are_turned_around_at_the_first_release(tmp_path: Pa
         turn_around(tmp_path)
 
 
+def test_where_one_place_does_not_fit_none_is_turned_around(tmp_path: Path) -> None:
+    texts = {name: (ROOT / name).read_text() for name, _, _ in UNTIL_RELEASED}
+    last, now, _ = UNTIL_RELEASED[-1]
+    texts[last] = texts[last].replace(now, "")
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SystemExit, match=f"{last}: expected once, found 0 times"):
+        turn_around(tmp_path)
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts
+
+
 def test_nothing_that_is_printed_to_be_run_needs_a_release() -> None:
     pages = [ROOT / "README.md", ROOT / "action.yml", *(ROOT / "docs").rglob("*.md")]
     pages += [*(ROOT / ".github").rglob("*.yml"), *(ROOT / "iree_gauntlet" / "upkeep").rglob("*.yml")]
