@@ -35,6 +35,7 @@ __all__ = [
     "read_requests",
     "run_here",
     "run_in_process",
+    "run_program",
     "with_fields",
 ]
 
@@ -101,8 +102,13 @@ def run_in_process(
     words: Sequence[str], folder: Path, environ: Mapping[str, str], toolchain: Mapping[str, str] | None = None
 ) -> Done:
     """As `run_here`, in a process of its own."""
+    return run_program(gauntlet_argv(words, toolchain or {}), folder, environ)
+
+
+def run_program(argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Done:
+    """Runs a program to its end; no command of ours in it says a traceback."""
     done = subprocess.run(
-        gauntlet_argv(words, toolchain or {}),
+        argv,
         cwd=folder,
         env=dict(environ),
         stdin=subprocess.DEVNULL,
