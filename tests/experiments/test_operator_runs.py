@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,11 @@ from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.operator_suite import OperatorSuite
-from tests.support.permissions import mounting
+from tests.support.permissions import full_disk, mounting
 from tests.support.processes import running, wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
     from tests.support.toy_project import Project
@@ -297,9 +297,7 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -
     for index in range(2):
         suite.unary(f"neg{index}", "Neg", "1 -2 3 -4")
     disk = suite.project.folder / "runs"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", disk], check=True)
-    try:
+    with full_disk(disk, "400k"):
         (disk / "ballast").write_bytes(bytes(366_000))
         done = suite.run()
         assert done.code == 3, done.text
@@ -308,8 +306,6 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -
         assert all("space" in reason for reason in reasons), reasons
         # Nothing of it is taken for a failure of the compiler, then or later.
         assert "failed" not in suite.verdicts.values()
-    finally:
-        subprocess.run(["umount", disk], check=True)
     done = suite.run()
     assert (done.code, set(suite.verdicts.values())) == (0, {"passed"}), done.text
 

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import xml.etree.ElementTree as ET
@@ -26,7 +25,7 @@ from tests.support.artifact_server import Request, Server, send, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import marked_hang
 from tests.support.iree_wheels import found_in
-from tests.support.permissions import full_disk, mounting
+from tests.support.permissions import full_disk, mounting, read_only
 from tests.support.processes import running, wait_until
 from tests.support.toy_project import Project
 
@@ -251,16 +250,11 @@ def test_of_a_run_whose_journal_cannot_begin_nothing_is_left_and_nothing_is_to_b
 def test_a_cache_that_cannot_be_written_is_used_as_it_is(project: Project) -> None:
     assert project.gauntlet("run").code == 0
     project.add("two")
-    cache = project.folder / "cache"
-    subprocess.run(["mount", "--bind", str(cache), str(cache)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", str(cache)], check=True)
+    with read_only(project.folder / "cache"):
         done = project.gauntlet("run", "--model", "toy")
         assert project.result(_COMPILE)["cache"]["hit"], done.text
         assert done.code == 0, done.text
         assert any("not kept in the cache" in note for note in project.result("toy/two@cpu:compile")["notes"])
-    finally:
-        subprocess.run(["umount", str(cache)], check=True)
 
 
 def test_a_cache_that_is_cleared_meanwhile_harms_no_run(project: Project) -> None:
