@@ -125,10 +125,7 @@ def test_a_fault_in_ci_is_an_annotation(tmp_path: Path, kept: Path) -> None:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> TorchProject:
-    project = TorchProject(tmp_path)
-    project.fill()
-    project.warm()
-    return project
+    return TorchProject.filled(tmp_path)
 
 
 @pytest.mark.iree
