@@ -1,4 +1,4 @@
-"""What flags of a stranger's spec could do: what is said of them, and that `--untrusted` runs none of it."""
+"""Flags of a stranger's spec that could do harm are named, and `--untrusted` runs none of them."""
 
 from __future__ import annotations
 
