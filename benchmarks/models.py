@@ -51,8 +51,13 @@ def _measured(name: str, words: Sequence[str], output: Path) -> dict[str, Any]:
     model, _, config = name.partition("/")
     named = ["-m", model, *(["-c", config] if config else []), "-o", str(output), "--loop_count", str(_CALLS)]
     command = [sys.executable, "-m", "iree_gauntlet.bench", *named, *words]
-    done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.DEVNULL, check=False)
-    written = output.with_suffix(".failed.json") if done.returncode else output
+    failed = output.with_suffix(".failed.json")
+    for path in (output, failed):
+        path.unlink(missing_ok=True)
+    subprocess.run(command, cwd=_ROOT, stdout=subprocess.DEVNULL, check=False)
+    written = output if output.exists() else failed
+    if not written.exists():
+        return {"error": "`gauntlet bench` wrote no result"}
     entry: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))[-1]
     return entry
 

@@ -59,22 +59,23 @@ def main() -> None:
 
 
 def _count(gauntlet: str, folder: Path, times: int) -> None:
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    counts: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    names = ("instructions", "instructions_in_dispatches")
     for number in range(times):
         run = folder / f"run{number}"
         words = [gauntlet, "run", *_SUITE, "--stages", "count", "--cache-dir", str(folder / "cache"), "-q"]
         subprocess.run([*words, "--run-dir", str(run)], check=True)
         for chain in json.loads((run / "summary.json").read_text())["chains"]:
             if "instructions_in_dispatches" in chain:
-                both = (int(chain[name]["measured"]) for name in ("instructions", "instructions_in_dispatches"))
-                found[chain["id"]].append((next(both), next(both)))
+                total, in_dispatches = (int(chain[name]["measured"]) for name in names)
+                counts[chain["id"]].append((total, in_dispatches))
         for entry in sorted((folder / "cache" / "modules").rglob(ENTRY_FILE)):
             if '"count ' in entry.read_text():
                 shutil.rmtree(entry.parent)
-    for model, counts in sorted(found.items()):
-        calls, dispatches = zip(*counts, strict=True)
-        apart = f"{100 * (max(calls) / min(calls) - 1):.5f} %, dispatches {max(dispatches) - min(dispatches):,}"
-        print(f"{model:<40} {min(calls):>15,} {max(calls):>15,} {apart}")
+    for model, runs in sorted(counts.items()):
+        totals, inside = zip(*runs, strict=True)
+        apart = f"{100 * (max(totals) / min(totals) - 1):.5f} %, dispatches {max(inside) - min(inside):,}"
+        print(f"{model:<40} {min(totals):>15,} {max(totals):>15,} {apart}")
 
 
 def _plant(gauntlet: str, folder: Path) -> None:

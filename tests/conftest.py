@@ -56,12 +56,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # No settings of the user's; those of a test's project are read.
     os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "config")
     # No IREEs of the user's, and none for them: neither in their cache nor on their PATH. What others keep there stays.
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ.setdefault("UV_CACHE_DIR", str(caches / "uv"))
-    os.environ.setdefault("PIP_CACHE_DIR", str(caches / "pip"))
+    home = os.path.expanduser("~")  # noqa: PTH111  Path's raises for a user without one
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache")
+    if caches.is_absolute():
+        os.environ.setdefault("UV_CACHE_DIR", str(caches / "uv"))
+        os.environ.setdefault("PIP_CACHE_DIR", str(caches / "pip"))
     own = Path(sys.executable).parent
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
-    kept = [str(folder) for folder in folders if folder == own or not (folder / COMPILE).exists()]
+    kept = [str(folder) for folder in folders if folder == own or not os.access(folder / COMPILE, os.F_OK)]
     os.environ["PATH"] = os.pathsep.join(kept)
     os.environ["XDG_CACHE_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "user-cache")
     register_budgets()

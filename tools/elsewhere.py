@@ -181,14 +181,15 @@ class Ground:
 
 
 def _find_missing() -> str:
-    """What this machine lacks; empty where it lacks nothing."""
+    """Name the first thing that this machine lacks; empty where it lacks nothing."""
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         return "the places are Linux machines with CPUs of x86-64"
     if os.geteuid() != 0:
         return "needs root, for another user and for mounts: sudo nox -s elsewhere"
-    programs = [name for name in ("cc", "git", "setpriv", "taskset", "unshare", "uv") if not shutil.which(name)]
+    needed = ("cc", "git", "locale", "mount", "setpriv", "taskset", "unshare", "uv")
+    programs = [name for name in needed if not shutil.which(name)]
     if programs:
-        return f"needs {', '.join(programs)}; on Debian: apt install gcc git util-linux"
+        return f"needs {', '.join(programs)}; on Debian: apt install gcc git libc-bin mount util-linux; pip install uv"
     known = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=True).stdout.lower().split()
     absent = [place.locale for place in PLACES if place.locale.lower().replace("utf-8", "utf8") not in known]
     if absent:

@@ -46,12 +46,13 @@ UNTIL_RELEASED = (
 
 def turn_around(checkout: Path) -> None:
     """Writes pages and workflows of a checkout as they are from the first release on: `release.py --first`."""
+    texts = {name: (checkout / name).read_text(encoding="utf-8") for name, _, _ in UNTIL_RELEASED}
     for name, now, then in UNTIL_RELEASED:
-        path = checkout / name
-        text = path.read_text(encoding="utf-8")
-        if text.count(now) != 1:
-            raise SystemExit(f"{name}: expected once, found {text.count(now)} times: {now}")
-        path.write_text(text.replace(now, then), encoding="utf-8")
+        if texts[name].count(now) != 1:
+            raise SystemExit(f"{name}: expected once, found {texts[name].count(now)} times: {now}")
+        texts[name] = texts[name].replace(now, then)
+    for name, text in texts.items():
+        (checkout / name).write_text(text, encoding="utf-8")
 
 
 def build(checkout: Path, dist: Path) -> tuple[Path, Path]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from iree_gauntlet.artifacts import hashing
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
-from tests.support.permissions import mounting
+from tests.support.permissions import mounting, read_only
 from tests.support.ticks import await_tick
 
 if TYPE_CHECKING:
@@ -165,10 +164,6 @@ def test_a_folder_of_stamps_that_cannot_be_written(tmp_path: Path) -> None:
     VerifiedHashes(stamps).sha256(path)
     path.write_bytes(b"other")
     os.utime(path, ns=(1_700_000_000_000_000_000,) * 2)
-    subprocess.run(["mount", "--bind", str(stamps), str(stamps)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", str(stamps)], check=True)
+    with read_only(stamps):
         assert VerifiedHashes(stamps).sha256(path) == hashlib.sha256(b"other").hexdigest()
         assert VerifiedHashes(stamps).known(path) == ""
-    finally:
-        subprocess.run(["umount", str(stamps)], check=True)

@@ -96,12 +96,12 @@ def test_a_compiler_that_fails_is_said(tmp_path: Path) -> None:
     assert missing == {"cpu": f"{what} by SIGSEGV: it says nothing"}
 
 
-def killed(folder: Path, tool: str, times: int) -> str:
+def write_killed_tool(folder: Path, tool: str, times: int) -> str:
     """A script in place of a tool, which is killed so many times, and is the tool from then on."""
-    gate = folder / "gate"
-    gate.write_text("x" * times)
+    (folder / "gate").write_text("x" * times)
+    gate = shlex.quote(str(folder / "gate"))
     script = folder / "killed.sh"
-    left = f'left=$(cat {shlex.quote(str(gate))}); [ -z "$left" ]'
+    left = f'left=$(cat {gate}); [ -z "$left" ]'
     script.write_text(
         f'#!/bin/sh\n{left} || {{ printf %s "${{left#x}}" > {gate}; kill -KILL $$; }}\nexec {tool} "$@"\n'
     )
@@ -112,9 +112,9 @@ def killed(folder: Path, tool: str, times: int) -> str:
 def test_a_compiler_that_is_killed_is_tried_again_once(tmp_path: Path) -> None:
     found = find_installed()
     tool = shlex.quote(found.compiler.compile)
-    once = Toolchain(replace(found.compiler, compile=killed(tmp_path, tool, 1)), found.runtime)
+    once = Toolchain(replace(found.compiler, compile=write_killed_tool(tmp_path, tool, 1)), found.runtime)
     assert check_of(tmp_path, once).wrong() == ""
-    twice = Toolchain(replace(found.compiler, compile=killed(tmp_path, tool, 2)), found.runtime)
+    twice = Toolchain(replace(found.compiler, compile=write_killed_tool(tmp_path, tool, 2)), found.runtime)
     checks, missing = make_health_checks([CPU], twice, tmp_path / "health", tmp_path / "health.json")
     assert not checks
     assert missing["cpu"].endswith("iree-compile ends by SIGKILL, as when it was first tried: it says nothing")
@@ -127,7 +127,7 @@ def test_a_program_that_is_killed_on_the_device_is_tried_again_once(tmp_path: Pa
         (1, ""),
         (2, "a known-good program ends by SIGKILL, as when it was first tried: it says nothing"),
     ):
-        runtime = replace(found.runtime, run_module=killed(tmp_path, tool, times))
+        runtime = replace(found.runtime, run_module=write_killed_tool(tmp_path, tool, times))
         assert check_of(tmp_path, Toolchain(found.compiler, runtime)).wrong() == says
 
 

@@ -64,7 +64,7 @@ def run(supervisor: Supervisor, tmp_path: Path) -> Callable[..., Outcome]:
 @pytest.fixture
 def never(tmp_path: Path) -> Path:
     """A pipe that nobody writes to: who reads it hangs, and has its name, which no other has, in the command line."""
-    path = tmp_path / f"never-{os.getpid()}-{next(_NUMBERS)}"
+    path = tmp_path / f"never-{os.getpid()}-{next(_NUMBERS)}-"
     os.mkfifo(path)
     return path
 

@@ -1,4 +1,4 @@
-"""What flags of a stranger's spec could do: what is said of them, and that `--untrusted` runs none of it."""
+"""Flags of a stranger's spec that could do harm are named, and `--untrusted` runs none of them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_specs_of_a_stranger(project: Project) -> None:
     np.save(project.regressions / "evil.npy", np.zeros(4, np.float32))
     proof = project.folder / "started"
     program = project.folder / "linker.sh"
-    program.write_text(f"#!/bin/sh\ntouch {proof}\nexit 1\n")
+    program.write_text(f"#!/bin/sh\ntouch '{proof}'\nexit 1\n")
     program.chmod(0o755)
     flag = f"--iree-llvmcpu-embedded-linker-path={program}"
     project.regression("evil", compiler_flags=[*FLAGS, flag])
@@ -122,7 +122,7 @@ def test_specs_of_a_stranger(project: Project) -> None:
     checked = project.gauntlet("lint")
     assert (checked.code, f"warning: {what}" in checked.out) == (0, True), checked.text
     refused = project.gauntlet("run", "--untrusted", "--stages", "compile")
-    assert refused.code == 3
+    assert refused.code == 3, refused.text
     assert f"refused by --untrusted: {what}" in refused.out
     assert "2 cases: 1 error, 1 passed" in refused.out
     assert not proof.exists()
@@ -140,7 +140,7 @@ def test_files_outside_of_a_strangers_project_are_not_read(project: Project, lin
         (project.regressions / "in.npy").symlink_to(secret)
     project.regression(inputs=[{"source": "in.npy" if link else secret.as_uri()}])
     done = project.gauntlet("run", "--untrusted", "--stages", "threshold")
-    assert done.code == 3
+    assert done.code == 3, done.text
     assert f"inputs[0].source: {secret} is outside of the project" in done.out
 
 
@@ -160,7 +160,7 @@ def test_weights_beside_a_strangers_model_are_not_read_through_a_link(project: P
     done = project.gauntlet("run", "--stages", "threshold")
     assert done.code == 0, done.text
     refused = project.gauntlet("run", "--untrusted", "--stages", "threshold")
-    assert refused.code == 3
+    assert refused.code == 3, refused.text
     assert f"mlir: {secret} is outside of the project" in refused.out
 
 
@@ -172,7 +172,7 @@ def test_a_suite_of_a_stranger_makes_no_folder_one_of_the_project(project: Proje
     words = ("run", "--stages", "threshold", "--suite", "s")
     assert project.gauntlet(*words).code == 0
     done = project.gauntlet(*words, "--untrusted")
-    assert done.code == 3
+    assert done.code == 3, done.text
     assert "elsewhere/regression_tests/toy/abs.mlir is outside of the project" in done.out
     assert project.gauntlet(*words, "--untrusted", "--spec-dir", str(elsewhere)).code == 0
 
@@ -180,7 +180,7 @@ def test_a_suite_of_a_stranger_makes_no_folder_one_of_the_project(project: Proje
 def test_a_strangers_settings_are_not_taken(project: Project) -> None:
     (project.folder / "gauntlet.toml").write_text('[downloads]\nretries = 1\n[modules]\nurl = "s3://b/m"\n')
     done = project.gauntlet("list", "--untrusted")
-    assert done.code == 2
+    assert done.code == 2, done.text
     assert "gauntlet.toml sets modules, which --untrusted does not take from a project" in done.err
     (project.folder / "gauntlet.toml").write_text('"$schema" = "schema.json"\n[downloads]\nretries = 1\n')
     assert project.gauntlet("list", "--untrusted").code == 0

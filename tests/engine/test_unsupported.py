@@ -1,4 +1,4 @@
-"""What a compile that fails says first: the operator of the model, by what the real compiler prints."""
+"""A compile that fails names the operator of the model first, by what the real compiler prints."""
 
 from __future__ import annotations
 

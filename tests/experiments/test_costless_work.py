@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,7 @@ def _compare(project: Project, costless: str, submodels: str) -> tuple[dict[str,
     before, after, name, flags = _COSTLESS[costless]
     edit = project.folder / f"edit{place}.py"
     edit.write_text(_EDIT.format(rounds=_ROUNDS, before=before, after=after, name=name))
-    script = f'{sys.executable} {edit} "$1"; shift; set -- {name} "$@" {flags}'
+    script = f'{shlex.quote(sys.executable)} {shlex.quote(str(edit))} "$1"; shift; set -- {name} "$@" {flags}'
     changed = _build(project.folder / f"changed{place}", script)
     run = f"compared{place}"
     done = project.gauntlet(

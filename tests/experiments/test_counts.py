@@ -300,7 +300,7 @@ def test_one_that_hangs_is_ended_and_goes_on(project: Project, monkeypatch: pyte
     real, path = shutil.which("valgrind"), os.environ["PATH"]
     fake = tmp_path / "bin" / "valgrind"
     fake.parent.mkdir()
-    fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\n{HANG}\n')
+    fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec "{real}" --version\n{HANG}\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{path}")
     words = ("run", *_SELECTED, "--stages", "count", "--run-dir", "hangs")

@@ -92,7 +92,7 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     assert done.code == 1, done.text
     calls, real = tmp_path / "calls.txt", find_installed().runtime.run_module
     counting = project.tool(
-        f'echo "$@" | tr " " "\\n" | grep -e --module= -e local-sync >> "{calls}"; exec {real} "$@"'
+        f'echo "$@" | tr " " "\\n" | grep -e --module= -e local-sync >> "{calls}"; exec "{real}" "$@"'
     )
     done = project.gauntlet("explain", run_module=counting)
     assert done.code == 0, done.text

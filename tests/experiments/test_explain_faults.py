@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,12 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.experiments.test_explain import expected, explained, model, planted
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import HANG
-from tests.support.permissions import mounting
+from tests.support.permissions import enlarge_disk, full_disk, mounting
 from tests.support.processes import wait_until
 from tests.support.toy_project import FLAGS
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from tests.support.toy_project import Project
@@ -55,7 +55,7 @@ def test_interrupted_at_any_process_it_goes_on_afterwards(project: Project, tmp_
     while True:
         calls, reached = tmp_path / f"calls_{hung}", tmp_path / f"reached_{hung}"
         count = f'echo . >> "{calls}"; if [ $(wc -l < "{calls}") -gt {hung} ]; then touch "{reached}"; {HANG}; fi'
-        process = project.start("explain", **{tool: project.tool(f'{count}\nexec {real(tool)} "$@"\n')})
+        process = project.start("explain", **{tool: project.tool(f'{count}\nexec "{real(tool)}" "$@"\n')})
         wait_until(partial(_hung_or_over, process, reached))
         if not reached.exists():
             # It has fewer processes of this kind.
@@ -77,9 +77,7 @@ def test_interrupted_at_any_process_it_goes_on_afterwards(project: Project, tmp_
 def test_a_full_disk_is_said_and_it_goes_on_afterwards(project: Project, tmp_path: Path, kilobytes: int) -> None:
     wrong(project, tmp_path)
     disk = project.newest / "explain"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", disk], check=True)
-    try:
+    with full_disk(disk, f"{kilobytes}k"):
         done = project.gauntlet("explain")
         if done.code:
             assert done.code == 3, done.text
@@ -88,11 +86,9 @@ def test_a_full_disk_is_said_and_it_goes_on_afterwards(project: Project, tmp_pat
             bundled = bool(list(disk.rglob("bundle.tar.gz")))
             assert ("`report " in done.err) <= bundled, done.text
             assert "iree-compile failed" not in done.text
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "remount,size=64m", "none", disk], check=True)
+        enlarge_disk(disk, "64m")
         assert project.gauntlet("explain").code == 0
         assert [case["bundled"] for case in explained(project)["cases"]] == [True]
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def lost(project: Project, file: str, **changes: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,11 @@ from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.operator_suite import OperatorSuite
-from tests.support.permissions import mounting
+from tests.support.permissions import full_disk, mounting
 from tests.support.processes import running, wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
     from tests.support.toy_project import Project
@@ -297,9 +297,7 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -
     for index in range(2):
         suite.unary(f"neg{index}", "Neg", "1 -2 3 -4")
     disk = suite.project.folder / "runs"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", disk], check=True)
-    try:
+    with full_disk(disk, "400k"):
         (disk / "ballast").write_bytes(bytes(366_000))
         done = suite.run()
         assert done.code == 3, done.text
@@ -308,8 +306,6 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -
         assert all("space" in reason for reason in reasons), reasons
         # Nothing of it is taken for a failure of the compiler, then or later.
         assert "failed" not in suite.verdicts.values()
-    finally:
-        subprocess.run(["umount", disk], check=True)
     done = suite.run()
     assert (done.code, set(suite.verdicts.values())) == (0, {"passed"}), done.text
 
@@ -320,7 +316,7 @@ def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: Operator
     before = program.read_text()
     # Planned with one content, compiled with another: the plan is made before the lock is had.
     real = find_installed().compiler.compile
-    script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ "{program}")" > "{program}"; exec {real} "$@"'
+    script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ "{program}")" > "{program}"; exec "{real}" "$@"'
     done = suite.run("--stages", "compile", python="", compile=suite.project.tool(script))
     assert done.code == 3, done.text
     assert "was changed or removed while this ran" in _reason(suite, "neg:compile")
@@ -333,7 +329,7 @@ def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: Operator
 def test_a_runtime_of_another_place_is_asked_itself(warm: OperatorSuite) -> None:
     suite = warm
     suite.unary("neg", "Neg", "1 -2 3 -4")
-    script = f'echo "[FAILED] by another runtime"; {find_installed().runtime.run_module} "$@" > /dev/null; exit 1'
+    script = f'echo "[FAILED] by another runtime"; "{find_installed().runtime.run_module}" "$@" > /dev/null; exit 1'
     done = suite.run(run_module=suite.project.tool(script))
     assert done.code == 1, done.text
     assert "by another runtime" in _reason(suite, "neg:threshold")

@@ -144,7 +144,7 @@ def test_killed_while_a_module_is_half_written(project: Project, *, kept: bool) 
         shutil.rmtree(project.folder / "cache" / "modules")
     half = project.folder / "half-written"
     real = find_installed().compiler.compile
-    script = f'for last; do :; done; {real} "$@" && truncate -s -100 "$last"; touch "{half}"\n({HANG})'
+    script = f'for last; do :; done; "{real}" "$@" && truncate -s -100 "$last"; touch "{half}"\n({HANG})'
     run = project.start("run", "--force-recompile", compile=project.tool(script))
     wait_until(half.exists)
     run.kill()

@@ -62,7 +62,7 @@ def test_interrupted_while_it_explains_the_runs_reports_are_whole(project: Proje
     project.expected("abs", [9.0] * 4)
     records, reached = f'"{project.folder}"/runs/*/explain/explain.jsonl', tmp_path / "reached"
     real = find_installed().runtime.run_module
-    script = f'if ls {records} >/dev/null 2>&1; then touch "{reached}"; {HANG}; fi\nexec {real} "$@"\n'
+    script = f'if ls {records} >/dev/null 2>&1; then touch "{reached}"; {HANG}; fi\nexec "{real}" "$@"\n'
     process = project.start(*_RUN, run_module=project.tool(script))
     wait_until(reached.exists)
     process.send_signal(signal.SIGINT)

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import xml.etree.ElementTree as ET
@@ -26,7 +25,7 @@ from tests.support.artifact_server import Request, Server, send, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import marked_hang
 from tests.support.iree_wheels import found_in
-from tests.support.permissions import full_disk, mounting
+from tests.support.permissions import full_disk, mounting, read_only
 from tests.support.processes import running, wait_until
 from tests.support.toy_project import Project
 
@@ -158,7 +157,7 @@ def test_a_compiler_that_cannot_be_started(cold: Project) -> None:
 
 
 def test_a_module_of_garbage_fails_where_it_is_loaded(cold: Project) -> None:
-    script = f'{_OUTPUT}; {find_installed().compiler.compile} "$@" && echo garbage > "$last"'
+    script = f'{_OUTPUT}; "{find_installed().compiler.compile}" "$@" && echo garbage > "$last"'
     done = cold.gauntlet("run", compile=cold.tool(script))
     assert done.code == 1
     assert cold.verdict(f"{_CHAIN}:threshold") == "failed"
@@ -251,23 +250,18 @@ def test_of_a_run_whose_journal_cannot_begin_nothing_is_left_and_nothing_is_to_b
 def test_a_cache_that_cannot_be_written_is_used_as_it_is(project: Project) -> None:
     assert project.gauntlet("run").code == 0
     project.add("two")
-    cache = project.folder / "cache"
-    subprocess.run(["mount", "--bind", str(cache), str(cache)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", str(cache)], check=True)
+    with read_only(project.folder / "cache"):
         done = project.gauntlet("run", "--model", "toy")
         assert project.result(_COMPILE)["cache"]["hit"], done.text
         assert done.code == 0, done.text
         assert any("not kept in the cache" in note for note in project.result("toy/two@cpu:compile")["notes"])
-    finally:
-        subprocess.run(["umount", str(cache)], check=True)
 
 
 def test_a_cache_that_is_cleared_meanwhile_harms_no_run(project: Project) -> None:
     started, go = project.folder / "started", project.folder / "go"
     os.mkfifo(go)
     wait = f"[ -e '{started}' ] || {{ touch '{started}'; read -r line < '{go}'; }}"
-    run = project.start("run", run_module=project.tool(f'{wait}; exec {find_installed().runtime.run_module} "$@"'))
+    run = project.start("run", run_module=project.tool(f'{wait}; exec "{find_installed().runtime.run_module}" "$@"'))
     wait_until(started.exists)
     shutil.rmtree(project.folder / "cache" / "modules")
     go.write_text("go\n")
@@ -390,7 +384,7 @@ def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(proje
     began, go, printed = (project.folder / name for name in ("began", "go", "printed.txt"))
     os.mkfifo(go)
     wait = f"touch '{began}'; read -r line < '{go}'"
-    tool = project.tool(f'{wait}; exec {find_installed().runtime.benchmark_module} "$@"')
+    tool = project.tool(f'{wait}; exec "{find_installed().runtime.benchmark_module}" "$@"')
     locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
     with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = project.start("run", output=output, benchmark_module=tool)

@@ -18,7 +18,7 @@ from iree_gauntlet.settings import Configuration
 from tests.history.builder import run_of
 from tests.support.checkout import needs_git
 from tests.support.emulators import ACCOUNT
-from tests.support.permissions import mounting
+from tests.support.permissions import enlarge_disk, full_disk, mounting, read_only
 from tests.support.ticks import await_tick
 
 if TYPE_CHECKING:
@@ -175,32 +175,24 @@ FolderHistory("h", Path(sys.argv[1]), Path(sys.argv[1])).add(dict(history_file(r
 @mounting
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "history"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", folder], check=True)
-    try:
+    with full_disk(folder, "16k"):
         store = open_history(str(folder), Configuration(), tmp_path)
         with pytest.raises(GauntletError, match="No space left on device"):
             store.add(dict(history_file(run_of(day)) for day in range(1, 20)))
         kept = set(store.stamps())
         assert all(store.read(name).endswith(b"}\n") for name in kept)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "remount,size=1m", "none", folder], check=True)
+        enlarge_disk(folder, "1m")
         assert store.add(dict(history_file(run_of(day)) for day in range(1, 20))) == 19 - len(kept)
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 @mounting
 def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "history"
     open_history(str(folder), Configuration(), tmp_path).add(dict([history_file(run_of(1))]))
-    subprocess.run(["mount", "--bind", folder, folder], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
+    with read_only(folder):
         index = HistoryIndex(open_history(str(folder), Configuration(), tmp_path / "cache"))
         index.update()
         assert [run.run for run in index.runs()] == ["run1"]
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.parametrize(

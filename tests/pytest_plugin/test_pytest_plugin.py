@@ -36,10 +36,7 @@ pytestmark = pytest.mark.iree
 
 @pytest.fixture
 def project(tmp_path: Path) -> TorchProject:
-    project = TorchProject(tmp_path)
-    project.fill()
-    project.warm()
-    return project
+    return TorchProject.filled(tmp_path)
 
 
 def outcomes(done: Done) -> dict[str, int]:

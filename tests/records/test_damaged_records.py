@@ -23,7 +23,7 @@ from tests.history.builder import history_bytes, run_of
 from tests.history.test_history_imports import ASV, DATA_JS, GOOGLE, JOB_SUMMARY
 from tests.support.journal_builder import every_verdict
 from tests.support.places import DATA
-from tests.support.spoiling import JUNK_KINDS, Damage, damaged
+from tests.support.spoiling import JUNK_KINDS, Damage, iterate_damages
 from tests.support.whole_records import write_bisect, write_comparison, write_explanation, write_matrix
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _report(folder: Path) -> None:
 
 
 def _try(act: Callable[[], object], damage: Damage) -> bool:
-    """Whether it went well; where not, there is a message, which can be printed."""
+    """Returns True where it went well, else checks that there is a message which can be printed."""
     said = ""
     try:
         act()
@@ -75,7 +75,7 @@ def _damage_record(kind: str, folder: Path, each: int) -> None:
     _report(path.parent)
     lines = path.read_text(encoding="utf-8").splitlines()
     outcomes = set()
-    for number, damage in damaged([json.loads(line) for line in lines], each):
+    for number, damage in iterate_damages([json.loads(line) for line in lines], each):
         text = "\n".join([*lines[:number], damage.text, *lines[number + 1 :]])
         path.write_text(f"{text}\n", encoding="utf-8")
         outcomes.add(_try(partial(_report, path.parent), damage))
@@ -115,7 +115,7 @@ def _use_history(store: str) -> None:
 @pytest.mark.parametrize("content", [GOOGLE, DATA_JS, ASV, JOB_SUMMARY])
 def test_a_damaged_file_of_another_tool_is_imported_or_a_message(content: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    for _, damage in damaged([content], JUNK_KINDS):
+    for _, damage in iterate_damages([content], JUNK_KINDS):
         file.write_text(damage.text, encoding="utf-8")
         _try(lambda: [*map(history_file, import_figures(file, ImportFacts("2026-04-24")))], damage)
 
@@ -128,7 +128,7 @@ def _damage_history(folder: Path, each: int) -> None:
     confirms = {"case": "toy/abs@cpu", "figure": "time_ms", "before": "3.7.0", "after": "3.8.0", "ratio": 1.1}
     document = run_of(9, iree="3.9.0", more={"confirms": confirms}).as_dict()
     document["cases"][0]["figures"][0] |= {"rounds": [1.0, 2.0], "golden": 1.0, "limit": 2.0, "statistic": "mean"}
-    for _, damage in damaged([document], each):
+    for _, damage in iterate_damages([document], each):
         name, data = history_bytes(damage.text)
         store.add({name: data})
         assert _try(partial(_use_history, str(folder / "history")), damage), damage.place

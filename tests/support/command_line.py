@@ -29,11 +29,13 @@ __all__ = [
     "LIMIT_SECONDS",
     "MAIN",
     "Done",
+    "Reading",
     "gauntlet_argv",
     "read_line",
     "read_requests",
     "run_here",
     "run_in_process",
+    "run_program",
     "with_fields",
 ]
 
@@ -100,8 +102,13 @@ def run_in_process(
     words: Sequence[str], folder: Path, environ: Mapping[str, str], toolchain: Mapping[str, str] | None = None
 ) -> Done:
     """As `run_here`, in a process of its own."""
+    return run_program(gauntlet_argv(words, toolchain or {}), folder, environ)
+
+
+def run_program(argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Done:
+    """Runs a program to its end; no command of ours in it says a traceback."""
     done = subprocess.run(
-        gauntlet_argv(words, toolchain or {}),
+        argv,
         cwd=folder,
         env=dict(environ),
         stdin=subprocess.DEVNULL,
@@ -132,7 +139,7 @@ def with_fields(toolchain: Toolchain, changes: Mapping[str, str]) -> Toolchain:
     )
 
 
-class _Reading(program._Gauntlet):
+class Reading(program._Gauntlet):
     """The command line, which stops where it would begin to work."""
 
     def execute(self) -> None:
@@ -141,7 +148,7 @@ class _Reading(program._Gauntlet):
 
 def read_line(words: Sequence[str]) -> dict[str, Any]:
     """The values of all options of a command line that begins with a task, by name; Exit where it cannot be read."""
-    reading = _Reading(name="gauntlet", binary="gauntlet", namespace=program.namespace)
+    reading = Reading(name="gauntlet", binary="gauntlet", namespace=program.namespace)
     line = ["gauntlet", *words]
     with mock.patch.object(sys, "argv", line), contextlib.suppress(SystemExit):
         reading.run(line)

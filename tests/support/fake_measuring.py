@@ -59,8 +59,8 @@ class MeasuringPython:
             call_ms=CALL_MS,
             times=shlex.quote(str(self._times)),
             checked=real or "none",
-            real=sys.executable,
-            answering=f"{sys.executable} -I -S -c {shlex.quote(script)}",
+            real=shlex.quote(sys.executable),
+            answering=f"{shlex.quote(sys.executable)} -I -S -c {shlex.quote(script)}",
         )
         Path(self.path).write_text(text)
         Path(self.path).chmod(0o755)

@@ -45,7 +45,7 @@ def stand_in(folder: Path) -> Path:
     output = shlex.quote(versions).replace(_TORCH, f"{_TORCH}'\"$STAND_IN\"'")
     path.write_text(
         f'#!/bin/sh\n[ "$1" = -c ] && printf "%s\\n" {output} && exit\n'
-        f'exec {sys.executable} -c {shlex.quote(script)} "$@"\n'
+        f'exec {shlex.quote(sys.executable)} -c {shlex.quote(script)} "$@"\n'
     )
     path.chmod(0o755)
     return path

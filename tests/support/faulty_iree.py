@@ -40,8 +40,8 @@ sys.exit(done.returncode)
 """
 _SCRIPT = """#!/bin/sh
 {name}case "$*" in
---version) exec cat '{answers}/{tool}.version' ;;
---help|--help-list-hidden) exec cat '{answers}/{tool}.help' ;;
+--version) exec cat {answers}/{tool}.version ;;
+--help|--help-list-hidden) exec cat {answers}/{tool}.help ;;
 esac
 {before}
 exec {real} "$@"

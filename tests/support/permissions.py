@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["full_disk", "may_mount", "mounting", "permissions_respected", "read_only"]
+__all__ = ["enlarge_disk", "full_disk", "may_mount", "mounting", "permissions_respected", "read_only"]
 
 _CAPABILITY_VERSION = 0x20080522
 # capabilities(7): those by which root passes over the permissions of files.
@@ -118,6 +118,11 @@ def full_disk(folder: Path, size: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", folder], check=True)
+
+
+def enlarge_disk(folder: Path, size: str) -> None:
+    """Gives a `full_disk` another size."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"remount,size={size}", "none", folder], check=True)
 
 
 def may_mount() -> bool:

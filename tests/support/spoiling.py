@@ -19,9 +19,9 @@ __all__ = [
     "Damage",
     "at",
     "damage",
-    "damaged",
     "dotted",
     "is_named",
+    "iterate_damages",
     "json_values",
     "kind_of",
     "paths_in",
@@ -124,7 +124,7 @@ class Damage:
     text: str
 
 
-def damaged(documents: list[Any], each: int) -> Iterator[tuple[int, Damage]]:
+def iterate_damages(documents: list[Any], each: int) -> Iterator[tuple[int, Damage]]:
     """Every place of some documents, one for all items of a list, with so many kinds of junk, by turns.
 
     The number of the document stands before. What other documents with the same `event` and `part` have is left out.
@@ -140,8 +140,6 @@ def damaged(documents: list[Any], each: int) -> Iterator[tuple[int, Damage]]:
             known.add(key)
             for item in islice(junk, each):
                 yield number, _put(document, path, item)
-            # So that a place is not always met by the same.
-            next(junk)
 
 
 def _put(document: Any, path: Place, junk: object) -> Damage:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.support.processes import wait_until
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -13,7 +15,10 @@ __all__ = ["await_tick"]
 def await_tick(path: Path) -> None:
     """Returns when a change of a file gets another time than its last one has, some milliseconds at most."""
     probe = path.parent.parent / f"{path.name}.probe"
-    probe.touch()
-    while probe.stat().st_ctime_ns <= path.stat().st_ctime_ns:
+
+    def has_ticked() -> bool:
         probe.touch()
+        return probe.stat().st_ctime_ns > path.stat().st_ctime_ns
+
+    wait_until(has_ticked)
     probe.unlink()

@@ -20,6 +20,7 @@ from tests.support.warm_cache import fill_cache
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from typing import Self
 
 CPU = (
     "--iree-hal-target-device=local",
@@ -55,6 +56,14 @@ class TorchProject:
 
     folder: Path
     suite_name: str = "suite"
+
+    @classmethod
+    def filled(cls, folder: Path) -> Self:
+        """One with a test of every type, whose program was compiled before."""
+        project = cls(folder)
+        project.fill()
+        project.warm()
+        return project
 
     @property
     def suite(self) -> Path:

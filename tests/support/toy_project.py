@@ -16,7 +16,7 @@ import numpy as np
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.command_line import LIMIT_SECONDS, MAIN, Done, gauntlet_argv, run_here, run_in_process
+from tests.support.command_line import MAIN, Done, gauntlet_argv, run_here, run_in_process, run_program
 from tests.support.hanging import HANG
 from tests.support.places import ROOT
 from tests.support.warm_cache import fill_cache
@@ -96,18 +96,9 @@ class Project:
 
     def shell(self, line: str, cwd: Path | None = None) -> Done:
         """Runs a line of bash in which `gauntlet` is the command."""
-        gauntlet = f"gauntlet() {{ {sys.executable} -c '{MAIN}' \"$@\"; }}"
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", f"{gauntlet}; {line}"],
-            cwd=cwd or self.folder,
-            env={**self.environment(), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return Done(done.returncode, done.stdout, done.stderr)
+        gauntlet = f"gauntlet() {{ {shlex.quote(sys.executable)} -c '{MAIN}' \"$@\"; }}"
+        argv = ["bash", "-o", "pipefail", "-c", f"{gauntlet}; {line}"]
+        return run_program(argv, cwd or self.folder, {**self.environment(), "PYTHONPATH": str(ROOT)})
 
     def start(self, *words: str, output: Any = subprocess.DEVNULL, **toolchain: str) -> subprocess.Popen[bytes]:
         """Starts a command in a process of its own and does not wait for it; `output` takes what it writes."""

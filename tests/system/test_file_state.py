@@ -1,4 +1,4 @@
-"""Which changes of a file its state tells."""
+"""A file's state tells a write from a hard link."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def require_fault(done: Done, kept: Path) -> None:
-    """Checks what is said and kept of a fault."""
+def require_fault(done: Done, kept: Path) -> str:
+    """Checks what is said and kept of a fault; the text that is kept."""
     assert done.code == 70, done.text
     (file,) = kept.glob("gauntlet-fault-*.txt")
     said = done.out + done.err
@@ -51,6 +51,7 @@ def require_fault(done: Done, kept: Path) -> None:
     assert "Traceback (most recent call last)" in text
     assert "in break_down" in text
     assert re.search(r"^iree-gauntlet \S+, Python 3\.", text)
+    return text
 
 
 @pytest.mark.parametrize("name", sorted(namespace.task_names))
@@ -62,8 +63,7 @@ def test_a_fault_inside_of_a_command_is_no_failure(
     monkeypatch.setattr(task, "command", break_down)
     words = [name, *("x" for _ in task.positional), *(["--list"] if name == "bench" else []), "-q"]
     done = run_here(words, tmp_path, os.environ)
-    require_fault(done, kept)
-    assert f"$ gauntlet {' '.join(words)}\n" in next(kept.iterdir()).read_text()
+    assert f"$ gauntlet {' '.join(words)}\n" in require_fault(done, kept)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,7 @@ def test_a_fault_in_ci_is_an_annotation(tmp_path: Path, kept: Path) -> None:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> TorchProject:
-    project = TorchProject(tmp_path)
-    project.fill()
-    project.warm()
-    return project
+    return TorchProject.filled(tmp_path)
 
 
 @pytest.mark.iree

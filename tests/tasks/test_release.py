@@ -40,7 +40,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return build(ROOT, tmp_path_factory.mktemp("release") / "dist")
 
 
-def test_the_source_archive_holds_what_is_list_committed(packages: tuple[Path, Path]) -> None:
+def test_the_source_archive_holds_what_is_committed(packages: tuple[Path, Path]) -> None:
     _, archive = packages
     assert set(files_of(archive)) - {"PKG-INFO"} >= list_committed()
 
@@ -115,6 +115,18 @@ def test_pages_and_workflows_are_turned_around_at_the_first_release(tmp_path: Pa
     assert "'iree-gauntlet[iree]'" in (tmp_path / "README.md").read_text()
     with pytest.raises(SystemExit, match="expected once, found 0 times"):
         turn_around(tmp_path)
+
+
+def test_where_one_place_does_not_fit_none_is_turned_around(tmp_path: Path) -> None:
+    texts = {name: (ROOT / name).read_text() for name, _, _ in UNTIL_RELEASED}
+    last, now, _ = UNTIL_RELEASED[-1]
+    texts[last] = texts[last].replace(now, "")
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SystemExit, match=f"{last}: expected once, found 0 times"):
+        turn_around(tmp_path)
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts
 
 
 def test_nothing_that_is_printed_to_be_run_needs_a_release() -> None:

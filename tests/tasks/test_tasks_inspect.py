@@ -445,8 +445,7 @@ def test_lint_refuses_a_program_that_is_not_at_its_path(
     write_tree(project, {"specs/benchmarks/c/e_cpu.json": spec | {"golden_dispatch": {}, "golden_size": {}}})
     result = run("lint", "--model", "c")
     assert result.code == code, result.text
-    said = "gone.mlir is missing" in (result.err if code else result.out)
-    assert said, result.text
+    assert "gone.mlir is missing" in (result.err if code else result.out), result.text
     assert (f"c/e_cpu.json:23: {field}: the program " in result.err) is bool(code)
 
 

@@ -286,7 +286,8 @@ def test_an_export_that_fails_leaves_the_table(
     (tools / real.name).symlink_to(real)
     reader = tools / "iree-profile"
     reader.write_text(
-        f'#!/bin/sh\n[ "$1" = export ] && echo "no such command" >&2 && exit 3\nexec {real.parent}/iree-profile "$@"\n'
+        f'#!/bin/sh\n[ "$1" = export ] && echo "no such command" >&2 && exit 3\n'
+        f'exec "{real.parent}/iree-profile" "$@"\n'
     )
     reader.chmod(0o755)
     lacking = with_fields(toolchain, {"benchmark_module": str(tools / real.name)})

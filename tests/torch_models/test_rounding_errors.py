@@ -1,4 +1,4 @@
-"""What a builder tries of a model: errors that a correct program may make, and contractions for what they look like."""
+"""Builders try errors that a correct program may make, and contractions for what they look like."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from iree_gauntlet.upkeep.input_choices import input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
 from iree_gauntlet.upkeep.project_start import _TEMPLATE
 from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
+from tests.support.checkout import needs_git
 from tests.support.command_line import Done, run_here
 from tests.support.places import ROOT
 
@@ -403,12 +404,12 @@ def test_hashes_that_come_with_the_toolkit_hold_where_a_project_has_none(empty: 
     assert find_shipped_folder() == ROOT
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_contents(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def nowhere(folder: Path) -> Path:
+def write_unknown_operator(folder: Path) -> Path:
     """A model that no reference runs: its operator is nobody's."""
     folder.mkdir()
     node = helper.make_node("Nobodys", ["x"], ["y"], domain="example.org")
@@ -423,25 +424,27 @@ def test_a_model_is_begun_again_with_other_sizes(empty: Path) -> None:
     assert gauntlet(empty, "init", "mine", "--program", str(program)).code == 0
     project = empty / "mine"
     place = project / "specs/regression_tests/My_Net-2"
-    first = contents(project)
+    first = read_contents(project)
     (place / "model_rocm.json").write_text("mine")
     (project / "gauntlet.toml").write_text("# mine\n")
     done = gauntlet(project, "init", "--program", str(program), "--shape", "x=3x4", "--again")
     assert done.code == 0, done.text
     assert np.load(place / "model_cpu/output_0.npy").shape == (3, 4)
     assert json.loads((place / "model_cpu.json").read_text())["onnx_import"] == {"shapes": {"x": [3, 4]}}
-    second = contents(project)
+    second = read_contents(project)
     assert set(second) == {*first, "specs/regression_tests/My_Net-2/model_rocm.json"}
     assert (place / "model_rocm.json").read_text() == "mine"
     assert (project / "gauntlet.toml").read_text() == "# mine\n"
     # One that fails leaves what was there.
-    wrong = gauntlet(project, "init", "--program", str(nowhere(empty / "other")), "--name", "My Net-2", "--again")
+    wrong = gauntlet(
+        project, "init", "--program", str(write_unknown_operator(empty / "other")), "--name", "My Net-2", "--again"
+    )
     assert wrong.code != 0, wrong.text
-    assert contents(project) == second
+    assert read_contents(project) == second
 
 
 def test_what_fails_to_begin_leaves_nothing(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = nowhere(empty / "given")
+    program = write_unknown_operator(empty / "given")
     done = gauntlet(empty, "init", "mine", "--program", str(program))
     assert done.code != 0, done.text
     assert "nothing is kept: there are no outputs to expect" in done.out
@@ -464,13 +467,13 @@ def test_what_fails_to_begin_leaves_nothing(empty: Path, monkeypatch: pytest.Mon
 
 def test_a_project_is_begun_again(empty: Path) -> None:
     assert gauntlet(empty, "init").code == 0
-    first = contents(empty)
+    first = read_contents(empty)
     for path in ("suites/cpu.toml", "specs/benchmarks/example/dense_cpu.json"):
         (empty / path).write_text("broken")
     (empty / "suites" / "mine.toml").write_text("mine")
     done = gauntlet(empty, "init", "--again")
     assert done.code == 0, done.text
-    assert contents(empty) == {**first, "suites/mine.toml": b"mine"}
+    assert read_contents(empty) == {**first, "suites/mine.toml": b"mine"}
 
 
 @pytest.mark.parametrize(
@@ -496,6 +499,7 @@ def test_the_workflow_installs_what_was_installed_here(
     assert ("GitHub does not have what the workflow installs" in done.out) == ("file:" in source)
 
 
+@needs_git
 def test_the_workflow_installs_from_where_a_checkout_came(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = empty / "a b"
     for words in (["init", "-q", str(checkout)], ["-C", str(checkout), "remote", "add", "origin", "https://t@host/it"]):

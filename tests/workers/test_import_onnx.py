@@ -137,7 +137,6 @@ def test_a_model_is_imported_in_one_process(saved: Path, tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "out.mlir"]
 
 
-@pytest.mark.iree
 @pytest.mark.parametrize("blob", ["../blobs/0a1b", "../store/md5/0a/1b", "model.data.real"])
 def test_weights_may_be_links(tmp_path: Path, blob: str) -> None:
     """As in the caches of the Hugging Face hub and of DVC: onnx itself reads none."""
@@ -175,6 +174,7 @@ def test_weights_outside_of_the_folder_are_refused(tmp_path: Path) -> None:
         load_onnx(path)
 
 
+@pytest.mark.iree
 def test_what_the_importer_refuses_exits_1_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
