@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.figures import one_line
+from iree_gauntlet.formatting import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.figures import duration, milliseconds, one_line, whole
+from iree_gauntlet.formatting import duration, milliseconds, one_line, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

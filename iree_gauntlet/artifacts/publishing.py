@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.system.file_lock import file_lock
 
 if TYPE_CHECKING:

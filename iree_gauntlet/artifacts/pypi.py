@@ -32,7 +32,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, publish, require_space
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.system.short_process import run_short, show_last_words
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from iree_gauntlet.artifacts.remote import (
     without_queries,
 )
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.settings import Configuration, is_below
 from iree_gauntlet.system.file_state import FileState
 

@@ -51,7 +51,7 @@ from iree_gauntlet.artifacts.sources import (
 )
 from iree_gauntlet.artifacts.transfer import Policy, Transfer
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.results import Fetched
 from iree_gauntlet.settings import Configuration

@@ -20,7 +20,7 @@ from iree_gauntlet.artifacts.partial import ByteRange, Partial, discard, find_mi
 from iree_gauntlet.artifacts.publishing import require_space
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, Body, ChangedError, Remote, RemoteFile, TransientError
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,7 @@ from iree_gauntlet.cluster.link import Joined, Left, Made, Refused, RunFacts, Sh
 from iree_gauntlet.cluster.project_copy import pack_project
 from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.steps import Resources
 from iree_gauntlet.toolchains.find import IREE_VARIABLE
 

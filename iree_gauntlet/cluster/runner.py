@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, OrderEvent, Refused, Supplied, Unfit
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.results import Result
 from iree_gauntlet.system.atomic import write_atomic
 

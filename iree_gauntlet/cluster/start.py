@@ -17,7 +17,7 @@ from distributed.core import Status
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
 from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

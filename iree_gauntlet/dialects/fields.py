@@ -33,7 +33,7 @@ from iree_gauntlet.dialects.spec_file import (
     without_strange_fields,
 )
 from iree_gauntlet.errors import SpecError
-from iree_gauntlet.figures import parse_c_float, parse_c_integer, split_values
+from iree_gauntlet.formatting import parse_c_float, parse_c_integer, split_values
 from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:

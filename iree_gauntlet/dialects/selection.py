@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import NothingSelectedError, UsageError
-from iree_gauntlet.figures import listed
+from iree_gauntlet.formatting import listed
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
 from iree_gauntlet.errors import NO_ROOM, ArtifactError, ExitCode, GauntletError, MachinesLostError, name_place
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch

@@ -13,7 +13,7 @@ from iree_gauntlet.cases import FailureKind, Stage, Verdict
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import listed
+from iree_gauntlet.formatting import listed
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
 

@@ -22,7 +22,7 @@ from iree_gauntlet.engine.modules.shared_modules import SharedModules, shared_mo
 from iree_gauntlet.engine.plan_modules import PlanContext
 from iree_gauntlet.engine.rounds.machine_lock import require_lock_folder
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.figures import parse_bytes
+from iree_gauntlet.formatting import parse_bytes
 from iree_gauntlet.measuring.instructions.counters import find_counter
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import find_project_folder

@@ -12,7 +12,7 @@ from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match, find_idle_globs
 from iree_gauntlet.dialects.spec_file import problem_of_field, read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder, shown
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 

@@ -46,7 +46,7 @@ from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way
 from iree_gauntlet.experiments.sides import PreparedSide, pair_of, prepare_side, rounds_asked, unready
-from iree_gauntlet.figures import counted, format_cpus, one_line
+from iree_gauntlet.formatting import counted, format_cpus, one_line
 from iree_gauntlet.measuring.statistics.bisection import (
     CandidateEnd,
     Placing,

@@ -23,7 +23,7 @@ from iree_gauntlet.errors import ExitCode, NoSuchToolchainError, SpecError, Tool
 from iree_gauntlet.experiments.explaining.bundle import FIXED, SAID, STILL_THERE, open_bundle, run_bundle
 from iree_gauntlet.experiments.run import Chosen, choose, run
 from iree_gauntlet.experiments.sides import rounds_asked
-from iree_gauntlet.figures import counted, duration, format_error, whole
+from iree_gauntlet.formatting import counted, duration, format_error, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.instructions.work import LEAST_CALL_WORK, Work, compare_work
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value

@@ -41,7 +41,7 @@ from iree_gauntlet.experiments.explaining.flow_program import (
 )
 from iree_gauntlet.experiments.session_verdicts import Comparer, Rules, judge
 from iree_gauntlet.experiments.sides import pair_of
-from iree_gauntlet.figures import format_cpus, format_dispatch_change, milliseconds
+from iree_gauntlet.formatting import format_cpus, format_dispatch_change, milliseconds
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.records.compare_record import RecordedVerdict, comparison_named, read_comparison

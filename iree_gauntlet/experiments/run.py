@@ -34,7 +34,7 @@ from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_events import Asked, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal

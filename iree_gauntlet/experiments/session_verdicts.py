@@ -25,7 +25,7 @@ from iree_gauntlet.engine.rounds.blocks import (
     spread,
     take_own,
 )
-from iree_gauntlet.figures import format_cpus
+from iree_gauntlet.formatting import format_cpus
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_DISCOVERY_RATE,
     Comparison,

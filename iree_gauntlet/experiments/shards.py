@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.journal_events import RunShard
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.recorded import read_json

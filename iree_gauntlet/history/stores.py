@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
 from iree_gauntlet.artifacts.remote import without_queries
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.records.history_record import is_history_file
 from iree_gauntlet.settings import expand_home, find_project_folder, resolve_links, shown
 from iree_gauntlet.system.atomic import write_atomic

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.figures import describe_part, format_outside, work_change
+from iree_gauntlet.formatting import describe_part, format_outside, work_change
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening, MachineFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_events, read_journal
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError

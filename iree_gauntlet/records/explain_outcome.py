@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.figures import one_line
+from iree_gauntlet.formatting import one_line
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.journal_format import explain_unreadable, read_events
 from iree_gauntlet.recorded import Recorded, RecordError

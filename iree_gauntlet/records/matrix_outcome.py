@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import counted, one_line
+from iree_gauntlet.formatting import counted, one_line
 from iree_gauntlet.journal_events import EndEvent, ExperimentOpening, MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, explain_unreadable, read_events, read_journal
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded

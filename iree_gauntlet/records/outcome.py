@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import COUNTED, VERDICTS, FailureKind, Golden, Origin, Stage, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import counted, listed, one_line
+from iree_gauntlet.formatting import counted, listed, one_line
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
 from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.results import Result, find_unapplied

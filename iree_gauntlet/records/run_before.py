@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE
-from iree_gauntlet.figures import milliseconds, whole
+from iree_gauntlet.formatting import milliseconds, whole
 from iree_gauntlet.journal_events import ToolchainFacts
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.figures import counted, listed
+from iree_gauntlet.formatting import counted, listed
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
 from iree_gauntlet.steps import ACTUAL_OUTPUT

@@ -26,7 +26,7 @@ from iree_gauntlet.document import (
     Table,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import (
+from iree_gauntlet.formatting import (
     byte_size,
     duration,
     format_cpus,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import DrawnInterval
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import (
+from iree_gauntlet.formatting import (
     byte_size,
     format_cpus,
     format_error,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.figures import (
+from iree_gauntlet.formatting import (
     byte_size,
     duration,
     figure,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from iree_gauntlet.document import Bars, Chart, Course, DrawnInterval, Lanes
-from iree_gauntlet.figures import LOOKS, duration, one_line, signed
+from iree_gauntlet.formatting import LOOKS, duration, one_line, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -34,7 +34,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.figures import byte_size, duration, format_dispatch_change
+from iree_gauntlet.formatting import byte_size, duration, format_dispatch_change
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BISECT_RECORD, BisectOutcome, bisect_outcome
 from iree_gauntlet.records.compare_record import COMPARISON_FILE

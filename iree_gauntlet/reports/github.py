@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
-from iree_gauntlet.figures import one_line
+from iree_gauntlet.formatting import one_line
 from iree_gauntlet.reports.details import list_unapplied
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import counted, milliseconds
+from iree_gauntlet.formatting import counted, milliseconds
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
 from iree_gauntlet.records.history_record import UNITS, Finding, HistoryOutcome, Series
 from iree_gauntlet.records.history_record import FindingKind as Found

@@ -17,7 +17,7 @@ import junit_xml
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import byte_size, clean, counted, one_line, take_last_lines
+from iree_gauntlet.formatting import byte_size, clean, counted, one_line, take_last_lines
 from iree_gauntlet.reports.details import (
     format_devices,
     format_explanation,

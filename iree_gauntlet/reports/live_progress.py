@@ -30,7 +30,7 @@ from rich.text import Text
 
 from iree_gauntlet import messages
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import STYLES, clean, duration, listed, one_line
+from iree_gauntlet.formatting import STYLES, clean, duration, listed, one_line
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.progress_text import (

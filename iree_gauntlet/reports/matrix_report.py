@@ -37,7 +37,7 @@ from iree_gauntlet.document import (
     Text,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import (
+from iree_gauntlet.formatting import (
     byte_size,
     duration,
     format_error,

@@ -38,7 +38,7 @@ def open_progress(stream: TextIO) -> Painter:
 
 def write_line(text: str) -> None:
     """A line of a result that comes bit by bit, on standard output."""
-    from iree_gauntlet.figures import one_line  # noqa: PLC0415
+    from iree_gauntlet.formatting import one_line  # noqa: PLC0415
 
     sys.stdout.write(f"{one_line(text)}\n")
     sys.stdout.flush()

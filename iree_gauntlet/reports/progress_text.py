@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.figures import byte_size, counted, duration, one_line, percent, signed
+from iree_gauntlet.formatting import byte_size, counted, duration, one_line, percent, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -30,7 +30,7 @@ from iree_gauntlet.document import (
     Text,
     TextLink,
 )
-from iree_gauntlet.figures import STYLES, clean, one_line, signed
+from iree_gauntlet.formatting import STYLES, clean, one_line, signed
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import is_live
 

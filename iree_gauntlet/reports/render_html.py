@@ -30,7 +30,7 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.figures import LOOKS, clean, one_line
+from iree_gauntlet.formatting import LOOKS, clean, one_line
 from iree_gauntlet.reports.draw import draw_block, draw_column, draw_held_bar, tone
 
 if TYPE_CHECKING:

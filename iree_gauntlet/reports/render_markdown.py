@@ -24,7 +24,7 @@ from iree_gauntlet.document import (
     Text,
     TextLink,
 )
-from iree_gauntlet.figures import STYLES, clean, one_line
+from iree_gauntlet.formatting import STYLES, clean, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

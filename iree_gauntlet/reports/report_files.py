@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from iree_gauntlet import messages
 from iree_gauntlet.document import Provenance
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.reports.render_console import print_document

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Paragraph, Table, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.reports.render_html import ENDINGS, read_memory, render_html
 from iree_gauntlet.reports.report_files import write_report

@@ -35,7 +35,7 @@ from iree_gauntlet.document import (
     TextLink,
     WorkSpan,
 )
-from iree_gauntlet.figures import byte_size, counted, duration, listed, take_last_lines
+from iree_gauntlet.formatting import byte_size, counted, duration, listed, take_last_lines
 from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts
 from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_unapplied

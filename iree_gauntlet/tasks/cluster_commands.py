@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import messages
 from iree_gauntlet.cache_folders import make_cache_folder
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.figures import byte_size, counted
+from iree_gauntlet.formatting import byte_size, counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import (

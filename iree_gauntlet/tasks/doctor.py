@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE, find_cache_folder, find_toolchains_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
-from iree_gauntlet.figures import byte_size, counted, signed
+from iree_gauntlet.formatting import byte_size, counted, signed
 from iree_gauntlet.measuring.instructions.counters import CounterKind, find_counter, why_no_hardware
 from iree_gauntlet.measuring.machine.machine_state import (
     list_benchmark_warnings,

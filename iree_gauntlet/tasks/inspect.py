@@ -18,7 +18,7 @@ from iree_gauntlet.dialects.locations import file_path, problem_of_flag
 from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.engine.workspace import Selection, each_once, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import messages
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.figures import counted, listed
+from iree_gauntlet.formatting import counted, listed
 from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.run_folder import LATEST

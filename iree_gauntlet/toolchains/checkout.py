@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
-from iree_gauntlet.figures import listed
+from iree_gauntlet.formatting import listed
 from iree_gauntlet.system.short_process import ask
 
 if TYPE_CHECKING:

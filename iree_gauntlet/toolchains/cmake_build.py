@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.figures import byte_size, duration
+from iree_gauntlet.formatting import byte_size, duration
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask, run_logged
 from iree_gauntlet.toolchains.toolchain import compute_identity

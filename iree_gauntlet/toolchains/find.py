@@ -20,7 +20,7 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.messages import news
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.file_lock import file_lock

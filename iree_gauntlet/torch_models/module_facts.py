@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.program_parameters import collect_parameters
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.measuring.numerics.arrays import count_bits
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, parse_dispatch_name
 from iree_gauntlet.system.short_process import ask

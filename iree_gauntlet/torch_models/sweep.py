@@ -16,7 +16,7 @@ from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
 from iree_gauntlet.engine.workbench import Workbench, plan_context
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.figures import duration
+from iree_gauntlet.formatting import duration
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_journal
 from iree_gauntlet.measuring.machine.gpus import is_gpu, pick_gpus, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts

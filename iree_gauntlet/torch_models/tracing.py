@@ -19,7 +19,7 @@ from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.processes.supervisor import format_shell_line
 from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import milliseconds, one_line
+from iree_gauntlet.formatting import milliseconds, one_line
 from iree_gauntlet.measuring.profiles.dispatch_profile import parse_dispatch_name
 from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
 from iree_gauntlet.results import Result, shorten

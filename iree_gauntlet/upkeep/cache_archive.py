@@ -44,7 +44,7 @@ from iree_gauntlet.engine.run_start import describe_missing, find_missing_files
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
-from iree_gauntlet.figures import byte_size, counted
+from iree_gauntlet.formatting import byte_size, counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import find_runs_folder

@@ -30,7 +30,7 @@ from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, UsageError
-from iree_gauntlet.figures import byte_size, counted, parse_age, parse_bytes
+from iree_gauntlet.formatting import byte_size, counted, parse_age, parse_bytes
 from iree_gauntlet.reports.output import open_progress, print_table, write_line
 from iree_gauntlet.system.file_state import FileState
 from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, format_age, open_cache

@@ -20,7 +20,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, find_project_folder, shown

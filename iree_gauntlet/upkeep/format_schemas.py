@@ -18,7 +18,7 @@ from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, Reg
 from iree_gauntlet.dialects.suite import SuiteTable
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, ModuleDefinition, QualityTest
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.settings import shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.configuration import File as RecipesFile

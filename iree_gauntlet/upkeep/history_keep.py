@@ -17,7 +17,7 @@ from iree_gauntlet import messages
 from iree_gauntlet.cache_folders import make_cache_folder
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.figures import counted, listed
+from iree_gauntlet.formatting import counted, listed
 from iree_gauntlet.history.extract import extract, make_iree_version
 from iree_gauntlet.history.imports import ImportFacts, import_figures
 from iree_gauntlet.history.index import HistoryIndex

@@ -17,7 +17,7 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder, make_cache_folder
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, find_project_folder, is_cmake_option
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice

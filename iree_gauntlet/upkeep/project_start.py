@@ -20,7 +20,7 @@ from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError, name_place
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.requests import RunRequest, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic

@@ -26,7 +26,7 @@ from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.engine.commands import format_argument
 from iree_gauntlet.engine.judging import PROVENANCE_FILE, read_provenance
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerance, parse_tolerances
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.settings import resolve_links

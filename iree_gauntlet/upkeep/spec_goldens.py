@@ -26,7 +26,7 @@ from iree_gauntlet.dialects.spec_file import load_json, read_mark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
-from iree_gauntlet.figures import counted, milliseconds, whole
+from iree_gauntlet.formatting import counted, milliseconds, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.golden_evidence import (
     GoldenVerdict,

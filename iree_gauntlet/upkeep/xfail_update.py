@@ -23,7 +23,7 @@ from iree_gauntlet.dialects.spec_file import read_mark, read_toml
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import find_suite
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
-from iree_gauntlet.figures import counted
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.outcome import read_outcome, state_of

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.experiments.explain_slower import find_suspects
-from iree_gauntlet.figures import format_dispatch_change
+from iree_gauntlet.formatting import format_dispatch_change
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.faulty_iree import tree

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.figures import parse_c_float
+from iree_gauntlet.formatting import parse_c_float
 from iree_gauntlet.measuring.numerics import arrays
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,

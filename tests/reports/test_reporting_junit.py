@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from iree_gauntlet.figures import clean
+from iree_gauntlet.formatting import clean
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports.junit import format_run_junit
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from iree_gauntlet.document import Code, Document, Folded
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import one_line
+from iree_gauntlet.formatting import one_line
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports import render_markdown

@@ -17,7 +17,7 @@ from iree_gauntlet.artifacts.inventory import Item, ItemKind
 from iree_gauntlet.artifacts.leases import Leases, try_lock
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.figures import parse_age, parse_bytes
+from iree_gauntlet.formatting import parse_age, parse_bytes
 from iree_gauntlet.upkeep.cache_cleaning import (
     CacheLimits,
     Users,

@@ -34,7 +34,7 @@ from typing import IO, TYPE_CHECKING
 from iree_gauntlet.engine.processes.processes import require_pipes
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import SENT_SIGNALS
 from iree_gauntlet.system.short_process import TAIL_LINES, clean_line, name_signal

@@ -33,7 +33,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.experiments.explaining.flow_program import CUT_OUT, TOLERANCES
 from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.tools import CRASH, FAILURE, HANG, WRONG, Symptom
-from iree_gauntlet.figures import byte_size, counted, listed, take_last_lines
+from iree_gauntlet.formatting import byte_size, counted, listed, take_last_lines
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic

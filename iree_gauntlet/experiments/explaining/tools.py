@@ -16,7 +16,7 @@ from iree_gauntlet.diagnostics import find_diagnostic, find_same_in_all
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, join_flags, make_key
 from iree_gauntlet.engine.processes.supervisor import Outcome, find_linker, is_disk_full
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import one_line
+from iree_gauntlet.formatting import one_line
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import SENT_SIGNALS
 from iree_gauntlet.steps import Command

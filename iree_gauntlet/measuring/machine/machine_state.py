@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 

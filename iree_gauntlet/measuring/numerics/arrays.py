@@ -28,7 +28,7 @@ import ml_dtypes
 import numpy as np
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import parse_c_float, parse_c_integer, split_values
+from iree_gauntlet.formatting import parse_c_float, parse_c_integer, split_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.figures import parse_c_float
+from iree_gauntlet.formatting import parse_c_float
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.figures import byte_size
+from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import write_atomic
 

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.figures import format_ratio, format_span
+from iree_gauntlet.formatting import format_ratio, format_span
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Location
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from iree_gauntlet.document import (
     Picture,
     Table,
 )
-from iree_gauntlet.figures import byte_size, duration, format_error, milliseconds
+from iree_gauntlet.formatting import byte_size, duration, format_error, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.sweep_record import MEASURED, SAME
 from iree_gauntlet.reports.report_files import RecordOrigin, provenance

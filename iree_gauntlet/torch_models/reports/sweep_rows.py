@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.figures import one_line
+from iree_gauntlet.formatting import one_line
 from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, PointRecord
