@@ -63,10 +63,10 @@ json.dump(found, sys.stdout)
 """
 _OTAVA = """
 import json, sys
-from otava.series import AnalysisOptions, Metric, Series
+from otava.series import AnalysisOptions, Figure, Series
 found = []
 for values in json.load(sys.stdin):
-    series = Series("s", None, list(range(len(values))), {"m": Metric(1, 1.0)}, {"m": values}, {})
+    series = Series("s", None, list(range(len(values))), {"m": Figure(1, 1.0)}, {"m": values}, {})
     analysed = series.analyze(AnalysisOptions())
     found.append([int(point.index) for point in analysed.change_points["m"]])
 json.dump(found, sys.stdout)

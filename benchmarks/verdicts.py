@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.cases import Statistic
+from iree_gauntlet.figures import Statistic
 from iree_gauntlet.measuring.goldens.goldens import confirm_breach
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,

@@ -11,11 +11,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.figures import Figure, Statistic  # noqa: TC001 - read by their types
+from iree_gauntlet.recorded import Recorded, RecordError
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from iree_gauntlet.figures import GoldenField
     from iree_gauntlet.targets import Target
 
 
@@ -25,11 +28,6 @@ MAIN = "main"
 COUNTED = "count"
 # Role of a file that nothing reads but the comparison of a threshold step.
 EXPECTED_OUTPUT = "expected_output"
-# By how much a golden count of instructions may be exceeded.
-WORK_MARGIN = 1.001
-# Beyond which share, and which number, a difference of instructions outside of dispatches counts: how memory was laid
-# out has a say in what the C library does, and a release in what the runtime does.
-LEAST_OUTSIDE, FEWEST_OUTSIDE = 0.01, 2_000
 
 
 class Kind(StrEnum):
@@ -38,21 +36,6 @@ class Kind(StrEnum):
     COMPILE = "compile"
     QUALITY = "quality"
     COMPSTAT = "compstat"
-    BENCHMARK = "benchmark"
-
-
-class Stage(StrEnum):
-    """The kind of a step, in the order of a chain."""
-
-    FETCH = "fetch"
-    EXPORT = "export"
-    IMPORT = "import"
-    PARAMETERS = "parameters"
-    COMPILE = "compile"
-    REFERENCE = "reference"
-    THRESHOLD = "threshold"
-    COMPSTAT = "compstat"
-    COUNT = "count"
     BENCHMARK = "benchmark"
 
 
@@ -195,36 +178,6 @@ KINDS_AT: dict[Stage, tuple[FailureKind, ...]] = {
 }
 
 
-class Metric(StrEnum):
-    """What a golden is about; the unit is part of the name."""
-
-    TIME_MS = "time_ms"
-    DISPATCH_COUNT = "dispatch_count"
-    BINARY_SIZE_BYTES = "binary_size_bytes"
-    MAX_ABS_ERROR = "max_abs_error"
-    INSTRUCTIONS = "instructions"
-    INSTRUCTIONS_OUTSIDE = "instructions_outside"
-
-    @property
-    def unit(self) -> str:
-        """What it is counted in, for people; empty for an error."""
-        units = {
-            Metric.TIME_MS: "ms",
-            Metric.DISPATCH_COUNT: "dispatches",
-            Metric.BINARY_SIZE_BYTES: "bytes",
-            Metric.INSTRUCTIONS: "instructions",
-            Metric.INSTRUCTIONS_OUTSIDE: "instructions",
-        }
-        return units.get(self, "")
-
-
-class Statistic(StrEnum):
-    """Which figure of the repetitions is held against a golden time."""
-
-    MEAN = "mean"
-    MIN = "min"
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Origin(Recorded):
     """Where something was written: file as the user names it, and dotted field path."""
@@ -342,7 +295,7 @@ class Golden(Recorded):
         origin: without a field, the run that has measured it.
     """
 
-    metric: Metric
+    metric: Figure
     value: float
     factor: float
     statistic: Statistic
@@ -354,8 +307,16 @@ class Golden(Recorded):
     def limit(self) -> float:
         """The largest figure that passes; whole for bytes and instructions."""
         limit = self.value * self.factor
-        whole = (Metric.BINARY_SIZE_BYTES, Metric.INSTRUCTIONS, Metric.INSTRUCTIONS_OUTSIDE)
-        return float(math.floor(limit)) if self.metric in whole else limit
+        return float(math.floor(limit)) if self.field.whole else limit
+
+    @property
+    def field(self) -> GoldenField:
+        """What all goldens of its figure have in common."""
+        return self.metric.golden
+
+    def __post_init__(self) -> None:
+        if self.metric.row.golden is None:
+            raise RecordError("metric", f"no golden is of {self.metric}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,9 +417,9 @@ class Case:
         """What keeps a stage from running; empty where nothing does."""
         return self.blocked_reason if self.blocked_at in (None, stage) else ""
 
-    def goldens_of(self, *metrics: Metric) -> tuple[Golden, ...]:
-        """Its goldens of some metrics."""
-        return tuple(golden for golden in self.goldens if golden.metric in metrics)
+    def goldens_at(self, stage: Stage) -> tuple[Golden, ...]:
+        """Its goldens that a stage holds figures against."""
+        return tuple(golden for golden in self.goldens if golden.field.stage is stage)
 
     @property
     def chain(self) -> str:

@@ -15,8 +15,6 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.results import WorkPart
-
 _QUANTITY = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)\s*\Z")
 _BYTES = {
     **{unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
@@ -24,6 +22,8 @@ _BYTES = {
 }
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
+# Units of figures whose titles name what is counted: it is not said again behind the number.
+COUNTED_UNITS = ("dispatches", "instructions")
 # Of each word that judges: its tone, and the sign that says it without colours.
 LOOKS: Mapping[str, tuple[str, str]] = {
     "passed": ("good", "✓"),
@@ -76,14 +76,6 @@ _HEXADECIMAL = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-
 _SPECIAL = re.compile(r"[+-]?(?:inf(?:inity)?|nan)", re.IGNORECASE)
 _INTEGER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0([0-7]*)|([1-9][0-9]*))(?:\.0*)?")
 _TOKEN = re.compile(r"[^\s,\[\]]+")
-# What people call a part of a call.
-_PARTS = {
-    "dispatches": "in dispatches",
-    "own code": "in the module's own code",
-    "outside": "outside of dispatches",
-    "call": "of the whole call",
-}
-_MOST_NAMES = 3
 
 
 def signed(text: str, word: str) -> str:
@@ -210,16 +202,6 @@ def format_outside(difference: float, outside: float | None) -> str:
     return f", {'all' if share > 0.995 else f'{100 * share:.0f} %'} of it outside of dispatches"
 
 
-def describe_part(part: WorkPart) -> str:
-    """How the instructions of a part of a call differ: `in dispatches +760 (+0.1753 %), more in conv_3x3_f32`."""
-    share = f" ({work_change(part.a, part.b)})" if part.a and part.a != part.b else ""
-    names = "; ".join(
-        f"{word} in {listed(named, _MOST_NAMES)}" for word, named in (("more", part.more), ("less", part.less)) if named
-    )
-    within = "within its limits" if part.part == "outside" and part.verdict == "same work" and part.a != part.b else ""
-    return ", ".join(filter(None, (f"{_PARTS[part.part]} {part.b - part.a:+,}{share}", names, within)))
-
-
 def format_dispatch_cost(value: float, unit: str) -> str:
     """What a dispatch takes, without its unit: `instructions`, or `ms` of a value in ns."""
     return milliseconds(value / 1e6) if unit == "ms" else whole(value)
@@ -236,7 +218,7 @@ def figure(value: float, unit: str) -> str:
     if unit == "":
         return format_error(value)
     text = milliseconds(value) if unit == "ms" else whole(value)
-    return text if unit in ("dispatches", "instructions") else f"{text} {unit}"
+    return text if unit in COUNTED_UNITS else f"{text} {unit}"
 
 
 def format_cpus(cpus: Sequence[int]) -> str:

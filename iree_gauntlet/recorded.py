@@ -140,7 +140,7 @@ def _find_reader(hint: Any) -> _Reader:
     if issubclass(kind, Enum):
         read = partial(_read_member, kind)
     else:
-        read = {float: _read_number, Path: _read_path}.get(kind, partial(_expect, kind))
+        read = {float: read_number, Path: _read_path}.get(kind, partial(_expect, kind))
     return kind, read
 
 
@@ -186,7 +186,7 @@ def _quote(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _read_number(value: Any) -> float:
+def read_number(value: Any) -> float:
     """A journal's number; ValueError for what is neither one nor `nan`, `inf`, `-inf`."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number, found {_quote(value)}")  # noqa: TRY004 - as for all else

@@ -9,8 +9,9 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iree_gauntlet.cases import SPEC_STAGES, Stage
+from iree_gauntlet.cases import SPEC_STAGES
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

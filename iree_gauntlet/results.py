@@ -8,13 +8,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.cases import FailureKind, Golden, Metric, Verdict
-from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
+from iree_gauntlet.cases import FailureKind, Golden, Verdict
+from iree_gauntlet.figures import Figure, GoldenRule, Statistic
+from iree_gauntlet.formatting import listed, work_change
+from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError, read_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
+# What people call a part of a call.
+_PARTS = {
+    "dispatches": "in dispatches",
+    "own code": "in the module's own code",
+    "outside": "outside of dispatches",
+    "call": "of the whole call",
+}
+_MOST_NAMES = 3
 # Google Benchmark's time units.
 MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _LONGEST_REASON = 300
@@ -63,7 +73,7 @@ class Check(Recorded):
     """A figure and what it was held against.
 
     Attributes:
-        metric: a `Metric`'s name.
+        metric: a `Figure`'s key.
         measured: in `unit`; None where it is not available.
         limit: golden × factor; all three None where the figure was only measured.
         unit: `ms`, `dispatches` or `bytes`; empty for an error.
@@ -233,20 +243,12 @@ class StepStatistics(Recorded):
     """What reports know of a result's statistics; None for what it has not.
 
     Attributes:
-        instructions: of a call.
-        instructions_outside: those of them outside of dispatches; None where it is not known which are.
         counter, cpu: what has counted instructions, and for which CPU the modules were compiled.
         disturbed: what the machine did besides while times were taken.
         samples_per_sec, total_samples, total_s, tokens_per_sec, latency_ms: of a benchmark that pushes inputs again and
             again from the host.
     """
 
-    tool_seconds: float | None = None
-    peak_rss_bytes: float | None = None
-    dispatch_count: float | None = None
-    binary_size_bytes: float | None = None
-    instructions: float | None = None
-    instructions_outside: float | None = None
     counter: str = ""
     cpu: str = ""
     disturbed: tuple[str, ...] = ()
@@ -256,11 +258,6 @@ class StepStatistics(Recorded):
     total_s: float | None = None
     tokens_per_sec: float | None = None
     latency_ms: Percentiles | None = None
-
-    @property
-    def instructions_in_dispatches(self) -> float | None:
-        """The instructions in dispatches, or of the whole call where it is not known which these are."""
-        return None if self.instructions is None else self.instructions - (self.instructions_outside or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +313,29 @@ class Result(Recorded):
         return StepStatistics.from_dict(self.statistics)
 
     @property
+    def time_statistic(self) -> Statistic:
+        """Which of its repetitions are held against a golden, or would be."""
+        said = next((check.statistic for check in self.checks if check.metric == Figure.TIME), "")
+        return Statistic(said or Statistic.MEAN)
+
+    def measure(self, figure: Figure) -> float | None:
+        """What it has of a figure; None where it has nothing.
+
+        Instructions are those in dispatches, or of the whole call where it is not known which these are.
+        """
+        match figure:
+            case Figure.TIME if self.samples is not None and self.samples.real_time_ms:
+                samples = self.samples
+                return samples.min_ms if self.time_statistic is Statistic.MIN else samples.mean_ms
+            case Figure.ERROR:
+                return self.max_abs_error
+            case Figure.INSTRUCTIONS:
+                whole = self.measure(Figure.CALL_INSTRUCTIONS)
+                return None if whole is None else whole - (self.measure(Figure.INSTRUCTIONS_OUTSIDE) or 0.0)
+        measured = self.statistics.get(figure.row.statistic)
+        return None if measured is None else read_number(measured)
+
+    @property
     def max_abs_error(self) -> float | None:
         """The largest of all outputs, NaN above all; None where none was compared value by value."""
         known = [output.max_abs_error for output in self.outputs if output.max_abs_error is not None]
@@ -343,7 +363,7 @@ class Result(Recorded):
         """As `Recorded.from_dict`; of journals that do not say how it failed, a crash is known by its signal."""
         result = super(Result, cls).from_dict(data)
         try:
-            _ = result.known
+            _ = result.known, [result.measure(figure) for figure in Figure if figure.row.statistic]
         except ValueError as error:
             raise RecordError("statistics", error) from error
         if "failure" in data or result.signal in ("", *SENT_SIGNALS):
@@ -361,7 +381,9 @@ def find_unapplied(goldens: Iterable[Golden], checks: Iterable[Check], sku: str)
     return tuple(
         golden
         for golden in goldens
-        if golden.metric in loose and golden.origin.field and (golden.metric is not Metric.TIME_MS or golden.sku == sku)
+        if golden.metric in loose
+        and golden.origin.field
+        and (golden.field.rule is not GoldenRule.TIMED or golden.sku == sku)
     )
 
 
@@ -388,6 +410,16 @@ class WorkPart(Recorded):
     b: int
     more: tuple[str, ...] = ()
     less: tuple[str, ...] = ()
+
+    @property
+    def description(self) -> str:
+        """How its instructions differ: `in dispatches +760 (+0.1753 %), more in conv_3x3_f32`."""
+        share = f" ({work_change(self.a, self.b)})" if self.a and self.a != self.b else ""
+        changes = (("more", self.more), ("less", self.less))
+        names = "; ".join(f"{word} in {listed(dispatches, _MOST_NAMES)}" for word, dispatches in changes if dispatches)
+        kept = self.part == "outside" and self.verdict == "same work" and self.a != self.b
+        change = f"{_PARTS[self.part]} {self.b - self.a:+,}{share}"
+        return ", ".join(filter(None, (change, names, "within its limits" if kept else "")))
 
 
 @dataclass(frozen=True, slots=True)

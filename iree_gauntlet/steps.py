@@ -6,8 +6,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.cases import KINDS_AT, MAIN, Allclose, FailureKind, Golden, OnnxImport, Origin, Stage
+from iree_gauntlet.cases import KINDS_AT, MAIN, Allclose, FailureKind, Golden, OnnxImport, Origin
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, read_text
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

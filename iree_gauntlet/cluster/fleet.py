@@ -12,9 +12,10 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Metric, Stage
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.engine.scheduler import StepGraph
+from iree_gauntlet.figures import GoldenRule
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -77,7 +78,7 @@ def list_demands(steps: Sequence[Step]) -> dict[str, Demand]:
     for step in steps:
         resources = step.resources
         if resources.device:
-            timed = any(golden.metric is Metric.TIME_MS for golden in step.goldens)
+            timed = any(golden.field.rule is GoldenRule.TIMED for golden in step.goldens)
             demand = Demand(resources.device, step.sku if timed else "", uses=True, exclusive=resources.exclusive)
         else:
             bound = step.stage in _MADE_WHERE_USED or bool(dict(step.cache.ingredients).get("host"))

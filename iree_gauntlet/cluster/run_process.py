@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict
+from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict
 from iree_gauntlet.cluster.health import DeviceHealth
 from iree_gauntlet.cluster.link import (
     BrokenRunError,
@@ -45,6 +45,7 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import COMPARISON_FILE
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.results import Result
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

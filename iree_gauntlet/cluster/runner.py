@@ -13,10 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, OrderEvent, Refused, Supplied, Unfit
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.results import Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, Kind, Origin, Stage
+from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, Kind, Origin
 from iree_gauntlet.dialects.configured_suites import has_word
 from iree_gauntlet.dialects.locations import flag_variables, names_device, with_device
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from iree_gauntlet.cases import Argument, Parameters
+    from iree_gauntlet.stages import Stage
     from iree_gauntlet.targets import Target
 
 

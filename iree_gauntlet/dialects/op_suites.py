@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from iree_gauntlet.cases import Expectation, FailureKind, Origin, Stage
+from iree_gauntlet.cases import Expectation, FailureKind, Origin
 from iree_gauntlet.dialects.configured_suites import (
     Config,
     ConfiguredSpec,
@@ -35,6 +35,7 @@ from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strang
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, problem_at
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import resolve_links
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -18,12 +18,9 @@ from iree_gauntlet.cases import (
     FailureKind,
     Golden,
     Kind,
-    Metric,
     Module,
     Origin,
     Program,
-    Stage,
-    Statistic,
 )
 from iree_gauntlet.dialects.configured_suites import ConfiguredBuilder, read_markers
 from iree_gauntlet.dialects.fields import TENSOR_TYPE, read_tolerant
@@ -51,6 +48,8 @@ from iree_gauntlet.dialects.op_suites import (
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.errors import Problem
+from iree_gauntlet.figures import Figure, Statistic
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -184,7 +183,7 @@ def _make_benchmark(case: Case, spec: OpSpec, read: OpInputs, config: str, docum
     if value is not None:
         origin = Origin(config, f"golden_times_ms.{key}")
         factor = document.tolerance_factor
-        goldens = (Golden(Metric.TIME_MS, value, factor, Statistic.MEAN, case.target.sku, "", origin),)
+        goldens = (Golden(Figure.TIME, value, factor, Statistic.MEAN, case.target.sku, "", origin),)
     flags, own = (
         tuple(flag for flag in flags if not flag.lstrip("-").startswith(_COMPARING))
         for flags in (case.run_flags, case.own_flags)

@@ -13,27 +13,23 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import (
-    FEWEST_OUTSIDE,
-    LEAST_OUTSIDE,
     MAIN,
-    WORK_MARGIN,
     Argument,
     ArgumentOrder,
     Case,
     Expectation,
     Golden,
     Kind,
-    Metric,
     Module,
     Origin,
     Parameters,
     Program,
-    Stage,
-    Statistic,
 )
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, SpecReader, is_url
 from iree_gauntlet.dialects.sharktank_schema import PROGRAMS, Benchmark, Blob, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Builder, Loaded, SourceFields, Spec, base_case, find_defined_twice
+from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:
@@ -421,23 +417,22 @@ def _read_goldens(
     if sku in times:
         factor = document.golden_time_tolerance_multiplier.get(sku, 1.0)
         origin = Origin(spec.name, f"{field}.{sku}")
-        goldens.append(Golden(Metric.TIME_MS, times[sku], factor, Statistic.MEAN, target.sku, "", origin))
-    figures = (
-        (Metric.DISPATCH_COUNT, "golden_dispatch", document.golden_dispatch, 1.0),
-        (Metric.BINARY_SIZE_BYTES, "golden_size", document.golden_size, 1.0),
-        (Metric.INSTRUCTIONS, "golden_instructions", document.golden_instructions, WORK_MARGIN),
-        (Metric.INSTRUCTIONS_OUTSIDE, "golden_instructions_outside", document.golden_instructions_outside, 1.0),
-    )
-    for metric, field, values, factor in figures:
+        goldens.append(Golden(Figure.TIME, times[sku], factor, Statistic.MEAN, target.sku, "", origin))
+    for figure in JUDGED_FIGURES:
+        field = figure.golden.sharktank
+        values = getattr(document, field) if field else {}
         own = next((key for key in (sku, target.family) if key in values), "")
         others = [key for key in values if not prefix and key.partition("-")[0] not in FAMILIES]
         for key in [own] if own else others:
-            origin = Origin(spec.name, f"{field}.{key}")
-            release = document.golden_compiler or ""
-            named = target.sku if key == sku else key
             value = float(values[key])
-            outside = metric is Metric.INSTRUCTIONS_OUTSIDE and value > 0
-            margin = 1 + max(LEAST_OUTSIDE, FEWEST_OUTSIDE / value) if outside else factor
-            golden = Golden(metric, value, margin, Statistic.MEAN, named, release, origin)
+            golden = Golden(
+                metric=figure,
+                value=value,
+                factor=figure.golden.compute_factor(value),
+                statistic=Statistic.MEAN,
+                sku=target.sku if key == sku else key,
+                release=document.golden_compiler or "",
+                origin=Origin(spec.name, f"{field}.{key}"),
+            )
             (goldens if own else idle).append(golden)
     return tuple(goldens), tuple(idle)

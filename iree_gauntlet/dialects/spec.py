@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from iree_gauntlet.cases import Case, Origin, Stage
+from iree_gauntlet.cases import Case, Origin
 from iree_gauntlet.errors import Problem
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:

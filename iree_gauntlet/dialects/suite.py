@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin, Stage
+from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin
 from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, about, expecting, one_of, read_table
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.settings import resolve_links
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 
 if TYPE_CHECKING:

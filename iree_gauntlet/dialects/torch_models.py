@@ -20,13 +20,10 @@ from iree_gauntlet.cases import (
     Golden,
     Kind,
     MadeValues,
-    Metric,
     Module,
     Origin,
     Parameters,
     Program,
-    Stage,
-    Statistic,
 )
 from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT
 from iree_gauntlet.dialects.locations import SpecReader, devices_of_flags, file_path, target_of_flags, with_device
@@ -41,6 +38,8 @@ from iree_gauntlet.dialects.torch_schema import (
     Weight,
     read_module_definition,
 )
+from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target, parse_target
 
 if TYPE_CHECKING:
@@ -239,16 +238,13 @@ def _read_goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTe
             field, value, factor, rule = "golden_time", document.golden_time, 1.0, Statistic.MEAN
         if value is None:
             return ()
-        return (Golden(Metric.TIME_MS, value, factor, rule, document.sku or sku, "", Origin(spec.name, field)),)
-    bounds = (
-        (Metric.DISPATCH_COUNT, "golden_dispatch_count", document.golden_dispatch_count),
-        (Metric.BINARY_SIZE_BYTES, "golden_binary_size", document.golden_binary_size),
-    )
+        return (Golden(Figure.TIME, value, factor, rule, document.sku or sku, "", Origin(spec.name, field)),)
     release = document.golden_compiler or ""
+    fields = [(figure, figure.golden.torch) for figure in JUDGED_FIGURES if figure.golden.torch]
     return tuple(
-        Golden(metric, value, 1.0, Statistic.MEAN, "", release, Origin(spec.name, field))
-        for metric, field, value in bounds
-        if value is not None
+        Golden(figure, value, 1.0, Statistic.MEAN, "", release, Origin(spec.name, field))
+        for figure, field in fields
+        if (value := getattr(document, field)) is not None
     )
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iree_gauntlet.cases import EXPECTED_OUTPUT, FailureKind, Metric, Stage, Verdict, exit_code_of
+from iree_gauntlet.cases import EXPECTED_OUTPUT, FailureKind, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import judge_process, require_whole_files, with_expectation
 from iree_gauntlet.engine.modules.modules import Kept, ModuleMaker, read_dispatch_count
 from iree_gauntlet.engine.modules.shared_modules import until_cancelled
@@ -23,6 +23,7 @@ from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, gpu_of
 from iree_gauntlet.engine.scheduler import ScheduleLimits, Scheduler
 from iree_gauntlet.errors import NO_ROOM, ArtifactError, ExitCode, GauntletError, MachinesLostError, name_place
+from iree_gauntlet.figures import JUDGED_FIGURES, Figure
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
@@ -31,11 +32,13 @@ from iree_gauntlet.measuring.machine.machine_state import free_memory, list_benc
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, find_new_and_gone
 from iree_gauntlet.results import CacheUse, Check, Fetched, Result, find_unapplied, shorten
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from iree_gauntlet.cases import Golden
     from iree_gauntlet.engine.modules.module_cache import ModuleCache
     from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.session import Session
@@ -393,19 +396,14 @@ class Engine:
 
     def _check_compile_statistics(self, step: Step) -> Result:
         """Holds a module's dispatch count and size against its goldens; every figure is reported."""
-        figures = {
-            Metric.DISPATCH_COUNT: read_dispatch_count(Path(step.input("statistics").path)),
-            Metric.BINARY_SIZE_BYTES: Path(step.input(_MODULE).path).stat().st_size,
+        statistics: dict[str, Any] = {
+            Figure.DISPATCHES.value: read_dispatch_count(Path(step.input("statistics").path)),
+            Figure.SIZE.value: Path(step.input(_MODULE).path).stat().st_size,
         }
-        release, cache = self.workbench.release, self.workbench.modules
-        known = {metric: measured for metric, measured in figures.items() if measured is not None}
-        checks = [
-            check_figure(metric, measured, step.goldens, release, step.idle_goldens)
-            for metric, measured in known.items()
-        ]
-        more = [item.limit for item in checks if item.metric == Metric.DISPATCH_COUNT and item.passed is False]
+        cache = self.workbench.modules
+        checks = self._check_figures(step, Result(Verdict.PASSED, statistics=statistics), step.goldens)
+        more = [item.limit for item in checks if item.metric == Figure.DISPATCHES and item.passed is False]
         why = [_describe_dispatch_changes(cache, step, limit) for limit in more if limit is not None]
-        statistics: dict[str, Any] = {metric.value: measured for metric, measured in figures.items()}
         return replace(self._judge(step, checks), statistics=statistics, notes=(*step.notes, *filter(None, why)))
 
     def _count(self, step: Step) -> Result:
@@ -416,15 +414,7 @@ class Engine:
         known = result.known
         # Of another counter, or of modules for another CPU, they say nothing.
         usual = is_usual_count(known.counter, known.cpu)
-        goldens = step.goldens if usual else ()
-        measured = {Metric.INSTRUCTIONS: known.instructions_in_dispatches}
-        if any(golden.metric is Metric.INSTRUCTIONS_OUTSIDE for golden in (*step.goldens, *step.idle_goldens)):
-            measured[Metric.INSTRUCTIONS_OUTSIDE] = known.instructions_outside
-        checks = [
-            check_figure(metric, figure, goldens, self.workbench.release, step.idle_goldens)
-            for metric, figure in measured.items()
-            if figure is not None
-        ]
+        checks = self._check_figures(step, result, step.goldens if usual else ())
         if step.goldens and not usual:
             how = f"{known.counter}, for {known.cpu or 'the CPU of the spec'}"
             note = f"its golden is of valgrind's usual count, and this is by {how}: measured only"
@@ -436,8 +426,21 @@ class Engine:
             reason=judged.reason,
             checks=judged.checks,
             failure=judged.failure,
-            notes=(*result.notes, *_list_goldens_of_calls(checks, known.instructions_outside or 0.0)),
+            notes=(*result.notes, *_list_goldens_of_calls(checks, result.measure(Figure.INSTRUCTIONS_OUTSIDE) or 0.0)),
         )
+
+    def _check_figures(self, step: Step, result: Result, goldens: Sequence[Golden]) -> list[Check]:
+        """Holds the figures that a step judges against goldens."""
+        own = [figure for figure in JUDGED_FIGURES if figure.golden.stage is step.stage]
+        wanted = {golden.metric for golden in (*step.goldens, *step.idle_goldens)}
+        measured = {
+            figure: result.measure(figure) for figure in own if figure in wanted or not figure.golden.needs_golden
+        }
+        return [
+            check_figure(figure, value, goldens, self.workbench.release, step.idle_goldens)
+            for figure, value in measured.items()
+            if value is not None
+        ]
 
     def _judge(self, step: Step, checks: Sequence[Check]) -> Result:
         """What figures come to that were held against the goldens of their step."""
@@ -454,7 +457,7 @@ class Engine:
 
 def _list_goldens_of_calls(checks: Sequence[Check], outside: float) -> Iterator[str]:
     """What to do about goldens that hold a whole call, as earlier versions counted it; they guard dispatches badly."""
-    own = [check for check in checks if check.metric == Metric.INSTRUCTIONS]
+    own = [check for check in checks if check.metric == Figure.INSTRUCTIONS]
     for measured, golden, limit in ((check.measured, check.golden, check.limit) for check in own):
         if measured and golden and limit and golden - measured > max(outside / 2, limit - golden):
             yield (

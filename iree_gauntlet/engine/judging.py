@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import FailureKind, Stage, Verdict
+from iree_gauntlet.cases import FailureKind, Verdict
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.formatting import listed
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,19 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import (
-    COUNTED,
-    EXPECTED_OUTPUT,
-    MAIN,
-    Case,
-    FailureKind,
-    Kind,
-    MadeValues,
-    Metric,
-    Module,
-    Origin,
-    Stage,
-)
+from iree_gauntlet.cases import COUNTED, EXPECTED_OUTPUT, MAIN, Case, FailureKind, Kind, MadeValues, Module, Origin
 from iree_gauntlet.dialects.locations import problem_of_flag
 from iree_gauntlet.engine.commands import (
     Places,
@@ -41,6 +29,7 @@ from iree_gauntlet.engine.plan_modules import (
     reference_step,
 )
 from iree_gauntlet.measuring.numerics.tolerances import find_void_tolerances, find_wrong_tolerances
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import (
     ACTUAL_OUTPUT,
     NOTHING_COMPARED,
@@ -425,7 +414,7 @@ class _Planner:
                 resources=Resources(cores=1, device=case.device),
                 blocked=case.blocked(Stage.THRESHOLD) or unknown or "; ".join(problem.in_one_line for problem in wrong),
                 skip=case.skip_reason or dict(case.skips).get(Stage.THRESHOLD, ""),
-                goldens=case.goldens_of(Metric.MAX_ABS_ERROR),
+                goldens=case.goldens_at(Stage.THRESHOLD),
                 notes=notes,
                 allclose=case.allclose,
             )
@@ -443,7 +432,7 @@ class _Planner:
                 inputs=files,
                 cache=CacheLookup(reason="read from the module"),
                 resources=Resources(cores=0),
-                goldens=case.goldens_of(Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES),
+                goldens=case.goldens_at(Stage.COMPSTAT),
                 idle_goldens=case.idle_goldens,
                 blocked=case.blocked_reason,
                 skip=case.skip_reason,
@@ -467,7 +456,7 @@ class _Planner:
             case,
             Stage.COUNT,
             needs=needs,
-            goldens=case.goldens_of(Metric.INSTRUCTIONS, Metric.INSTRUCTIONS_OUTSIDE),
+            goldens=case.goldens_at(Stage.COUNT),
             idle_goldens=case.idle_goldens,
             blocked=case.blocked(Stage.BENCHMARK) or unknown,
             skip=skip,
@@ -510,7 +499,7 @@ class _Planner:
                 inputs=self._run_inputs(case),
                 cache=CacheLookup(reason="runs every time"),
                 resources=Resources(cores=1, exclusive=True, device=case.device),
-                goldens=case.goldens_of(Metric.TIME_MS),
+                goldens=case.goldens_at(Stage.BENCHMARK),
                 golden_keys=case.golden_keys,
                 blocked=case.blocked(Stage.BENCHMARK) or unknown,
                 skip=case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, ""),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.artifacts.program_parameters import PARAMETERS_FORMAT, archive_name
-from iree_gauntlet.cases import MadeValues, Module, OnnxImport, Stage
+from iree_gauntlet.cases import MadeValues, Module, OnnxImport
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
     format_shape,
@@ -21,6 +21,7 @@ from iree_gauntlet.engine.commands import (
     with_statistics,
 )
 from iree_gauntlet.engine.modules.module_key import join_flags
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Step, StepInput
 
 if TYPE_CHECKING:

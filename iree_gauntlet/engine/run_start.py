@@ -13,18 +13,20 @@ from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, parse_source
-from iree_gauntlet.cases import Case, Golden, Kind, Metric, Origin, Stage, Statistic, Verdict
+from iree_gauntlet.cases import Case, Golden, Kind, Origin, Verdict
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import Plan, blocked
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
 from iree_gauntlet.journal_events import Device, RunEvent, RunTarget, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.settings import shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
 from iree_gauntlet.toolchains.devices import find_device
 
@@ -40,11 +42,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import StepInput
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
-
-
-# What each figure may be of the earlier one: a count is exact; a size has the names of releases and paths in it; and an
-# error is of rounding, which other instructions and another order of threads do otherwise.
-_FACTORS = {Metric.DISPATCH_COUNT: 1.0, Metric.BINARY_SIZE_BYTES: 1.01, Metric.MAX_ABS_ERROR: 2.0}
 
 
 def imports_possible(plan: Plan, machine: Workbench) -> Plan:
@@ -178,22 +175,18 @@ def held_against(plan: Plan, record: JournalRecord, name: str, release: str) -> 
 
 def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: str) -> Iterator[Golden]:
     """What an earlier run measured of a step's chain; no error of outputs that were not as expected."""
-    if step.stage is Stage.THRESHOLD:
-        checked = record.results.get(step.id)
-        error = checked.max_abs_error if checked is not None and checked.verdict is Verdict.PASSED else None
-        if error is not None:
-            yield _make_golden(Metric.MAX_ABS_ERROR, error, origin)
-        return
-    # A run that did not read them by themselves has them with its compiles.
-    results = [record.results[name] for name in (step.id, *step.needs) if name in record.results]
-    for metric in (Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES):
-        value = next((result.statistics[metric] for result in results if metric in result.statistics), None)
+    for figure in JUDGED_FIGURES:
+        if figure.golden.stage is not step.stage or not figure.golden.baseline:
+            continue
+        # A run that did not read them by themselves has them with its compiles.
+        steps = (step.id, *step.needs) if step.stage is Stage.COMPSTAT else (step.id,)
+        results = [record.results[name] for name in steps if name in record.results]
+        if figure is Figure.ERROR:
+            results = [result for result in results if result.verdict is Verdict.PASSED]
+            release = ""
+        value = next((value for result in results if (value := result.measure(figure)) is not None), None)
         if value is not None:
-            yield _make_golden(metric, float(value), origin, release)
-
-
-def _make_golden(metric: Metric, value: float, origin: Origin, release: str = "") -> Golden:
-    return Golden(metric, value, _FACTORS[metric], Statistic.MEAN, "", release, origin)
+            yield Golden(figure, value, figure.golden.baseline, Statistic.MEAN, "", release, origin)
 
 
 def redo_changed(

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.cases import Allclose, FailureKind, Metric, Verdict
+from iree_gauntlet.cases import Allclose, FailureKind, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
 from iree_gauntlet.engine.judging import EXPECTED, find_changed_goldens, judge_process, require_whole_files, values_of
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,
@@ -105,7 +106,7 @@ def check_error(step: Step, result: Result) -> Result:
     if error is None:
         note = f"its error is not held against {step.goldens[0].origin.file}: no output was compared value by value"
         return replace(result, notes=(*result.notes, note))
-    check = check_figure(Metric.MAX_ABS_ERROR, error, step.goldens, "")
+    check = check_figure(Figure.ERROR, error, step.goldens, "")
     result = replace(result, checks=(check,))
     if check.passed is not False:
         return result

@@ -19,12 +19,13 @@ from iree_gauntlet.targets import FAMILIES, Target, parse_target
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.cases import Case, Stage
+    from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.configured_suites import Config
     from iree_gauntlet.dialects.load import AnySpec, CaseSet
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.dialects.suite import Suite
     from iree_gauntlet.requests import Defaults, SelectionRequest
+    from iree_gauntlet.stages import Stage
 
 
 _MOST_NAMES = 5

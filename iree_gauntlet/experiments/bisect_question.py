@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder
-from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE, Kind, Stage
+from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.judging import find_first_error
@@ -23,15 +23,16 @@ from iree_gauntlet.errors import ExitCode, NoSuchToolchainError, SpecError, Tool
 from iree_gauntlet.experiments.explaining.bundle import FIXED, SAID, STILL_THERE, open_bundle, run_bundle
 from iree_gauntlet.experiments.run import Chosen, choose, run
 from iree_gauntlet.experiments.sides import rounds_asked
-from iree_gauntlet.formatting import counted, duration, format_error, whole
+from iree_gauntlet.figures import METRICS, Figure
+from iree_gauntlet.formatting import counted, duration
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.instructions.work import LEAST_CALL_WORK, Work, compare_work
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA
 from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate, bisect_outcome
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
 from iree_gauntlet.settings import find_project_folder, shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.candidates import (
     Candidate,
     list_candidates_among,
@@ -52,41 +53,18 @@ if TYPE_CHECKING:
 
 # What a candidate's run prints, in its folder.
 _CONSOLE = "console.txt"
+_TIMED_METRICS = tuple(metric for metric, figure in METRICS.items() if figure.is_compared_in_rounds)
+_PASSING_STAGES = {"compiles": Stage.COMPILE, "runs": Stage.THRESHOLD}
 # By the stage that each needs.
 EXACT_METRICS: Mapping[str, Stage] = {
-    "size": Stage.COMPILE,
-    "dispatches": Stage.COMPILE,
-    "instructions": Stage.COUNT,
-    "instructions-outside": Stage.COUNT,
-    "error": Stage.THRESHOLD,
-    "compiles": Stage.COMPILE,
-    "runs": Stage.THRESHOLD,
+    **{metric: figure.row.stage for metric, figure in METRICS.items() if metric not in _TIMED_METRICS},
+    **_PASSING_STAGES,
 }
-# Of those that are a statistic of that stage: its name, what it counts, and why there is none.
-_FIGURES = {
-    "size": ("binary_size_bytes", "bytes", "the compiler gives no bytes"),
-    "dispatches": ("dispatch_count", "dispatches", "the compiler gives no dispatches"),
-    "instructions": ("instructions_in_dispatches", "instructions", "they were not counted"),
-    "instructions-outside": (
-        "instructions_outside",
-        "instructions outside of dispatches",
-        "it is not known which instructions are in dispatches",
-    ),
-}
-# Up to which share, and which number, two values of a metric are one.
-_SAME_VALUE = {
-    "instructions": (LEAST_CALL_WORK, 0),
-    "instructions-outside": (LEAST_OUTSIDE, FEWEST_OUTSIDE),
-    # Modules have paths and names of releases in them.
-    "size": (0.001, 0),
-}
-# Of rounds.
-_TIMED_METRICS = ("time", "compile-time")
 # Options that only these metrics have a use for.
 _TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
 # Of a bundle, which says so itself.
 _BUNDLE_METRIC = "repro.sh"
-_PASSING: Sequence[str] = ("compiles", "runs", _BUNDLE_METRIC)
+_PASSING: Sequence[str] = (*_PASSING_STAGES, _BUNDLE_METRIC)
 _KEPT = "bundle"
 # What a bundle that is a folder may have installed for itself.
 _INSTALLED = "env"
@@ -402,15 +380,14 @@ class ExactJudge:
             return found
         ends = self._good, self._bad
         third = not any(self._is_same(end, found.value) for end in ends)
-        if self._name == "error":
+        if METRICS.get(self._name) is Figure.ERROR:
             # Compilers round in different order.
             third = is_third_value(found.value, *ends)
         return replace(found, bad=is_nearer_to_bad(found.value, *ends), third=third)
 
     def _is_same(self, one: float, other: float) -> bool:
-        if self._name in _SAME_VALUE:
-            return compare_work(one, other, *_SAME_VALUE[self._name]) is Work.SAME
-        return is_same_value(one, other)
+        margin = METRICS[self._name].row.margin if self._name in METRICS else None
+        return is_same_value(one, other) if margin is None else not margin.is_exceeded(one, other)
 
 
 def _read_value(metric: str, record: JournalRecord, chain: str) -> Judged:
@@ -421,16 +398,11 @@ def _read_value(metric: str, record: JournalRecord, chain: str) -> Judged:
             return Judged(value=1.0, text="passes")
         return Judged(value=0.0, text=f"fails: {reason}") if at_fault else Judged(reason=reason)
     result = record.results.get(f"{chain}:{EXACT_METRICS[metric]}")
-    if metric == "error":
-        worst = result.max_abs_error if result else None
-        if worst is None:
-            return Judged(reason=reason or "no output was compared value by value")
-        return Judged(value=worst, text=f"max error {format_error(worst)}")
-    figure, noun, why_not = _FIGURES[metric]
-    value = getattr(result.known, figure) if result else None
+    figure = METRICS[metric]
+    value = result.measure(figure) if result else None
     if value is None:
-        return Judged(reason=reason or why_not)
-    return Judged(value=float(value), text=f"{whole(value)} {noun}")
+        return Judged(reason=reason or figure.row.missing)
+    return Judged(value=value, text=figure.describe(value))
 
 
 def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:

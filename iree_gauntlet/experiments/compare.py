@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE, Kind, Stage
+from iree_gauntlet.cases import Kind
 from iree_gauntlet.engine.profiling import describe_difference
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
@@ -40,6 +40,7 @@ from iree_gauntlet.experiments.sides import (
     units_of,
     unready,
 )
+from iree_gauntlet.figures import OUTSIDE_MARGIN
 from iree_gauntlet.measuring.instructions.counters import find_counter, read_counts
 from iree_gauntlet.measuring.instructions.work import Work, combine_work, judge_parts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -62,6 +63,7 @@ from iree_gauntlet.records.compare_record import (
 )
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -403,7 +405,7 @@ def compare_settings(asked: CompareRequest, conduct: ConductRequest, *, here: bo
         budget_seconds=60 * asked.budget,
         seed=asked.seed,
         least_work=asked.least_work / 100,
-        outside=(max(LEAST_OUTSIDE, asked.least_work / 100), FEWEST_OUTSIDE),
+        outside=(max(OUTSIDE_MARGIN.share, asked.least_work / 100), int(OUTSIDE_MARGIN.amount)),
         replace_disturbed=conduct.replaces_disturbed,
     )
     return CompareSettings(asked.metric, rules, rounds_asked(asked, here=here))

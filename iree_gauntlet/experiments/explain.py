@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import MAIN, Stage
+from iree_gauntlet.cases import MAIN
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.run_start import is_changed
 from iree_gauntlet.engine.workbench import open_workbench
@@ -55,6 +55,7 @@ from iree_gauntlet.records.explain_outcome import (
 from iree_gauntlet.records.run_folder import LATEST, asked_for, run_named
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import resolve_links, shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.toolchain import COMPILE, RUN_MODULE
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iree_gauntlet.cases import COUNTED, MAIN, Stage, Verdict
+from iree_gauntlet.cases import COUNTED, MAIN, Verdict
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
 from iree_gauntlet.engine.rounds.blocks import Pair, PairEvidence, ways
@@ -36,6 +36,7 @@ from iree_gauntlet.records.compare_record import (
     WhereChanged,
 )
 from iree_gauntlet.results import Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:

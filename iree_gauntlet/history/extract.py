@@ -8,14 +8,16 @@ import re
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
-from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
+from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, PointRecord
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -124,40 +126,31 @@ def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
 
 
 def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
-    figures, cell = collect_chain_figures(chain), make_matrix_cell(chain)
+    figures = collect_chain_figures(chain)
     # A program that gives other numbers is another one: its time is no time of the model.
     wrong = any(step.stage == "threshold" and step.verdict.blocks for step in chain.steps)
-    if cell.time_ms is not None and figures.samples is not None and not wrong:
-        golden, limit = _hold_against(figures.time)
-        rounds = figures.samples.real_time_ms
-        disturbed = bool(cell.disturbed) or figures.disturbed
-        yield HistoryFigure("time_ms", cell.time_ms, cell.statistic, rounds, disturbed, golden, limit)
     # A module from the cache was compiled in another run, which has its time.
-    if not cell.compile_cached and compiled_there:
-        if cell.compile_seconds is not None:
-            yield HistoryFigure("compile_s", cell.compile_seconds)
-        if cell.compile_peak_bytes is not None:
-            yield HistoryFigure("compile_peak_bytes", cell.compile_peak_bytes)
-    counted = _format_flags(chain.steps, counted=True)
-    counter, _, cpu = cell.counted_by.partition(", ")
+    compiled = compiled_there and not figures.compile_cached
+    counted_flags = _format_flags(chain.steps, counted=True)
+    counter, _, cpu = figures.counted_by.partition(", ")
     # A series for each kind of counter and CPU: counts of two have nothing to do with each other.
     kind = "" if is_usual_count(counter, cpu) else f" ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
-    counts = [("instructions", cell.instructions, figures.work)]
-    if cell.instructions_outside is not None:
-        # A series of its own: it also depends on how memory was laid out.
-        counts = [("instructions_in_dispatches", figures.instructions_in_dispatches, figures.work)]
-        counts += [("instructions_outside", cell.instructions_outside, figures.outside)]
-    for name, value, check, flags in (
-        ("size_bytes", cell.binary_size_bytes, figures.size, ""),
-        ("dispatches", cell.dispatch_count, figures.dispatches, ""),
-        # Of a module of its own, which is there with others or alone.
-        *((f"{name}{kind}", value, check, counted) for name, value, check in counts),
-    ):
-        if value is not None:
-            golden, limit = _hold_against(check)
-            yield HistoryFigure(name, value, golden=golden, limit=limit, flags=flags)
-    if cell.max_abs_error is not None and math.isfinite(cell.max_abs_error):
-        yield HistoryFigure("max_error", cell.max_abs_error)
+    for figure, value in figures.values.items():
+        trend, stage = figure.row.trend, figure.row.stage
+        # Instructions of a call are a series only where it is not known which are in dispatches.
+        part = figure is Figure.CALL_INSTRUCTIONS and Figure.INSTRUCTIONS in figures.values
+        foreign = stage is Stage.COMPILE and not figure.is_exact and not compiled
+        if trend is None or part or foreign or (figure is Figure.TIME and wrong) or not math.isfinite(value):
+            continue
+        golden, limit = _hold_against(figures.checks.get(figure))
+        if figure is Figure.TIME and figures.samples is not None:
+            rounds, disturbed = figures.samples.real_time_ms, bool(figures.disturbed) or figures.is_marked
+            yield HistoryFigure(trend.name, value, figures.statistic, rounds, disturbed, golden, limit)
+        elif stage is Stage.COUNT:
+            # Of a module of its own, which is there with others or alone.
+            yield HistoryFigure(f"{trend.name}{kind}", value, golden=golden, limit=limit, flags=counted_flags)
+        else:
+            yield HistoryFigure(trend.name, value, golden=golden, limit=limit)
 
 
 def _hold_against(check: Check | None) -> tuple[float | None, float | None]:

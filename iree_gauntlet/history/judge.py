@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE, WORK_MARGIN
+from iree_gauntlet.figures import Effect, Figure, Margin
 from iree_gauntlet.measuring.statistics.change_points import CONFIRMED_RUNS, change_points, drift
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_DISCOVERY_RATE, adjust_p_values
 from iree_gauntlet.records.history_record import Finding, FindingKind, Series
@@ -18,17 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.configuration_file import Mark
+    from iree_gauntlet.figures import Trend
     from iree_gauntlet.records.history_record import ConfirmedFigure, Point, SeriesKey
 
 
 # An error that changes more often than in a third of its runs depends on more than the IREE.
 _RESTLESS = 3
-# By their shares, and by how many instructions they have to differ.
-_WORK = {
-    "instructions": (WORK_MARGIN - 1, 0),
-    "instructions_in_dispatches": (WORK_MARGIN - 1, 0),
-    "instructions_outside": (LEAST_OUTSIDE, FEWEST_OUTSIDE),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +39,14 @@ class Effects:
     other: float = 0.05
     size: float = 0.001
 
-    def of_exact(self, figure: str) -> tuple[float, float]:
-        """As a share, of a figure without noise, and as a difference: a change counts that exceeds both."""
-        return {"size_bytes": (self.size, 0.0), **_WORK}.get(figure, (0.0, 0.0))
+    def margin_of(self, trend: Trend | None) -> Margin:
+        """Within which values of a figure are the same; of another one than ours, every change counts."""
+        shares = {Effect.TIME: self.time, Effect.OTHER: self.other, Effect.SIZE: self.size}
+        return Margin() if trend is None else trend.margin if trend.effect is None else Margin(shares[trend.effect])
 
-    def of(self, figure: str) -> float:
-        """As a difference of logarithms."""
-        return math.log1p(self.time if figure == "time_ms" else self.other)
+    def noise_of(self, trend: Trend | None) -> float:
+        """As a difference of logarithms, of a figure that statistics judge."""
+        return math.log1p(self.time if trend is not None and trend.effect is Effect.TIME else self.other)
 
 
 def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
@@ -64,9 +60,9 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
     silent = 0
     for item in series:
         if _is_exact(item):
-            exact += _list_exact_changes(item, *effects.of_exact(item.key.quantity))
+            exact += _list_exact_changes(item, effects.margin_of(item.key.trend))
             continue
-        found = _list_noisy_changes(item, effects.of(item.key.figure))
+        found = _list_noisy_changes(item, effects.noise_of(item.key.trend))
         likely += found
         silent += not found
     adjusted = adjust_p_values([*(item.p_value or 0.0 for item in likely), *([1.0] * silent)])
@@ -92,16 +88,16 @@ def _is_exact(series: Series) -> bool:
     if any(value <= 0 for value in values):
         return True
     changes = sum(one != other for one, other in pairwise(values))
-    restless = series.key.figure == "max_error" and changes >= max(_RESTLESS, len(values) / _RESTLESS)
+    restless = series.key.trend is Figure.ERROR.row.trend and changes >= max(_RESTLESS, len(values) / _RESTLESS)
     return series.key.is_exact and not restless
 
 
-def _list_exact_changes(series: Series, share: float, fewest: float) -> list[Finding]:
+def _list_exact_changes(series: Series, margin: Margin) -> list[Finding]:
     """Where a figure is no longer what it was when it last changed, also bit by bit."""
     points, sign = series.points, -1 if series.key.more_is_better else 1
     places, base = [], points[0].value
     for place, point in enumerate(points):
-        if abs(point.value - base) > max(share * abs(base), fewest):
+        if margin.is_exceeded(base, point.value):
             places.append((place, base))
             base = point.value
     found = []
@@ -118,7 +114,8 @@ def _list_exact_changes(series: Series, share: float, fewest: float) -> list[Fin
                 old=old,
                 new=after.value,
                 runs=end - place,
-                won_back=worse and sign * (points[-1].value - old) <= max(share * abs(old), fewest),
+                won_back=worse
+                and (sign * (points[-1].value - old) <= 0 or not margin.is_exceeded(old, points[-1].value)),
             )
         )
     return found

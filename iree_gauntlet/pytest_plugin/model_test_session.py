@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Case, Kind, Stage, Verdict, exit_code_of
+from iree_gauntlet.cases import Case, Kind, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import make_plan
@@ -28,6 +28,7 @@ from iree_gauntlet.reports.details import list_findings
 from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Step, make_step_id
 
 if TYPE_CHECKING:

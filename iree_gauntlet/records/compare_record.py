@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import describe_part, format_outside, work_change
+from iree_gauntlet.formatting import format_outside, work_change
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening, MachineFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_events, read_journal
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
@@ -235,7 +235,7 @@ class WorkVerdict(Recorded):
         """`+0.3440 %: in dispatches +38 (+0.0088 %), …`; of earlier versions `+0.3440 %, 98 % of it outside of …`."""
         a, b = self.counts
         if self.parts:
-            return f"{self.change}: {'; '.join(map(describe_part, self.parts))}"
+            return f"{self.change}: {'; '.join(part.description for part in self.parts)}"
         return f"{self.change}{format_outside(b - a, self.outside)}"
 
 

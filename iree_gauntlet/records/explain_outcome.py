@@ -16,13 +16,13 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.formatting import one_line
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.journal_format import explain_unreadable, read_events
 from iree_gauntlet.recorded import Recorded, RecordError
 from iree_gauntlet.records.outcome import Explanation
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,12 +22,14 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.recorded import Recorded, RecordError, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from iree_gauntlet.figures import Trend
     from iree_gauntlet.journal_events import MachineFacts
 
 
@@ -36,15 +38,13 @@ _NAME = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{20})\.json\Z")
 _STAMP = "%Y%m%dT%H%M%SZ"
 # `3.8.0rc20251010`: the day on which that IREE was made.
 _DAY = re.compile(r"(?:rc|dev|\+|\.)(20\d{6})\b")
-# Figures of which every change counts: they have no noise.
-_COUNTED = ("instructions", "instructions_in_dispatches", "instructions_outside")
-_EXACT = ("size_bytes", "dispatches", "max_error", *_COUNTED)
 # Verdicts of a comparison in which nothing got worse.
 _NO_LOSS = ("same", "faster", "not slower")
 # What programs are told of a finding, and of the points next to its step.
 _JUDGED = ("kind", "suspected", "won_back", "accepted", "confirmed", "ratio")
 _OF_A_POINT = ("run", "time", "iree", "commit", "file")
-UNITS = {"time_ms": "ms", "compile_s": "s", "compile_peak_bytes": "B", "size_bytes": "B"}
+# Figures by the names of their series.
+TRENDS = {figure.row.trend.name: figure for figure in Figure if figure.row.trend}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +254,20 @@ class SeriesKey:
         return self.figure.partition(" ")[0]
 
     @property
+    def trend(self) -> Trend | None:
+        """What is known of its figure; None of one that others have measured."""
+        known = TRENDS.get(self.quantity)
+        return known.row.trend if known else None
+
+    @property
     def is_exact(self) -> bool:
         """Whether every change of it counts."""
-        return self.quantity in _EXACT
+        return self.trend is not None and not self.trend.noisy
+
+    @property
+    def unit(self) -> str:
+        """Of its figure; empty for a count, an error, and what is not known."""
+        return self.trend.unit if self.trend else ""
 
     @property
     def title(self) -> str:

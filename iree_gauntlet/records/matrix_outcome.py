@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import counted, one_line
 from iree_gauntlet.journal_events import EndEvent, ExperimentOpening, MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, explain_unreadable, read_events, read_journal
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outcome, remarks_of_record
+from iree_gauntlet.stages import Stage  # noqa: TC001 - read by its type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,10 +123,14 @@ class MatrixRow:
     target: str
     cells: dict[str, MatrixCell] = field(default_factory=dict)
 
+    def find_value(self, label: str, figure: Figure) -> float | None:
+        """A figure with one IREE; None where it has none."""
+        return self.cells[label].figures.values.get(figure) if label in self.cells else None
+
     @property
     def timed_on_one_machine(self) -> bool:
         """Whether its times can be compared."""
-        return len({cell.timed_on for cell in self.cells.values() if cell.time_ms is not None}) < 2
+        return len({cell.timed_on for cell in self.cells.values() if Figure.TIME in cell.figures.values}) < 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +254,8 @@ def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...], rows: tup
         if iree.problem and iree.exit_code is not None:
             yield f"{iree.label}: {iree.problem}"
     for iree in irees:
-        timed = [cell for row in rows if (cell := row.cells.get(iree.label)) and cell.time_ms is not None]
-        disturbed = sum(bool(cell.disturbed) for cell in timed)
+        timed = [cell for row in rows if (cell := row.cells.get(iree.label)) and Figure.TIME in cell.figures.values]
+        disturbed = sum(bool(cell.figures.disturbed) for cell in timed)
         if disturbed:
             count = f"{disturbed} of {len(timed)} times were"
             yield f"{iree.label}: {count} taken while the machine did other work (~): measure them again"

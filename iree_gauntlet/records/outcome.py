@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import COUNTED, VERDICTS, FailureKind, Golden, Origin, Stage, Verdict, exit_code_of
+from iree_gauntlet.cases import COUNTED, VERDICTS, FailureKind, Golden, Origin, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.formatting import counted, listed, one_line
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
 from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.results import Result, find_unapplied
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import BATCH_MODEL
 
 if TYPE_CHECKING:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE
-from iree_gauntlet.formatting import milliseconds, whole
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.journal_events import ToolchainFacts
-from iree_gauntlet.recorded import Recorded, read_json
+from iree_gauntlet.recorded import UNRECORDED, Recorded, read_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.results import OutputComparison  # noqa: TC001 - read by its type
 from iree_gauntlet.settings import resolve_links
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import RunOutcome
-    from iree_gauntlet.results import Check
 
 
 SUMMARY = "summary.json"
@@ -31,9 +30,6 @@ _MOST_RUNS, _HEAD = 20, 16_384
 _STARTED, _COMPLETE = re.compile(r'\n "started": "([^"]*)",\n'), '\n "state": "complete",\n'
 # A suite of thousands is not read for this.
 _LARGEST = 4_000_000
-# Of a time, from when on a difference of two runs is shown: smaller ones are noise.
-_TIME = 0.1
-_OUTSIDE = "instructions outside of dispatches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +55,15 @@ class _Chain(Recorded):
     sku: str
     verdict: str
     steps: tuple[_Step, ...]
-    time_ms: _Figure | None = None
-    dispatch_count: _Figure | None = None
-    binary_size_bytes: _Figure | None = None
-    instructions: _Figure | None = None
-    instructions_in_dispatches: _Figure | None = None
-    instructions_outside: _Figure | None = None
+    figures: dict[Figure, _Figure] = field(default_factory=dict, metadata=UNRECORDED)
     quality: OutputComparison | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """As `Recorded.from_dict`, with all figures that it has."""
+        keys = {figure: figure.row.key_in_summary for figure in Figure if figure.row.key_in_summary}
+        known = {figure: _Figure.from_dict(data[key]) for figure, key in keys.items() if data.get(key)}
+        return replace(super(_Chain, cls).from_dict(data), figures=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,45 +136,30 @@ def _find_before(suite: str, started: str, folder: Path, wanted: Collection[tupl
     return None
 
 
-def _list_counts(
-    own: ChainFigures, known: _Chain
-) -> Iterator[tuple[str, _Figure | None, float | None, Check | None, Callable[[float], str]]]:
-    """Instructions: of a summary of an earlier version, and where dispatches are not known, of the whole call."""
-    if own.instructions_outside is None or known.instructions_in_dispatches is None:
-        yield "instructions", known.instructions, own.instructions, own.work, whole
-        return
-    inside = own.instructions_in_dispatches
-    yield "instructions in dispatches", known.instructions_in_dispatches, inside, own.work, whole
-    yield _OUTSIDE, known.instructions_outside, own.instructions_outside, own.outside, whole
-
-
 def _find_changes(
     chain: str, verdict: str, own: ChainFigures, known: _Chain
 ) -> Iterator[tuple[str, str, str, str, float | None]]:
     if verdict != known.verdict:
         yield chain, "verdict", known.verdict, verdict, None
-    spoilt = own.disturbed or any(step.real_time_ms and step.statistics.get("disturbed") for step in known.steps)
-    mean = own.samples.mean_ms if own.samples else None
-    time = _Figure(measured=known.time_ms.mean, limit=known.time_ms.limit) if known.time_ms else None
-    for title, was, new, check, write in (
-        ("time ms", time, mean, own.time, milliseconds),
-        ("dispatches", known.dispatch_count, own.dispatch_count, own.dispatches, whole),
-        ("bytes", known.binary_size_bytes, own.binary_size_bytes, own.size, whole),
-        *_list_counts(own, known),
-    ):
-        if was is None:
+    spoilt = own.is_marked or any(step.real_time_ms and step.statistics.get("disturbed") for step in known.steps)
+    for figure, before in known.figures.items():
+        row, check = figure.row, own.find_check(figure)
+        # Of the parts of a call where both runs know them, else of the whole call.
+        parts = Figure.INSTRUCTIONS in known.figures and Figure.INSTRUCTIONS in own.values
+        if not row.since or (row.stage is Stage.COUNT and parts is (figure is Figure.CALL_INSTRUCTIONS)):
             continue
-        if was.measured and was.measured > 0 and new is not None and not (was is time and spoilt):
-            share = new / was.measured - 1
-            least = {"time ms": _TIME * was.measured, _OUTSIDE: max(LEAST_OUTSIDE * was.measured, FEWEST_OUTSIDE)}
-            if abs(new - was.measured) >= least.get(title, 1):
-                yield chain, title, write(was.measured), write(new), share
-        limits = was.limit, check.limit if check else None
+        was, new = before.measured, own.values.get(figure)
+        if figure is Figure.TIME:
+            was, new = before.mean, own.samples.mean_ms if own.samples else None
+        comparable = not (figure is Figure.TIME and spoilt)
+        if comparable and was and was > 0 and new is not None and row.since_margin.is_exceeded(was, new):
+            yield chain, row.since, row.write(was), row.write(new), new / was - 1
+        limits = before.limit, check.limit if check else None
         # A step that was not reached says nothing of its limit.
         reached = check is not None or new is not None
         if reached and limits[0] != limits[1]:
-            before, now = ("none" if limit is None else write(limit) for limit in limits)
-            yield chain, f"limit of {title}", before, now, None
+            then, now = ("none" if limit is None else row.write(limit) for limit in limits)
+            yield chain, f"limit of {row.since}", then, now, None
     output = own.worst_output
     allowed = known.quality.allowed if known.quality else ""
     if output is not None and allowed and allowed != output.allowed:

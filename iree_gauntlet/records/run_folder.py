@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import counted, listed
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import ACTUAL_OUTPUT
 
 if TYPE_CHECKING:

@@ -8,23 +8,13 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import DrawnInterval
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import (
-    byte_size,
-    format_cpus,
-    format_error,
-    format_ratio,
-    format_span,
-    milliseconds,
-    whole,
-    work_change,
-)
-from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
+from iree_gauntlet.figures import Figure
+from iree_gauntlet.formatting import byte_size, format_cpus, format_ratio, format_span, milliseconds, whole, work_change
+from iree_gauntlet.records.chain_figures import make_matrix_cell
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, SIDES
 from iree_gauntlet.records.outcome import read_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from iree_gauntlet.records.compare_record import ComparisonRecord, RecordedVerdict, WorkVerdict
 
 
@@ -42,13 +32,6 @@ _ORDER = (
 )
 # Beyond this a figure that one measurement gave is pointed out.
 _NOTABLE = 0.25
-# Name of a figure, how to read it, how it is written, whether any change of it is pointed out.
-_FIGURES: tuple[tuple[str, Callable[[MatrixCell], float | None], Callable[[float], str], bool], ...] = (
-    ("compile memory", lambda cell: cell.compile_peak_bytes, byte_size, False),
-    ("module size", lambda cell: cell.binary_size_bytes, whole, True),
-    ("dispatches", lambda cell: cell.dispatch_count, whole, True),
-    ("largest error", lambda cell: cell.max_abs_error, format_error, False),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,24 +183,23 @@ def list_figure_changes(record: ComparisonRecord) -> list[FigureChange]:
         for side in record.sides
     )
     # Rounds of compiles have measured these, and better.
-    measured = ("compile memory",) if record.opening.metric == "compile-time" else ()
-    found: list[FigureChange] = _round_memory(record) if measured else []
+    measured = (Figure.COMPILE_MEMORY,) if record.opening.metric == Figure.COMPILE_TIME.row.metric else ()
+    changes: list[FigureChange] = _round_memory(record) if measured else []
     for model, one in a.items():
         other = b.get(model)
         if other is None:
             continue
         if one.verdict_text != other.verdict_text:
-            found.append(FigureChange(model, "checks", one.verdict_text, other.verdict_text, "", notable=True))
-        for name, read, write, counted in _FIGURES:
-            before, after = read(one), read(other)
-            if name not in measured and (before, after) != (None, None):
-                found.append(_compare_figure(model, name, before, after, write, counted=counted))
-    return found
+            changes.append(FigureChange(model, "checks", one.verdict_text, other.verdict_text, "", notable=True))
+        for figure in Figure:
+            before, after = one.figures.values.get(figure), other.figures.values.get(figure)
+            if figure.row.pair and figure not in measured and (before, after) != (None, None):
+                changes.append(_compare_figure(model, figure, before, after))
+    return changes
 
 
-def _compare_figure(
-    model: str, name: str, a: float | None, b: float | None, write: Callable[[float], str], *, counted: bool
-) -> FigureChange:
+def _compare_figure(model: str, figure: Figure, a: float | None, b: float | None) -> FigureChange:
+    name, write = figure.row.pair, figure.row.write
     before, after = "" if a is None else write(a), "" if b is None else write(b)
     if a is None or b is None or math.isnan(a) or math.isnan(b):
         return FigureChange(model, name, before, after, "", notable=before != after)
@@ -226,17 +208,18 @@ def _compare_figure(
     ratio = b / a if a > 0 else math.inf
     change = format_ratio(ratio) if math.isfinite(ratio) else "new"
     # One measurement, perhaps with other work at the same time, or of another day.
-    change = change if counted or name == "largest error" else f"~{change}"
-    return FigureChange(model, name, before, after, change, notable=counted or abs(ratio - 1) > _NOTABLE)
+    change = change if figure.is_exact else f"~{change}"
+    is_counted = figure.is_exact and figure is not Figure.ERROR
+    return FigureChange(model, name, before, after, change, notable=is_counted or abs(ratio - 1) > _NOTABLE)
 
 
 def _round_memory(record: ComparisonRecord) -> list[FigureChange]:
     """The largest memory of the compiles of each side, over all rounds."""
-    found = []
+    found, name = [], Figure.COMPILE_MEMORY.row.pair
     for model, verdict in record.verdicts.items():
         a, b = (verdict.peak_rss_bytes.get(side) for side in SIDES)
         if a and b:
             change = format_ratio(b / a)
             notable = abs(b / a - 1) > _NOTABLE
-            found.append(FigureChange(model, "compile memory", byte_size(a), byte_size(b), change, notable))
+            found.append(FigureChange(model, name, byte_size(a), byte_size(b), change, notable))
     return found

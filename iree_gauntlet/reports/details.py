@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.figures import FIGURES
 from iree_gauntlet.formatting import (
     byte_size,
     duration,
@@ -22,19 +23,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Check, OutputComparison
 
 
-_METRIC_NAMES = {
-    "time_ms": "time",
-    "dispatch_count": "dispatches",
-    "binary_size_bytes": "size",
-    "max_abs_error": "max error",
-    "instructions": "instructions",
-    "instructions_outside": "instructions outside of dispatches",
-}
-
-
 def check_line(check: Check) -> str:
     """One check: measured against its limit, and by how much it is over."""
-    name = _METRIC_NAMES.get(check.metric, check.metric)
+    name = FIGURES[check.metric].word if check.metric in FIGURES else check.metric
     if check.statistic:
         name = f"{name} ({check.statistic})"
     note = f"; {one_line(check.note)}" if check.note else ""

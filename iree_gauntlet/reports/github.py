@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
 from iree_gauntlet.formatting import one_line
 from iree_gauntlet.reports.details import list_unapplied
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

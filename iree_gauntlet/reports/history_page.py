@@ -26,9 +26,10 @@ from iree_gauntlet.document import (
     TextLink,
 )
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import counted, milliseconds
 from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE
-from iree_gauntlet.records.history_record import UNITS, Finding, HistoryOutcome, Series
+from iree_gauntlet.records.history_record import TRENDS, Finding, HistoryOutcome, Series
 from iree_gauntlet.records.history_record import FindingKind as Found
 
 if TYPE_CHECKING:
@@ -69,23 +70,12 @@ _MEANINGS = {
     ExitCode.FAILED: "something got worse",
     ExitCode.INCONCLUSIVE: "something may have got worse",
 }
-_BISECTED = {
-    "time_ms": "time",
-    "compile_s": "compile-time",
-    "size_bytes": "size",
-    "dispatches": "dispatches",
-    "instructions": "instructions",
-    "instructions_in_dispatches": "instructions",
-    "instructions_outside": "instructions-outside",
-}
 _COMMIT_CHARACTERS = 40
 _FOLDED_FROM = 10
 # Words of a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
-# Of the series of a case: what people look for first stands first.
-_COUNTED = ("instructions_in_dispatches", "instructions", "instructions_outside")
-_FIRST = ("time_ms", *_COUNTED, "max_error", "dispatches", "size_bytes", "compile_s")
-_ORDER = {name: place for place, name in enumerate(_FIRST)}
+# In the order in which people look for them; those of others stand last.
+_PLACES = {trend.name: trend.place for figure in Figure if (trend := figure.row.trend)}
 # Values of a small course: of more, the last.
 _COURSE = 60
 
@@ -97,7 +87,7 @@ def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Do
     """
     changed = make_changes_document(outcome)
     ordered = sorted(
-        outcome.series, key=lambda item: (item.key.case, _ORDER.get(item.key.figure, len(_ORDER)), item.key)
+        outcome.series, key=lambda item: (item.key.case, _PLACES.get(item.key.figure, len(_PLACES)), item.key)
     )
     cases = [(case, tuple(series)) for case, series in groupby(ordered, key=lambda item: item.key.case)]
     anchors = {case: f"case-{number}" for number, (case, _) in enumerate(cases)}
@@ -164,7 +154,7 @@ def _show_every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Map
         before = len(item.points) - len(last)
         changes = tuple(finding.at - before for finding in found if finding.at > before)
         worse = any(finding.kind is Found.REGRESSION and not finding.settled for finding in found)
-        newest = _format_figure_text(last[-1].value, key.figure)
+        newest = _format_figure_text(last[-1].value, key.unit)
         course = Course(tuple(point.value for point in last), newest, changes, word="bad" if worse else "")
         rows = by_machine.setdefault(key.sku or key.machine, {}).setdefault(key.case, [])
         if all(key.figure in row for row in rows):
@@ -172,7 +162,7 @@ def _show_every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Map
         next(row for row in rows if key.figure not in row)[key.figure] = course
     for name, cases in by_machine.items():
         known = {figure for rows in cases.values() for row in rows for figure in row}
-        figures = sorted(known, key=lambda figure: (_ORDER.get(figure, len(_ORDER)), figure))
+        figures = sorted(known, key=lambda figure: (_PLACES.get(figure, len(_PLACES)), figure))
         columns = (Column("model", ColumnKind.NAME), *(Column(figure, ColumnKind.DRAWN) for figure in figures))
         lines = (
             (TextLink(case, f"#{anchors[case]}"), *map(row.get, figures))
@@ -187,8 +177,8 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
     key, points = series.key, series.points
     values = [point.value for point in points]
     where = f"{key.sku or key.machine}, flags {key.flags or '–'}"
-    low, high = (_format_figure_text(edge, key.figure) for edge in (min(values), max(values)))
-    newest = _format_figure_text(values[-1], key.figure)
+    low, high = (_format_figure_text(edge, key.unit) for edge in (min(values), max(values)))
+    newest = _format_figure_text(values[-1], key.unit)
     said = f"{key.title}: {low} to {high} in {counted(len(values), 'run')}, newest {newest}"
     yield Heading(f"{key.figure}: {newest}", 3)
     origins = []
@@ -200,7 +190,7 @@ def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]
         said,
         f"{low} to {high}; {where}",
         tuple(values),
-        UNITS.get(key.figure, ""),
+        key.unit,
         tuple(origins),
         tuple(_list_statements(key)),
         next((point.golden for point in reversed(points) if point.golden is not None), None),
@@ -227,16 +217,21 @@ def _list_statements(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
     yield (f"{BISECT_COMPARE}/", ~_COMMIT, "...", _COMMIT)
     case = shlex.join(("--model", key.model, "--submodel", key.submodel, "--target", key.target))
     yield (f"gauntlet run {case} --iree ", _NAMED)
-    if key.figure in _BISECTED:
-        metric = f"--metric {_BISECTED[key.figure]}"
-        yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" {metric} {case}")
+    if metric := _find_metric(key):
+        yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" --metric {metric} {case}")
+
+
+def _find_metric(key: SeriesKey) -> str:
+    """The metric by which a series is bisected; empty where it is not."""
+    figure = TRENDS.get(key.figure)
+    return figure.row.metric if figure else ""
 
 
 def _format_bisect(finding: Finding) -> str:
     """The command that would find the release or commit; empty where nobody has to."""
-    metric, key = _BISECTED.get(finding.key.figure), finding.key
+    metric, key = _find_metric(finding.key), finding.key
     good, bad = finding.before.named, finding.after.named
-    if metric is None or finding.kind is Found.IMPROVEMENT or finding.settled or not (good and bad) or good == bad:
+    if not metric or finding.kind is Found.IMPROVEMENT or finding.settled or not (good and bad) or good == bad:
         return ""
     words = ["gauntlet", "bisect", "--good", good, "--bad", bad, "--metric", metric, "--model", key.model]
     return shlex.join([*words, "--submodel", key.submodel, "--target", key.target])
@@ -283,8 +278,7 @@ def _make_row(item: Finding) -> tuple[Cell, ...]:
         change = "from 0" if math.isinf(share) else f"×{1 + share:.3g}"
     if item.confirmed:
         change += f" ({item.confirmed}{f' ×{item.ratio:.3f}' if item.ratio else ''})"
-    figure = item.key.figure
-    old, new = (_format_figure_text(value, figure) for value in (item.old, item.new))
+    old, new = (_format_figure_text(value, item.key.unit) for value in (item.old, item.new))
     levels = f"{old} → {new}{' *' if item.disturbed else ''}"
     since = f"{item.after.iree} {item.after.time[:10]}{' †' if item.same_iree else ''}"
     likely = "exact" if item.p_value is None else "" if item.kind is Found.DRIFT else f"{item.p_value:.1g}"
@@ -306,9 +300,9 @@ def make_series_document(outcome: HistoryOutcome) -> Document:
         values = [point.value for point in series.points]
         key, newest = series.key, series.points[-1]
         blocks.append(Heading(f"{key.title} ({key.sku or key.machine}, flags {key.flags or '–'})"))
-        low, high = (_format_figure_text(edge, key.figure) for edge in (min(values), max(values)))
+        low, high = (_format_figure_text(edge, key.unit) for edge in (min(values), max(values)))
         blocks.append(Paragraph((f"{_format_sparkline(values)}  {low} to {high}, {counted(len(values), 'run')}",)))
-        lines = [f"newest: {_format_figure_text(newest.value, key.figure)} with {newest.iree} on {newest.time[:10]}"]
+        lines = [f"newest: {_format_figure_text(newest.value, key.unit)} with {newest.iree} on {newest.time[:10]}"]
         lines += [_change_line(item) for item in outcome.findings if item.key == key]
         blocks.append(Items(tuple((line,) for line in lines)))
     facts = (counted(outcome.runs, "run"), outcome.place)
@@ -354,9 +348,8 @@ def _format_sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     return "".join(_BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for value in values)
 
 
-def _format_figure_text(value: float, figure: str) -> str:
+def _format_figure_text(value: float, unit: str) -> str:
     """A figure with its unit."""
-    unit = UNITS.get(figure, "")
     if unit == "ms":
         return f"{milliseconds(value)} ms"
     text = f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"

@@ -18,7 +18,6 @@ from enum import StrEnum
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE, WORK_MARGIN
 from iree_gauntlet.document import (
     Block,
     Cell,
@@ -37,52 +36,40 @@ from iree_gauntlet.document import (
     Text,
 )
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.formatting import (
-    byte_size,
-    duration,
-    format_error,
-    format_mean_and_spread,
-    milliseconds,
-    one_line,
-    whole,
-    work_change,
-)
+from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
+from iree_gauntlet.formatting import duration, format_mean_and_spread, one_line, work_change
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.junit import format_junit, list_suites
 from iree_gauntlet.reports.report_files import RecordOrigin, Reports, make_pages, provenance
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-
-# Sizes differ by a few bytes between any two releases.
-_SIZE_JUMP = 0.05
-_WORK_JUMP = WORK_MARGIN - 1
-# Times were taken one IREE after the other: what is less than this says little.
-_TIME_JUMP = 0.25
+    from iree_gauntlet.figures import FigureRow, Jump, MatrixView
 
 
-class ChangeKind(StrEnum):
-    """What can change; the order is that of reports."""
+class VerdictChange(StrEnum):
+    """What can change besides figures; the order is that of reports, in which these come first."""
 
     FAILING = "newly failing"
     PASSING = "newly passing"
     WRONG = "wrong numbers"
-    DISPATCHES = "dispatches"
-    INSTRUCTIONS = "instructions"
-    OUTSIDE = "instructions outside of dispatches"
-    SIZE = "size"
-    TIME = "time"
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixChange:
-    """Something that is not the same with the IREEs of these labels; `text` is for people, without the chain."""
+    """Something that is not the same with the IREEs of these labels.
 
-    kind: ChangeKind
+    Attributes:
+        kind: a `VerdictChange`, or the word of a figure's jump.
+        text: for people, without the chain.
+    """
+
+    kind: str
     chain: str
     labels: tuple[str, ...]
     text: str
@@ -98,15 +85,17 @@ class MeanRatio:
     chains: int
 
 
-# Columns in the order of `make_figure_cells`: memory can best be spared, then the error, the size, the compile time.
-_RANKS = {"compile s": 2, "memory MB": 5, "time ms": 0, "instructions": 1, "dispatches": 0, "size": 3, "max error": 4}
+# Figures in the order of columns and of maps, and those whose changes are listed, in the order of the lists.
+_SHOWN = [(figure, figure.row.matrix) for figure in COMPILES_FIRST if figure.row.matrix]
+_MAPS = [(figure, figure.row.matrix) for figure in Figure if figure.row.matrix]
+_JUMPS = sorted(((figure, figure.row.jump) for figure in Figure if figure.row.jump), key=lambda jump: jump[1].place)
 # What a terminal shows at most; cells are those of the table of figures.
 _MOST_CELLS = 160
 _MOST_CHANGES = 12
 # What is said where a matrix has figures of a kind: times, and compile times.
-_NOTES: tuple[tuple[str, Text], ...] = (
+_NOTES: tuple[tuple[Figure, Text], ...] = (
     (
-        "time_ms",
+        Figure.TIME,
         (
             "Times were taken one IREE after the other: differences of a few per cent need ",
             Name("gauntlet compare A B"),
@@ -114,7 +103,7 @@ _NOTES: tuple[tuple[str, Text], ...] = (
         ),
     ),
     (
-        "compile_seconds",
+        Figure.COMPILE_TIME,
         ("Compiles ran in parallel, unless with -j 1; times of those from the cache are from when they were made.",),
     ),
 )
@@ -123,15 +112,13 @@ _LEGEND = (
     "↑ ↓: times and memory more than 5 % off, counts and sizes that are not the same, errors twice or half.",
 )
 _TITLES = {
-    ChangeKind.FAILING: "Newly failing",
-    ChangeKind.PASSING: "Newly passing",
-    ChangeKind.WRONG: "Wrong numbers",
-    ChangeKind.DISPATCHES: "Dispatches",
-    ChangeKind.INSTRUCTIONS: "Instructions in dispatches, or of one call where these are not known (0.1 % and more)",
-    ChangeKind.OUTSIDE: "Instructions outside of dispatches (1 %, and 2,000, and more)",
-    ChangeKind.SIZE: "Module size (5 % and more), bytes",
-    ChangeKind.TIME: "Run time (a quarter and more; not yet proved to be real)",
+    VerdictChange.FAILING: "Newly failing",
+    VerdictChange.PASSING: "Newly passing",
+    VerdictChange.WRONG: "Wrong numbers",
+    **{jump.word: jump.title for _, jump in _JUMPS},
 }
+# Geometric means of ratios, by their names in JSON.
+_MEANS = {"time": Figure.TIME, "compile": Figure.COMPILE_TIME}
 _IREE_COLUMNS = (
     Column("IREE", ColumnKind.NAME),
     Column("result"),
@@ -144,23 +131,14 @@ _FIGURE_COLUMNS: tuple[Column, ...] = (
     Column("model", ColumnKind.NAME),
     Column("IREE", ColumnKind.NAME),
     Column("verdict", ColumnKind.VERDICT),
-    *(Column(title, ColumnKind.NUMBER, rank=rank) for title, rank in _RANKS.items()),
-)
-# Title, unit, which figure of a cell, how to write it.
-_HEATS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
-    ("Run time", "ms", "time_ms", milliseconds),
-    ("Instructions of one call", "", "instructions", whole),
-    ("Compile time", "s", "compile_seconds", lambda value: f"{value:.2f}"),
-    ("Compile memory", "MB", "compile_peak_bytes", lambda value: f"{value / 1e6:,.0f}"),
-    ("Dispatches", "", "dispatch_count", whole),
-    ("Module size", "kB", "binary_size_bytes", lambda value: f"{value / 1e3:,.0f}"),
-    ("Largest error", "", "max_abs_error", format_error),
+    *(Column(view.column, ColumnKind.NUMBER, rank=view.rank) for _, view in _SHOWN),
 )
 _SAME_TIME = 0.05
 # Errors of different schedules differ in their last digits.
 _SAME_ERROR = 1.0
 _FORMULA = ("=", "+", "-", "@")
-_RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
+# Optional ones last.
+_WRITTEN = sorted(_SHOWN, key=lambda shown: shown[0].row.optional)
 
 
 def make_matrix_reports(folder: Path) -> Reports:
@@ -218,10 +196,10 @@ def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
     yield Heading("What changed between releases")
     if not found:
         yield Paragraph(("Nothing: verdicts, dispatch counts, sizes and times are the same within the margins.",))
-    for kind in ChangeKind:
+    for kind, title in _TITLES.items():
         items = tuple((Name(change.chain), f": {change.text}") for change in found if change.kind is kind)
         if items:
-            yield Heading(_TITLES[kind], 3)
+            yield Heading(title, 3)
             yield Items(items, _MOST_CHANGES)
 
 
@@ -253,19 +231,18 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
                 figures = make_figure_cells(cell, None if label == matrix.base else base)
                 rows.append((title, label, cell.verdict_text, *figures))
                 title = ""
-    columns = _FIGURE_COLUMNS
-    if all(cell.instructions is None for row in chains for cell in row.cells.values()):
-        kept = [column.title != "instructions" for column in columns]
-        columns = tuple(compress(columns, kept))
-        rows = [tuple(compress(row, kept)) for row in rows]
+    cells = [cell for row in chains for cell in row.cells.values()]
+    there = [not figure.row.optional or any(figure in cell.figures.values for cell in cells) for figure, _ in _SHOWN]
+    named = (True,) * (len(_FIGURE_COLUMNS) - len(there))
+    columns = tuple(compress(_FIGURE_COLUMNS, (*named, *there)))
+    rows = [tuple(compress(row, (*named, *there))) for row in rows]
     yield Heading("Figures")
     table = Table(columns, tuple(rows), _MOST_CELLS)
     if len(labels) < 2:
         yield table
         return
     said = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
-    cells = [cell for row in chains for cell in row.cells.values()]
-    notes = (note for name, note in _NOTES if any(getattr(cell, name) is not None for cell in cells))
+    notes = (note for figure, note in _NOTES if any(figure in cell.figures.values for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
     yield OnPage((Paragraph((f"{legend}; full from double and from half on.",)), *_show_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
@@ -274,18 +251,18 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
     """For each figure models and IREEs, shaded by how far a value is from the base's: from half to double."""
-    for title, unit, name, write in _HEATS:
+    for figure, view in _MAPS:
         rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
             # A time on another machine has nothing to be held against.
-            held = row.timed_on_one_machine or name != "time_ms"
-            base = getattr(row.cells.get(matrix.base), name, None) if held else None
+            comparable = row.timed_on_one_machine or figure is not Figure.TIME
+            base = row.find_value(matrix.base, figure) if comparable else None
             shades: list[Cell] = []
             for cell in map(row.cells.get, labels):
-                value = getattr(cell, name, None)
+                value = cell.figures.values.get(figure) if cell else None
                 if value is not None:
                     share = _compute_ratio(value, base)
-                    shades.append(Shaded(write(value), math.log2(share) if share else 0.0))
+                    shades.append(Shaded(view.write(value), math.log2(share) if share else 0.0))
                 else:
                     # Without its figure, the verdict says why.
                     shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
@@ -293,7 +270,7 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
                 rows.append((row.chain, *shades))
         if rows:
             columns = (Column("model", ColumnKind.NAME), *(Column(label, ColumnKind.NUMBER) for label in labels))
-            yield Heading(f"{title}{f', {unit}' if unit else ''}", 3)
+            yield Heading(f"{view.title}{f', {view.unit}' if view.unit else ''}", 3)
             yield Table(columns, tuple(rows))
 
 
@@ -324,26 +301,29 @@ def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, .
     A `~` stands before a time that was taken while the machine did other work. `base` is with the first IREE; None
     for that itself, and where it did not run the chain.
     """
-    error = NOTHING
-    if cell.max_abs_error is not None:
-        error = f"{format_error(cell.max_abs_error)} #{cell.worst_output}"
-    time = NOTHING
-    if cell.time_ms is not None:
-        least = "min " if cell.statistic == "min" else ""
-        time = f"{'~' if cell.disturbed else ''}{least}{format_mean_and_spread(cell.time_ms, cell.spread_ms)}"
-    memory = NOTHING if cell.compile_peak_bytes is None else f"{cell.compile_peak_bytes / 1e6:,.0f}"
-    seconds = cell.compile_seconds
-    compiled = NOTHING if seconds is None else f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}"
-    held = base or MatrixCell(cell.verdict)
-    return (
-        _append_ratio(compiled, seconds, held.compile_seconds),
-        _append_ratio(memory, cell.compile_peak_bytes, held.compile_peak_bytes),
-        _append_ratio(time, cell.time_ms, held.time_ms if cell.timed_on == held.timed_on else None),
-        _describe_worked(cell, held),
-        _describe_counts(whole, cell.dispatch_count, held.dispatch_count),
-        _describe_counts(byte_size, cell.binary_size_bytes, held.binary_size_bytes),
-        error + _format_arrow(_compute_ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
-    )
+    return tuple(_format_figure_cell(figure, view, cell, base or MatrixCell(cell.verdict)) for figure, view in _SHOWN)
+
+
+def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base: MatrixCell) -> str:
+    value, before = cell.figures.values.get(figure), base.figures.values.get(figure)
+    if value is None:
+        return NOTHING
+    text = view.write_cell(value)
+    match figure:
+        case Figure.ERROR:
+            worst = cell.figures.largest_error
+            place = f" #{worst.index}" if worst else ""
+            return f"{text}{place}{_format_arrow(_compute_ratio(value, before), _SAME_ERROR)}"
+        case Figure.TIME:
+            least = "min " if cell.figures.statistic is Statistic.MIN else ""
+            mean = format_mean_and_spread(value, cell.figures.spread_ms)
+            text = f"{'~' if cell.figures.disturbed else ''}{least}{mean}"
+            before = before if cell.timed_on == base.timed_on else None
+        case Figure.CALL_INSTRUCTIONS:
+            # Counts of two kinds of counters are not compared.
+            comparable = before and cell.figures.counted_by == base.figures.counted_by
+            return f"{text} {work_change(before, value)}" if before and comparable else text
+    return _append_change(text, value, before) if figure.is_exact else _append_ratio(text, value, before)
 
 
 def format_factor(value: float) -> str:
@@ -358,25 +338,13 @@ def _append_ratio(text: str, value: float | None, base: float | None) -> str:
     return text if share is None else f"{text} {format_factor(share)}{_format_arrow(share, _SAME_TIME)}"
 
 
-def _describe_worked(cell: MatrixCell, held: MatrixCell) -> str:
-    """Instructions with the exact change; counts of two kinds of counters are not compared."""
-    if cell.instructions is None:
-        return NOTHING
-    text = whole(cell.instructions)
-    if not held.instructions or cell.counted_by != held.counted_by:
-        return text
-    return f"{text} {work_change(held.instructions, cell.instructions)}"
-
-
-def _describe_counts(write: Callable[[float], str], value: float | None, base: float | None) -> str:
+def _append_change(text: str, value: float, base: float | None) -> str:
     """A count with its ratio and an arrow where it is not the base's; a ratio that says nothing is left out."""
-    if value is None:
-        return NOTHING
     share = _compute_ratio(value, base)
     if share is None or value == base:
-        return write(value)
-    text = format_factor(share)
-    return f"{write(value)} {text if text != format_factor(1) else ''}{_format_arrow(share, 0.0)}"
+        return text
+    factor = format_factor(share)
+    return f"{text} {factor if factor != format_factor(1) else ''}{_format_arrow(share, 0.0)}"
 
 
 def _format_arrow(share: float | None, same: float) -> str:
@@ -473,10 +441,30 @@ def format_matrix_csv(matrix: MatrixOutcome) -> str:
 
 
 def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
-    ratios = {name: _compute_ratio(getattr(cell, name), getattr(base, name) if base else None) for name in _RATIOS}
-    if base is not None and cell.timed_on != base.timed_on:
-        ratios["time_ms"] = None
-    return {**asdict(cell), "verdict": str(cell.verdict), "ratios": ratios}
+    figures = cell.figures
+    times = figures.samples.real_time_ms if figures.samples else ()
+    # What is said of some figures behind them.
+    details: dict[Figure, dict[str, Any]] = {
+        Figure.COMPILE_TIME: {"compile_cached": figures.compile_cached},
+        Figure.TIME: {
+            "spread_ms": figures.spread_ms,
+            "statistic": str(figures.statistic) if times else "",
+            "repetitions": len(times),
+            "disturbed": figures.disturbed,
+        },
+        Figure.ERROR: {"worst_output": figures.largest_error.index if figures.largest_error else None},
+    }
+    described: dict[str, Any] = {"verdict": str(cell.verdict)}
+    described |= {name: getattr(cell, name) for name in ("stages", "reason", "works", "wrong_numbers")}
+    ratios: dict[str, float | None] = {}
+    for figure, view in _WRITTEN:
+        value, before = figures.values.get(figure), base.figures.values.get(figure) if base else None
+        described |= {view.key: value, **details.get(figure, {})}
+        if figure.row.unit and not figure.row.optional:
+            comparable = figure is not Figure.TIME or base is None or cell.timed_on == base.timed_on
+            ratios[view.key] = _compute_ratio(value, before) if comparable else None
+    described |= {"instructions_outside": figures.values.get(Figure.INSTRUCTIONS_OUTSIDE)}
+    return {**described, "counted_by": figures.counted_by, "timed_on": cell.timed_on, "ratios": ratios}
 
 
 def _format_field(value: Any) -> Any:
@@ -498,8 +486,9 @@ def _compute_ratio(value: float | None, base: float | None) -> float | None:
 def list_matrix_changes(matrix: MatrixOutcome) -> list[MatrixChange]:
     """Everything that differs from an IREE to the one before it that has run the chain, by kind, then in plan order."""
     labels = [iree.label for iree in matrix.ran]
+    order = list(_TITLES)
     found = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
-    return sorted(found, key=lambda change: list(ChangeKind).index(change.kind))
+    return sorted(found, key=lambda change: order.index(change.kind))
 
 
 def compute_mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
@@ -509,13 +498,10 @@ def compute_mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
     were taken under a disturbance.
     """
     found: list[MeanRatio] = []
-    for metric in ("time", "compile"):
+    for metric, figure in _MEANS.items():
         tables = []
         for row in matrix.rows if metric == "compile" else [row for row in matrix.rows if row.timed_on_one_machine]:
-            timed = {
-                label: cell.compile_seconds if metric == "compile" else _find_comparable_time(cell)
-                for label, cell in row.cells.items()
-            }
+            timed = {label: _find_comparable(figure, cell) for label, cell in row.cells.items()}
             tables.append({label: value for label, value in timed.items() if value is not None and value > 0})
         labels = [iree.label for iree in matrix.irees if any(iree.label in table for table in tables)]
         shared = [table for table in tables if all(label in table for label in labels)]
@@ -531,43 +517,49 @@ def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixCh
     found_out = [(label, cell) for label, cell in cells if cell.works is not None]
     for (before, old), (label, cell) in itertools.pairwise(found_out):
         if old.works != cell.works:
-            bad, was, kind = (old, "was ", ChangeKind.PASSING) if cell.works else (cell, "", ChangeKind.FAILING)
+            bad, was, kind = (old, "was ", VerdictChange.PASSING) if cell.works else (cell, "", VerdictChange.FAILING)
             what = f"{bad.verdict_text}{f': {one_line(bad.reason, 80)}' if bad.reason else ''}"
             yield MatrixChange(kind, row.chain, (before, label), f"{before} → {label}: {was}{what}")
     for label, cell in cells:
         if cell.wrong_numbers:
-            yield MatrixChange(ChangeKind.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
-    dispatches = [(label, cell.dispatch_count) for label, cell in cells]
-    yield from _list_jumps(row.chain, ChangeKind.DISPATCHES, dispatches, 0.0)
-    counters = {cell.counted_by for _, cell in cells if cell.instructions is not None}
-    if len(counters) == 1:
-        outside = [(label, cell.instructions_outside) for label, cell in cells if cell.instructions is not None]
-        known = all(count is not None for _, count in outside)
-        counts = [(label, cell.instructions) for label, cell in cells]
-        if known:
-            counts = [(label, cell.instructions_in_dispatches) for label, cell in cells]
-            yield from _list_jumps(row.chain, ChangeKind.OUTSIDE, outside, LEAST_OUTSIDE, FEWEST_OUTSIDE)
-        yield from _list_jumps(row.chain, ChangeKind.INSTRUCTIONS, counts, _WORK_JUMP)
-    sizes = [(label, cell.binary_size_bytes) for label, cell in cells]
-    yield from _list_jumps(row.chain, ChangeKind.SIZE, sizes, _SIZE_JUMP)
-    times = [(label, _find_comparable_time(cell)) for label, cell in cells if row.timed_on_one_machine]
-    yield from _list_jumps(row.chain, ChangeKind.TIME, times, _TIME_JUMP)
+            yield MatrixChange(VerdictChange.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
+    for figure, jump in _JUMPS:
+        yield from _list_jumps(row.chain, jump, figure.row, _list_comparable(figure, row, cells))
 
 
-def _find_comparable_time(cell: MatrixCell) -> float | None:
-    return None if cell.wrong_numbers or cell.disturbed else cell.time_ms
+def _list_comparable(
+    figure: Figure, row: MatrixRow, cells: Sequence[tuple[str, MatrixCell]]
+) -> list[tuple[str, float | None]]:
+    """The values of a figure that can be compared with each other: none of two machines, or of two counters."""
+    if figure is Figure.TIME and not row.timed_on_one_machine:
+        return []
+    if figure.row.stage is Stage.COUNT:
+        counted = [(label, cell) for label, cell in cells if Figure.CALL_INSTRUCTIONS in cell.figures.values]
+        if len({cell.figures.counted_by for _, cell in counted}) != 1:
+            return []
+        if any(Figure.INSTRUCTIONS_OUTSIDE not in cell.figures.values for _, cell in counted):
+            # Where it is not known which are in dispatches, those of the call stand for them.
+            whole_call = [(label, cell.figures.values.get(Figure.CALL_INSTRUCTIONS)) for label, cell in cells]
+            return whole_call if figure is Figure.INSTRUCTIONS else []
+    return [(label, _find_comparable(figure, cell)) for label, cell in cells]
+
+
+def _find_comparable(figure: Figure, cell: MatrixCell) -> float | None:
+    """A value; no time of other work, or of a busy machine."""
+    spoilt = figure is Figure.TIME and (cell.wrong_numbers or cell.figures.disturbed)
+    return None if spoilt else cell.figures.values.get(figure)
 
 
 def _list_jumps(
-    chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float, fewest: float = 0.0
+    chain: str, jump: Jump, row: FigureRow, figures: list[tuple[str, float | None]]
 ) -> Iterator[MatrixChange]:
-    """One line with every value that is further from the one before it than a share of that, and than `fewest`."""
+    """One line with every value that is further from the one before it than the margin of its jumps."""
     known = [(label, value) for label, value in figures if value is not None]
 
     def is_jump(before: float, value: float) -> bool:
         share = _compute_ratio(value, before)
-        far = share is None or max(share, 1 / share if share else math.inf) > 1 + least
-        return value != before and abs(value - before) > fewest and far
+        far = share is None or max(share, 1 / share if share else math.inf) > 1 + jump.margin.share
+        return value != before and abs(value - before) > jump.margin.amount and far
 
     jumps = known[:1]
     for before, (label, value) in itertools.pairwise(known):
@@ -577,10 +569,9 @@ def _list_jumps(
             jumps.append((label, value))
     if len(jumps) < 2:
         return
-    unit = " ms" if kind is ChangeKind.TIME else ""
-    write = milliseconds if kind is ChangeKind.TIME else whole
+    unit = f" {row.unit}" if row.unit == "ms" else ""
     # What lies between two values that are no jump is left out.
-    written = [f"{write(value)}{unit} ({label})" for label, value in jumps]
+    written = [f"{row.write(value)}{unit} ({label})" for label, value in jumps]
     signs = ["→" if is_jump(one, other) else "…" for (_, one), (_, other) in itertools.pairwise(jumps)]
     text = " ".join([written[0], *(f"{sign} {word}" for sign, word in zip(signs, written[1:], strict=True))])
-    yield MatrixChange(kind, chain, tuple(label for label, _ in jumps), text)
+    yield MatrixChange(jump.word, chain, tuple(label for label, _ in jumps), text)

@@ -16,7 +16,8 @@ from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Metric, Statistic, Verdict
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures
@@ -136,7 +137,7 @@ def _make_row(kind: str, step: StepOutcome, status: str) -> list[Any]:
     goldens = {golden.metric: golden for golden in step.goldens}
     figures: list[Any] = []
     if kind == "benchmark":
-        golden = goldens.get(Metric.TIME_MS)
+        golden = goldens.get(Figure.TIME)
         by_mean = golden is not None and golden.statistic == Statistic.MEAN
         measured = None if step.samples is None else step.samples.mean_ms if by_mean else step.samples.min_ms
         limit = [_NOT_KNOWN] * 3
@@ -145,12 +146,9 @@ def _make_row(kind: str, step: StepOutcome, status: str) -> list[Any]:
             limit = [_format_milliseconds(golden.value), str(golden.factor), _format_milliseconds(most)]
         figures = [_format_milliseconds(measured), *limit]
     elif kind == "compstat":
-        for metric, measured in (
-            (Metric.DISPATCH_COUNT, step.known.dispatch_count),
-            (Metric.BINARY_SIZE_BYTES, step.known.binary_size_bytes),
-        ):
-            limit_of = goldens[metric].value if metric in goldens else None
-            figures += [_round_whole(limit_of), _round_whole(measured)]
+        for figure in (Figure.DISPATCHES, Figure.SIZE):
+            golden = goldens.get(figure)
+            figures += [_round_whole(golden.value if golden else None), _round_whole(step.measure(figure))]
     return [name, *figures, status]
 
 
@@ -211,22 +209,17 @@ def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
     time: dict[str, Any] | None = None
     if samples is not None and samples.real_time_ms:
         named = {name.removesuffix("_ms"): value for name, value in samples.figures.items()}
-        time = {**named, "repetitions": len(samples.real_time_ms), **_describe_limit(figures.time)}
+        time = {**named, "repetitions": len(samples.real_time_ms), **_describe_limit(figures.checks.get(Figure.TIME))}
     document = {
         **_describe_named(chain, _OF_A_CHAIN),
-        "compile": {"seconds": figures.compile_seconds, "cached": figures.compile_cached},
+        "compile": {"seconds": figures.values.get(Figure.COMPILE_TIME), "cached": figures.compile_cached},
         "quality": None if worst is None else _describe_output(worst),
-        "time_ms": time,
-        "dispatch_count": _describe_figure(figures.dispatch_count, figures.dispatches),
-        "binary_size_bytes": _describe_figure(figures.binary_size_bytes, figures.size),
     }
-    if figures.instructions is not None:
-        split = figures.instructions_outside is not None
-        document["instructions"] = _describe_figure(figures.instructions, None if split else figures.work)
-        if split:
-            inside = figures.instructions_in_dispatches
-            document["instructions_in_dispatches"] = _describe_figure(inside, figures.work)
-            document["instructions_outside"] = _describe_figure(figures.instructions_outside, figures.outside)
+    for figure in sorted(Figure, key=lambda figure: figure.row.optional):
+        key, value = figure.row.key_in_summary, figures.values.get(figure)
+        if key and (value is not None or not figure.row.optional):
+            document[key] = _describe_figure(value, figures.checks.get(figure))
+    document[Figure.TIME.row.key_in_summary] = time
     return {**document, "steps": [_describe_step(step) for step in chain.steps]}
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.diagnostics import group_failures
 from iree_gauntlet.document import (
     Bars,
@@ -35,11 +35,13 @@ from iree_gauntlet.document import (
     TextLink,
     WorkSpan,
 )
+from iree_gauntlet.figures import COMPILES_FIRST, Figure
 from iree_gauntlet.formatting import byte_size, counted, duration, listed, take_last_lines
-from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
+from iree_gauntlet.records.chain_figures import collect_chain_figures, format_chain_verdict
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts
 from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_unapplied
 from iree_gauntlet.reports.report_files import RecordOrigin, provenance
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import StepOutcome
     from iree_gauntlet.records.run_before import RunBefore
-    from iree_gauntlet.results import Check
 
 
 # What files hold at most, and what of it a terminal shows.
@@ -61,16 +62,8 @@ _NAMED_STEPS = 8
 # Notes that differ in names and numbers alone are of a kind; from so many on they are folded.
 _OF_ONE = re.compile(r"\S*[\d/\\@=]\S*")
 _FOLDED_FROM = 4
-_COLUMNS: tuple[Column, ...] = (
-    Column("verdict", ColumnKind.VERDICT),
-    Column("model", ColumnKind.NAME),
-    Column("compile", ColumnKind.DURATION, rank=3),
-    Column("time", ColumnKind.NUMBER, "ms", rank=1),
-    Column("dispatches", ColumnKind.NUMBER, rank=2),
-    Column("bytes", ColumnKind.NUMBER, rank=4),
-    Column("quality", rank=5),
-)
-_INSTRUCTIONS = Column("instructions", ColumnKind.NUMBER, rank=1)
+_NAMING_COLUMNS = (Column("verdict", ColumnKind.VERDICT), Column("model", ColumnKind.NAME))
+_FIGURE_COLUMNS = [(figure, figure.row.column) for figure in COMPILES_FIRST if figure.row.column]
 _TIME_COLUMNS = (
     Column("model", ColumnKind.NAME),
     *(Column(title, ColumnKind.NUMBER, "ms") for title in ("mean ± stdev", "min", "golden")),
@@ -185,7 +178,7 @@ def _describe_changed(before: RunBefore | None) -> Iterator[Block]:
     rows = tuple((*change[:4], None if share is None else f"{100 * share:+.2f} %") for *change, share in before.changes)
     yield Heading(f"Changed since run {before.run}" + (f", IREE {before.compiler}" if before.compiler else ""))
     yield Table(_CHANGED_COLUMNS, rows, _SHOWN_ROWS)
-    if any(change[1] == "time ms" for change in before.changes):
+    if any(change[1] == Figure.TIME.row.since for change in before.changes):
         said = "Of times, differences of 10 % and more: "
         yield Paragraph((said, Name("gauntlet compare"), " says which are real."))
 
@@ -259,15 +252,17 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     compared = (step for step in outcome.steps if step.stage == "threshold" and NOTHING_COMPARED not in step.notes)
     numbers = sum(step.verdict.is_conclusive for step in compared)
     timed = [step for step in outcome.steps if step.samples is not None]
-    unjudged = not judged["time_ms"] and any(check.metric == "time_ms" for _, check in checks)
+    unjudged = not judged[Figure.TIME] and any(check.metric == Figure.TIME for _, check in checks)
     unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
     disturbed = sum(bool(step.known.disturbed) for step in timed)
+    without_sku = {Figure.TIME: " (no --sku)"} if unnamed else {}
+    said = ", ".join(
+        f"{figure.row.judged} {judged[figure]}{without_sku.get(figure, '')}"
+        for figure in sorted(Figure, key=lambda figure: not figure.is_exact or figure.row.optional)
+        if figure.row.judged and (judged[figure] or not figure.row.optional)
+    )
     yield (
-        f"{counted(len(outcome.cases), 'case')}: {verdicts}; "
-        f"judged: numbers {numbers}, dispatches {judged['dispatch_count']}, sizes {judged['binary_size_bytes']}, "
-        f"times {judged['time_ms']}{' (no --sku)' if unnamed else ''}"
-        + (f", instructions {judged['instructions']}" if judged["instructions"] else "")
-        + (f", outside of dispatches {judged['instructions_outside']}" if judged["instructions_outside"] else "")
+        f"{counted(len(outcome.cases), 'case')}: {verdicts}; judged: numbers {numbers}, {said}"
         + (f"; {counted(disturbed, 'time')} disturbed (*)" if disturbed else "")
     )
 
@@ -278,7 +273,7 @@ def _show_details(
     steps, many = outcome.steps, outcome.many
     timed = [(chain.id, own) for chain in outcome.chains if not many and (own := figures[chain.id]).samples]
     if timed:
-        rows = ((name, own.time_cell, own.least_time_cell, own.golden_time_cell) for name, own in timed)
+        rows = ((name, own.format_cell(Figure.TIME), own.least_time_cell, own.golden_time_cell) for name, own in timed)
         yield Heading("Times")
         yield Table(_TIME_COLUMNS, tuple(rows))
     yield from _show_speeds(steps)
@@ -307,26 +302,29 @@ def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], want
     if not figures:
         yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
         return
-    counted_too = any(own.instructions is not None for own in figures.values())
-    columns = (*_COLUMNS[:4], _INSTRUCTIONS, *_COLUMNS[4:]) if counted_too else _COLUMNS
+    shown = [
+        (figure, column)
+        for figure, column in _FIGURE_COLUMNS
+        if not figure.row.optional or any(figure in own.values for own in figures.values())
+    ]
     rows: list[tuple[Cell, ...]] = []
+    verdicts = {chain.id: format_chain_verdict(chain) for chain in outcome.chains if chain.id in figures}
     for chain, own in figures.items():
-        sizes = (_make_held_cell(own.dispatches_cell, own.dispatches), _make_held_cell(own.size_cell, own.size))
-        work = (_make_held_cell(own.instructions_cell, own.work),) if counted_too else ()
-        time = _make_held_cell(own.time_cell, own.time)
-        rows.append((own.verdict, chain, own.compile_cell, time, *work, *sizes, _make_quality(own)))
+        rows.append((verdicts[chain], chain, *(_make_cell(figure, own) for figure, _ in shown)))
     yield Heading("Figures")
-    yield Table(columns, tuple(rows), _SHOWN_ROWS)
-    with_count = [chain for chain in outcome.chains if counted_too and chain.id in figures]
-    if counters := {make_matrix_cell(chain).counted_by for chain in with_count} - {""}:
+    yield Table((*_NAMING_COLUMNS, *(column for _, column in shown)), tuple(rows), _SHOWN_ROWS)
+    if counters := {own.counted_by for own in figures.values()} - {""}:
         yield Paragraph((f"instructions of one call on one thread, counted by {'; '.join(sorted(counters))}",))
     if outcome.many and count > len(rows):
         as_expected = f", {count - wanted} of them as expected."
         yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), as_expected))
 
 
-def _make_held_cell(text: str, check: Check | None) -> Cell:
+def _make_cell(figure: Figure, figures: ChainFigures) -> Cell:
     """A figure with its limit, where it was held against one."""
+    if figure is Figure.ERROR:
+        return _make_quality(figures)
+    text, check = figures.format_cell(figure), figures.find_check(figure)
     if check is None or check.measured is None or check.limit is None or check.passed is None:
         return text
     return DrawnLimit(text, check.measured, check.limit, "passed" if check.passed else "failed")
@@ -334,7 +332,7 @@ def _make_held_cell(text: str, check: Check | None) -> Cell:
 
 def _make_quality(figures: ChainFigures) -> Cell:
     """The largest error with the absolute one that is allowed; a larger one passes where the relative one allows it."""
-    output, text = figures.worst_output, figures.quality_cell
+    output, text = figures.worst_output, figures.format_cell(Figure.ERROR)
     if output is None or output.max_abs_error is None or not output.atol:
         return text
     drawn = math.isfinite(output.max_abs_error) and output.passed is (output.max_abs_error <= output.atol)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from iree_gauntlet.cases import MAIN, FailureKind, Origin, Stage, Verdict
+from iree_gauntlet.cases import MAIN, FailureKind, Origin, Verdict
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
@@ -20,6 +20,7 @@ from iree_gauntlet.measuring.machine.machine_state import list_benchmark_warning
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.results import Result, Samples, shorten
 from iree_gauntlet.settings import shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import (

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program, Stage
+from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program
 from iree_gauntlet.engine.commands import Places
 from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, PlanContext, compile_step
 from iree_gauntlet.errors import GauntletError, ToolchainError, UsageError
 from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask

@@ -36,7 +36,6 @@ from iree_gauntlet.artifacts.archive import (
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import DamageError, is_key, pack, packed_bytes, unpack
 from iree_gauntlet.engine.plan import make_plan
@@ -48,6 +47,7 @@ from iree_gauntlet.formatting import byte_size, counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import find_runs_folder
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.system.atomic import sync_folder
 from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
 

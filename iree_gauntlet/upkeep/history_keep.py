@@ -28,6 +28,7 @@ from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.history_record import (
+    TRENDS,
     Finding,
     FindingKind,
     HistoryMachine,
@@ -76,9 +77,8 @@ if TYPE_CHECKING:
 _MOST = 20
 _MOST_NAMED = 5
 # How `compare` and `bisect` call a figure; what has no noise needs no comparison.
-_METRICS = {"time_ms": "time", "compile_s": "compile-time"}
-_EXACT = {"size_bytes": "size", "dispatches": "dispatches", "max_error": "error", "instructions": "instructions"}
-_EXACT |= {"instructions_in_dispatches": "instructions", "instructions_outside": "instructions-outside"}
+# Of the series that `compare` measures in rounds.
+_TIMED = {name: figure.row.metric for name, figure in TRENDS.items() if figure.is_compared_in_rounds}
 
 
 def _store_of(asked: HistoryRequest) -> HistoryStore:
@@ -211,15 +211,15 @@ def confirm(asked: ConfirmRequest, presenter: Presenter, machines: ComparingMach
     # The surest loss that has not been confirmed yet; one that can be measured, where there is one.
     finding = min(
         found,
-        key=lambda item: (item.same_iree, bool(item.confirmed), item.key.figure not in _METRICS, item.p_value or 0.0),
+        key=lambda item: (item.same_iree, bool(item.confirmed), item.key.figure not in _TIMED, item.p_value or 0.0),
     )
     key, irees = finding.key, (finding.before.named or finding.before.iree, finding.after.named or finding.after.iree)
-    metric = (_METRICS | _EXACT).get(key.figure)
-    if metric is None or irees[0] == irees[1]:
-        why = f"{key.figure} is not measured by compare" if metric is None else f"both sides are IREE {irees[0]}"
+    metric = TRENDS[key.figure].row.metric if key.figure in TRENDS else ""
+    if not metric or irees[0] == irees[1]:
+        why = f"{key.figure} is not measured by compare" if not metric else f"both sides are IREE {irees[0]}"
         raise UsageError(f"{key.title} cannot be confirmed: {why}", "Compare two of your own: gauntlet compare A B.")
     presenter.line(f"{key.title}: {100 * finding.change:+.1f} % between {irees[0]} and {irees[1]}")
-    if key.figure in _EXACT:
+    if key.figure not in _TIMED:
         presenter.line("it has no noise: there is nothing to confirm")
         code = ExitCode.OK
     else:
@@ -246,7 +246,7 @@ def _measure(
     folder = find_runs_folder() / f"{now:%Y%m%d-%H%M%S}-confirm"
     selection = {"model": [key.model], "submodel": [key.submodel], "target": [key.target], "sku": key.sku}
     request = RunRequest.of({**selection, "cache_dir": asked.cache_dir, "run_dir": str(folder)}, Defaults())
-    compared = CompareRequest(sides=irees, metric=_METRICS[key.figure], budget=asked.budget)
+    compared = CompareRequest(sides=irees, metric=_TIMED[key.figure], budget=asked.budget)
     code = compare(compared, request, presenter, machines)
     record = read_comparison(folder)
     verdict, elsewhere = record.verdicts.get(key.case), record.measured.get(key.case)

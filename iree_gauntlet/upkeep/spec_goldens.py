@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.cases import Golden, Metric, Statistic
 from iree_gauntlet.dialects.json_text import find_path, with_value, without_comments
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.dialects.spec_file import load_json, read_mark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
-from iree_gauntlet.formatting import counted, milliseconds, whole
+from iree_gauntlet.figures import JUDGED_FIGURES, Figure, GoldenRule, Statistic
+from iree_gauntlet.formatting import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.golden_evidence import (
     GoldenVerdict,
@@ -46,6 +46,7 @@ from iree_gauntlet.targets import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from iree_gauntlet.cases import Golden
     from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence
     from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest, GoldenUpdateRequest
 
@@ -63,8 +64,6 @@ _COLUMNS = (
     Column("PLACE", ColumnKind.NAME, rank=5),
 )
 _COMPILER_FIELD = "golden_compiler"
-# Of metrics whose unit is that of another one too.
-_NAMES = {Metric.INSTRUCTIONS_OUTSIDE: "instructions outside"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +144,8 @@ def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tu
             if spec.name in files and isinstance(spec.document, Benchmark):
                 # A family's name is a SKU where a time is for it.
                 document = spec.document
-                counts = (document.golden_instructions, document.golden_instructions_outside)
-                skus |= set().union(document.golden_dispatch, document.golden_size, *counts) - {*FAMILIES}
+                fields = (figure.golden.sharktank for figure in JUDGED_FIGURES if figure.golden.sharktank)
+                skus |= set().union(*(getattr(document, field) for field in fields)) - {*FAMILIES}
         selections += [select(replace(request, sku=sku), Defaults(targets=FAMILIES)) for sku in sorted(skus)]
     found: dict[tuple[str, str, str], Golden] = {}
     for one in selections:
@@ -154,7 +153,7 @@ def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tu
             for golden in case.goldens:
                 found.setdefault((case.chain, golden.origin.file, golden.origin.field), golden)
     order = {case.chain: place for place, case in reversed(list(enumerate(selection.cases.cases)))}
-    metrics = list(Metric)
+    metrics = list(Figure)
     keys = sorted(found, key=lambda key: (order.get(key[0], 0), key[1], metrics.index(found[key].metric), key[2]))
     return [(key[0], found[key]) for key in keys]
 
@@ -179,8 +178,8 @@ def _describe_standing(standing: Standing) -> dict[str, Any]:
     return {
         "chain": standing.chain,
         "metric": golden.metric.value,
-        "unit": golden.metric.unit,
-        "statistic": golden.statistic.value if golden.metric is Metric.TIME_MS else "",
+        "unit": golden.metric.row.unit,
+        "statistic": golden.statistic.value if golden.field.rule is GoldenRule.TIMED else "",
         "sku": golden.sku,
         "release": golden.release,
         "golden": golden.value,
@@ -199,12 +198,12 @@ def _describe_standing(standing: Standing) -> dict[str, Any]:
 def _make_row(standing: Standing) -> tuple[Cell, ...]:
     """In the order of `_COLUMNS`."""
     golden = standing.golden
-    timed = golden.metric is Metric.TIME_MS
-    number = milliseconds if timed else whole
+    timed = golden.field.rule is GoldenRule.TIMED
+    number = golden.metric.row.write
     statistic = "fastest" if golden.statistic is Statistic.MIN else "mean"
     return (
         standing.chain,
-        f"{golden.metric.unit} ({statistic})" if timed else _NAMES.get(golden.metric, golden.metric.unit),
+        f"{golden.field.name} ({statistic})" if timed else golden.field.name,
         " ".join(filter(None, (golden.sku, golden.release))) or "all",
         number(golden.value),
         f"{golden.factor:g}",
@@ -325,9 +324,10 @@ def _change_file(file: str, proposals: Sequence[Proposal]) -> FileChange:
 
 def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Sequence[Proposal]) -> None:
     """A release is said once for all counts and sizes of a file: they move together or not at all."""
+    fields = {name for figure in JUDGED_FIGURES for name in (figure.golden.sharktank, figure.golden.torch)}
     there = set()
     for name, value in document.items():
-        if name.startswith(("golden_dispatch", "golden_size", "golden_binary", "golden_instructions")):
+        if name in fields:
             there |= {f"{name}.{key}" for key in value} if isinstance(value, dict) else {name}
     left = sorted(there - {proposal.golden.origin.field for proposal in proposals})
     if left:
@@ -337,4 +337,4 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
 
 def _format_golden(golden: Golden, value: float) -> str:
     """A count as what was measured is written; a time in the digits that the spec has."""
-    return f"{value:.10g}" if golden.metric is Metric.TIME_MS else whole(value)
+    return f"{value:.10g}" if golden.field.rule is GoldenRule.TIMED else golden.metric.row.write(value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import tomlkit
 
-from iree_gauntlet.cases import FailureKind, Stage, Verdict
+from iree_gauntlet.cases import FailureKind, Verdict
 from iree_gauntlet.diagnostics import find_diagnostic, strip_unstable
 from iree_gauntlet.dialects.json_text import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.load import read_specs
@@ -30,6 +30,7 @@ from iree_gauntlet.records.outcome import read_outcome, state_of
 from iree_gauntlet.records.run_folder import asked_for, find_newest_run, free_folder, run_named
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, SelectionRequest, read
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from iree_gauntlet.cases import Golden, Metric, Origin, Stage, Statistic, Verdict
+from iree_gauntlet.cases import Golden, Origin, Verdict
 from iree_gauntlet.cluster.fleet import Demand, Fleet, FleetQueue, Seat, list_demands
+from iree_gauntlet.figures import Figure, Statistic
+from iree_gauntlet.stages import Stage
 from tests.support.simulated_fleet import CPU, GPU, offer, step
 
 
@@ -111,7 +113,7 @@ def test_what_a_spec_calls_a_device_fits_another_machines(asked: str, sku: str, 
 
 
 def test_a_golden_time_asks_for_its_sku_and_nothing_else_does() -> None:
-    golden = Golden(Metric.TIME_MS, 1.0, 1.1, Statistic.MEAN, "mi300", "", Origin("x"))
+    golden = Golden(Figure.TIME, 1.0, 1.1, Statistic.MEAN, "mi300", "", Origin("x"))
     timed = replace(step("a:benchmark", device="hip", exclusive=True), sku="mi300")
     checked = replace(step("a:threshold", device="hip"), sku="mi300")
     demands = list_demands([timed, replace(timed, id="b:benchmark", goldens=(golden,)), checked])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Metric, Stage, Statistic
+from iree_gauntlet.figures import Figure, Statistic
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.places import CORPUS
 from tests.support.spec_trees import CPU, argv_of, plan, step_of, write_tree
@@ -146,13 +147,10 @@ class TestTestOfTheCorpus:
 
     def test_goldens(self, name: str) -> None:
         test = document(name)
-        expected: list[tuple[Metric, float, float, Statistic | None]] = []
+        expected: list[tuple[Figure, float, float, Statistic | None]] = []
         if "golden_time_ms" in test:
-            expected.append((Metric.TIME_MS, test["golden_time_ms"], test.get("tolerance_factor", 1.1), Statistic.MIN))
-        for metric, field in (
-            (Metric.DISPATCH_COUNT, "golden_dispatch_count"),
-            (Metric.BINARY_SIZE_BYTES, "golden_binary_size"),
-        ):
+            expected.append((Figure.TIME, test["golden_time_ms"], test.get("tolerance_factor", 1.1), Statistic.MIN))
+        for metric, field in ((Figure.DISPATCHES, "golden_dispatch_count"), (Figure.SIZE, "golden_binary_size")):
             if field in test:
                 # An upper bound: what is equal to it passes, what is more does not.
                 expected.append((metric, test[field], 1.0, None))
@@ -163,8 +161,8 @@ class TestTestOfTheCorpus:
         assert not {golden.release for golden in goldens} - {""}
 
 
-def shown(golden: Golden) -> tuple[Metric, float, float, Statistic | None]:
-    statistic = golden.statistic if golden.metric is Metric.TIME_MS else None
+def shown(golden: Golden) -> tuple[Figure, float, float, Statistic | None]:
+    statistic = golden.statistic if golden.metric is Figure.TIME else None
     return golden.metric, golden.value, golden.factor, statistic
 
 
@@ -341,9 +339,9 @@ def test_a_test_directly_in_the_root_and_one_without_flags(tree: Path) -> None:
     ]
     assert step.resources.device == ""
     assert step.resources.exclusive
-    assert [shown(golden) for golden in step.goldens] == [(Metric.TIME_MS, 12.5, 1.1, Statistic.MIN)]
+    assert [shown(golden) for golden in step.goldens] == [(Figure.TIME, 12.5, 1.1, Statistic.MIN)]
     figures = [shown(golden) for golden in step_of(made, "deep/stat@cuda:compstat").goldens]
-    assert figures == [(Metric.DISPATCH_COUNT, 7, 1.0, None), (Metric.BINARY_SIZE_BYTES, 9000, 1.0, None)]
+    assert figures == [(Figure.DISPATCHES, 7, 1.0, None), (Figure.SIZE, 9000, 1.0, None)]
 
 
 def test_a_module_has_the_name_of_a_test(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Metric, Origin, Stage, Statistic
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.dialects.load import ExpectedFailure, read_specs, read_torch_specs
 from iree_gauntlet.dialects.locations import target_of_flags
 from iree_gauntlet.dialects.selection import Include, explain_no_match
+from iree_gauntlet.figures import Figure, Statistic
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 from tests.support.spec_trees import BENCHMARK as SHARKTANK_BENCHMARK
 from tests.support.spec_trees import CPU, SECOND, argv_of, plan, step_of, write_tree
@@ -269,19 +271,19 @@ def test_golden_times(tree: Path, changes: dict[str, Any], sku: str, golden: tup
     assert step.sku == sku
     assert [(item.value, item.factor, item.sku) for item in step.goldens] == ([golden] if golden else [])
     assert step.golden_keys == ((changes["sku"],) if "sku" in changes else ())
-    assert all((item.metric, item.statistic) == (Metric.TIME_MS, Statistic.MIN) for item in step.goldens)
+    assert all((item.metric, item.statistic) == (Figure.TIME, Statistic.MIN) for item in step.goldens)
 
 
 @pytest.mark.parametrize(
     ("changes", "values"),
     [
-        ({}, [(Metric.DISPATCH_COUNT, 7.0), (Metric.BINARY_SIZE_BYTES, 9000.0)]),
-        ({"golden_dispatch_count": 0}, [(Metric.DISPATCH_COUNT, 0.0), (Metric.BINARY_SIZE_BYTES, 9000.0)]),
-        ({"golden_dispatch_count": None}, [(Metric.BINARY_SIZE_BYTES, 9000.0)]),
-        ({"golden_binary_size": 1.5e6}, [(Metric.DISPATCH_COUNT, 7.0), (Metric.BINARY_SIZE_BYTES, 1.5e6)]),
+        ({}, [(Figure.DISPATCHES, 7.0), (Figure.SIZE, 9000.0)]),
+        ({"golden_dispatch_count": 0}, [(Figure.DISPATCHES, 0.0), (Figure.SIZE, 9000.0)]),
+        ({"golden_dispatch_count": None}, [(Figure.SIZE, 9000.0)]),
+        ({"golden_binary_size": 1.5e6}, [(Figure.DISPATCHES, 7.0), (Figure.SIZE, 1.5e6)]),
     ],
 )
-def test_golden_figures(tree: Path, changes: dict[str, Any], values: list[tuple[Metric, float]]) -> None:
+def test_golden_figures(tree: Path, changes: dict[str, Any], values: list[tuple[Figure, float]]) -> None:
     write_tree(tree, {"torch_models/m/stat.json": COMPSTAT | changes | {"golden_compiler": "3.13.0"}})
     goldens = step_of(plan(load_torch(tree), ALL_STAGES), "m/stat@cpu:compstat").goldens
     assert [(golden.metric, golden.limit) for golden in goldens] == values

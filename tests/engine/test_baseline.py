@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Golden, Metric, Stage, Verdict
+from iree_gauntlet.cases import Golden, Verdict
 from iree_gauntlet.engine.run_start import held_against, with_compile_statistics
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.goldens.goldens import check_figure
 from iree_gauntlet.results import OutputComparison, Result
+from iree_gauntlet.stages import Stage
 from tests.support.spec_trees import BENCHMARK, FIRST, load, plan, write_tree
 from tests.support.torch_trees import COMPSTAT, MODULE, QUALITY
 
@@ -54,17 +56,17 @@ def test_counts_sizes_and_errors_are_held_whatever_the_release(tmp_path: Path) -
     assert missing == ()
     (counts,) = _goldens(held, Stage.COMPSTAT)
     passed = {
-        (Metric.DISPATCH_COUNT, 19): True,
-        (Metric.DISPATCH_COUNT, 20): False,
-        (Metric.BINARY_SIZE_BYTES, 1010): True,
-        (Metric.BINARY_SIZE_BYTES, 1011): False,
+        (Figure.DISPATCHES, 19): True,
+        (Figure.DISPATCHES, 20): False,
+        (Figure.SIZE, 1010): True,
+        (Figure.SIZE, 1011): False,
     }
     for (metric, figure), expected in passed.items():
         assert check_figure(metric, figure, counts, "3.14.0").passed is expected, (metric, figure)
     (errors,) = _goldens(held, Stage.THRESHOLD)
-    assert check_figure(Metric.MAX_ABS_ERROR, 6e-6, errors, "").passed is True
-    assert check_figure(Metric.MAX_ABS_ERROR, 6.1e-6, errors, "").passed is False
-    assert check_figure(Metric.MAX_ABS_ERROR, float("nan"), errors, "").passed is False
+    assert check_figure(Figure.ERROR, 6e-6, errors, "").passed is True
+    assert check_figure(Figure.ERROR, 6.1e-6, errors, "").passed is False
+    assert check_figure(Figure.ERROR, float("nan"), errors, "").passed is False
     assert {golden.origin.file for golden in (*counts, *errors)} == {"--baseline runs/r"}
 
 
@@ -76,7 +78,7 @@ def test_a_spec_keeps_its_own_goldens_and_the_strictest_counts(tmp_path: Path) -
     held, _ = held_against(made, _record(made, dispatch_count=19), "runs/r", "3.14.0")
     (goldens,) = _goldens(held, Stage.COMPSTAT)
     assert goldens[-len(before) :] == before != ()
-    assert check_figure(Metric.DISPATCH_COUNT, 20, goldens, "3.14.0").limit == 19
+    assert check_figure(Figure.DISPATCHES, 20, goldens, "3.14.0").limit == 19
 
 
 def test_each_module_is_counted_once(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Stage, Verdict
+from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Verdict
 from iree_gauntlet.engine.judging import find_changed_goldens, find_first_error, judge_process, with_expectation
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.engine.threshold import _find_other_types
 from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command
 from tests.support.steps import make_step
 

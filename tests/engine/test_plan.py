@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Metric, Origin, Stage
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.engine.commands import make_counted_flags
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.requests import ToolchainRequest
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.flags import Translation, UnknownFlag
@@ -170,7 +172,7 @@ def test_a_compile_only_case_is_compiled_and_never_run(tree: Path) -> None:
 
 def test_goldens_are_those_of_the_sku(tree: Path) -> None:
     for sku, times, counts in (
-        ("mi300", [(7.5, 1.1)], [(Metric.DISPATCH_COUNT, 792.0), (Metric.BINARY_SIZE_BYTES, 460000.0)]),
+        ("mi300", [(7.5, 1.1)], [(Figure.DISPATCHES, 792.0), (Figure.SIZE, 460000.0)]),
         ("mi250", [(9.0, 1.0)], []),  # no multiplier: 1.0
         ("mi355", [], []),
         ("", [], []),

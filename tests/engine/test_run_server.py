@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from iree_gauntlet.cases import KINDS_AT, Allclose, FailureKind, Origin, Stage, Verdict
+from iree_gauntlet.cases import KINDS_AT, Allclose, FailureKind, Origin, Verdict
 from iree_gauntlet.engine.operator_suites import check_served_threshold, run_job
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput, RunServers, RunVerdict
@@ -25,6 +25,7 @@ from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.native_tools import compile_native, find_native

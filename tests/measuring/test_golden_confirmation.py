@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Statistic
+from iree_gauntlet.figures import Statistic
 from iree_gauntlet.measuring.goldens.goldens import RoundCost, confirm_breach, find_least_time
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError, Round, plan_looks
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
+from iree_gauntlet.cases import Golden, Origin
+from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe, release_of
 from iree_gauntlet.results import Samples
 
@@ -18,12 +19,12 @@ RECORD = {
 
 
 def time_golden(value: float, factor: float = 1.0, sku: str = "mi300", statistic: str = "mean") -> Golden:
-    return Golden(Metric.TIME_MS, value, factor, Statistic(statistic), sku, "", ORIGIN)
+    return Golden(Figure.TIME, value, factor, Statistic(statistic), sku, "", ORIGIN)
 
 
 def count_golden(value: float, release: str = "", factor: float = 1.0) -> Golden:
     origin = Origin("specs/a/x.json", "golden_dispatch")
-    return Golden(Metric.DISPATCH_COUNT, value, factor, Statistic.MEAN, "", release, origin)
+    return Golden(Figure.DISPATCHES, value, factor, Statistic.MEAN, "", release, origin)
 
 
 def samples(*times: float) -> Samples:
@@ -43,13 +44,13 @@ def test_a_breach_says_by_how_much() -> None:
 
 def test_passing_and_exact_figures() -> None:
     assert check_time(samples(11), [time_golden(10, 1.1)], [], "mi300").passed is True
-    check = check_figure(Metric.DISPATCH_COUNT, 76, [count_golden(76)], "3.13.0")
+    check = check_figure(Figure.DISPATCHES, 76, [count_golden(76)], "3.13.0")
     assert check.passed is True
     assert describe(check) == "dispatch count 76 equals the limit 76 (specs/a/x.json: golden_dispatch)"
     assert "exceeds the limit 76 by 1, +1.3 % " in describe(
-        check_figure(Metric.DISPATCH_COUNT, 77, [count_golden(76)], "3.13.0")
+        check_figure(Figure.DISPATCHES, 77, [count_golden(76)], "3.13.0")
     )
-    assert "exceeds the limit 0 by 1 " in describe(check_figure(Metric.DISPATCH_COUNT, 1, [count_golden(0)], "3.13.0"))
+    assert "exceeds the limit 0 by 1 " in describe(check_figure(Figure.DISPATCHES, 1, [count_golden(0)], "3.13.0"))
 
 
 def test_the_statistic_is_the_goldens() -> None:
@@ -86,13 +87,13 @@ def test_aggregates_alone_cannot_breach_a_minimum() -> None:
 
 def test_figures_belong_to_their_release() -> None:
     goldens = [count_golden(80), count_golden(76, "3.13.0"), count_golden(97, "3.5.0")]
-    assert check_figure(Metric.DISPATCH_COUNT, 78, goldens, "3.13.0rc20261016").passed is False
-    assert check_figure(Metric.DISPATCH_COUNT, 96, goldens, "3.5").passed is True
-    assert check_figure(Metric.DISPATCH_COUNT, 78, goldens, "3.9.0").golden == 80
-    other = check_figure(Metric.DISPATCH_COUNT, 78, goldens[1:], "3.9.0")
+    assert check_figure(Figure.DISPATCHES, 78, goldens, "3.13.0rc20261016").passed is False
+    assert check_figure(Figure.DISPATCHES, 96, goldens, "3.5").passed is True
+    assert check_figure(Figure.DISPATCHES, 78, goldens, "3.9.0").golden == 80
+    other = check_figure(Figure.DISPATCHES, 78, goldens[1:], "3.9.0")
     assert other.passed is None
     assert other.note == "no golden for compiler release 3.9.0 (has: 3.13.0, 3.5.0): measured only"
-    none = check_figure(Metric.BINARY_SIZE_BYTES, 833586, goldens, "3.9.0")
+    none = check_figure(Figure.SIZE, 833586, goldens, "3.9.0")
     assert describe(none) == "size 833,586 bytes (no golden size in the spec: measured only)"
 
 
@@ -102,7 +103,7 @@ def test_figures_belong_to_their_release() -> None:
      ("unknown", None)],
 )  # fmt: skip
 def test_figures_may_belong_to_a_range_of_releases(version: str, passed: bool | None) -> None:
-    assert check_figure(Metric.DISPATCH_COUNT, 77, [count_golden(76, ">=3.13,<4")], version).passed is passed
+    assert check_figure(Figure.DISPATCHES, 77, [count_golden(76, ">=3.13,<4")], version).passed is passed
 
 
 @pytest.mark.parametrize(

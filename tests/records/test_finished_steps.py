@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Allclose, FailureKind, Golden, Metric, Origin, Statistic, Verdict
+from iree_gauntlet.cases import Allclose, FailureKind, Golden, Origin, Verdict
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.records.run_folder import read_finished_verdicts
 from iree_gauntlet.steps import CacheLookup, Command
 from tests.support.journal_builder import JournalBuilder
@@ -16,7 +17,7 @@ from tests.support.journal_builder import JournalBuilder
 if TYPE_CHECKING:
     from pathlib import Path
 
-_GOLDEN = Golden(Metric.TIME_MS, 5.0, 1.1, Statistic.MEAN, "", "", Origin("spec.json:3"))
+_GOLDEN = Golden(Figure.TIME, 5.0, 1.1, Statistic.MEAN, "", "", Origin("spec.json:3"))
 
 
 @pytest.mark.parametrize(

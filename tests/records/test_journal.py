@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Stage, Verdict
+from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunEvent, RunShard, RunTarget, ToolchainFacts
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.results import Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT

@@ -6,8 +6,9 @@ import pytest
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
+from iree_gauntlet.records.chain_figures import collect_chain_figures, format_chain_verdict
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, read_outcome
 from tests.support.journal_builder import HIT, MISS, JournalBuilder, every_verdict, good_chain, pass_chain, samples
 
@@ -331,7 +332,7 @@ def test_each_verdict_of_a_chain_names_its_own_steps(tmp_path: Path) -> None:
     builder.result(compstat, "failed", "too large")
     builder.end()
     (chain,) = judge(builder, tmp_path).chains
-    assert collect_chain_figures(chain).verdict == "failed: threshold, compstat; inconclusive: benchmark"
+    assert format_chain_verdict(chain) == "failed: threshold, compstat; inconclusive: benchmark"
 
 
 @pytest.mark.parametrize("disturbed", [0, 1])
@@ -344,12 +345,12 @@ def test_of_several_benchmarks_the_times_of_the_last_one_count(tmp_path: Path, d
         builder.result(step, samples=samples(1.0 + number, 1.2 + number), statistics=busy)
     builder.end()
     (chain,) = judge(builder, tmp_path).chains
-    figures, cell = collect_chain_figures(chain), make_matrix_cell(chain)
+    figures = collect_chain_figures(chain)
     assert figures.samples is not None
     assert figures.samples.min_ms == 2.0
-    assert cell.time_ms == pytest.approx(2.1)
-    assert figures.time_cell == ("2.10 ± 0.14 *" if disturbed else "2.10 ± 0.14")
-    assert bool(cell.disturbed) == figures.disturbed == bool(disturbed)
+    assert figures.values[Figure.TIME] == pytest.approx(2.1)
+    assert figures.format_cell(Figure.TIME) == ("2.10 ± 0.14 *" if disturbed else "2.10 ± 0.14")
+    assert bool(figures.disturbed) == figures.is_marked == bool(disturbed)
 
 
 def test_nan_and_infinity_are_read_from_their_names(tmp_path: Path) -> None:

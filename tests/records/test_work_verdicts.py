@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.records.chain_figures import MatrixCell
+from iree_gauntlet.figures import Figure
+from iree_gauntlet.records.chain_figures import ChainFigures, MatrixCell
 from iree_gauntlet.records.compare_record import RecordedRules, WorkVerdict
 from iree_gauntlet.records.matrix_outcome import MatrixRow
-from iree_gauntlet.reports.matrix_report import ChangeKind, _list_changes_of_row
+from iree_gauntlet.reports.matrix_report import _list_changes_of_row
 from iree_gauntlet.results import WorkPart
 
 _OLD = {
@@ -44,15 +45,17 @@ def test_a_verdict_says_what_each_part_does() -> None:
 
 def test_a_matrix_holds_them_apart() -> None:
     def cell(dispatches: int, outside: int | None) -> MatrixCell:
-        count = dispatches + (outside or 0)
-        return MatrixCell(Verdict.PASSED, instructions=count, instructions_outside=outside, counted_by="valgrind")
+        values: dict[Figure, float] = {Figure.CALL_INSTRUCTIONS: dispatches + (outside or 0)}
+        if outside is not None:
+            values |= {Figure.INSTRUCTIONS: dispatches, Figure.INSTRUCTIONS_OUTSIDE: outside}
+        return MatrixCell(Verdict.PASSED, ChainFigures(values, counted_by="valgrind"))
 
-    def changes(*cells: MatrixCell) -> list[ChangeKind]:
+    def changes(*cells: MatrixCell) -> list[str]:
         row = MatrixRow("m/a@cpu", "m", "a", "cpu", dict(zip("ab", cells, strict=True)))
         return [change.kind for change in _list_changes_of_row(row, ["a", "b"])]
 
-    assert changes(cell(100_000, 50_000), cell(100_200, 49_800)) == [ChangeKind.INSTRUCTIONS]
+    assert changes(cell(100_000, 50_000), cell(100_200, 49_800)) == ["instructions"]
     assert changes(cell(100_000, 50_000), cell(100_000, 51_900)) == []
-    assert changes(cell(100_000, 50_000), cell(100_000, 52_100)) == [ChangeKind.OUTSIDE]
+    assert changes(cell(100_000, 50_000), cell(100_000, 52_100)) == ["instructions outside of dispatches"]
     # Of an earlier version.
     assert changes(cell(150_000, None), cell(100_200, 49_800)) == []

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from iree_gauntlet import figures
+from iree_gauntlet import formatting
 from iree_gauntlet.reports.details import check_line, format_comparison
 from iree_gauntlet.results import Check, OutputComparison
 from tests.support.journal_builder import check, comparison
@@ -23,7 +23,7 @@ from tests.support.journal_builder import check, comparison
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert figures.duration(seconds) == text
+    assert formatting.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -39,31 +39,31 @@ def test_durations(seconds: float, text: str) -> None:
     ],
 )
 def test_milliseconds(value: float, text: str) -> None:
-    assert figures.milliseconds(value) == text
+    assert formatting.milliseconds(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0 B"), (512, "512 B"), (600_000, "600.0 kB"), (69.1e6, "69.1 MB"), (16e9, "16.0 GB")]
 )
 def test_byte_sizes(value: float, text: str) -> None:
-    assert figures.byte_size(value) == text
+    assert formatting.byte_size(value) == text
 
 
 def test_a_spread_has_as_many_decimals_as_its_mean() -> None:
-    assert figures.format_mean_and_spread(9.1, 0.1234) == "9.10 ± 0.12"
-    assert figures.format_mean_and_spread(1350.0, 12.0) == "1350.00 ± 12.00"
-    assert figures.format_mean_and_spread(113.6, 16.21) == "113.60 ± 16.21"
-    assert figures.format_mean_and_spread(80.64, 12.14) == "80.64 ± 12.14"
-    assert figures.format_mean_and_spread(0.08, 0.0012) == "0.0800 ± 0.0012"
-    assert figures.format_mean_and_spread(9.1, None) == "9.10"
+    assert formatting.format_mean_and_spread(9.1, 0.1234) == "9.10 ± 0.12"
+    assert formatting.format_mean_and_spread(1350.0, 12.0) == "1350.00 ± 12.00"
+    assert formatting.format_mean_and_spread(113.6, 16.21) == "113.60 ± 16.21"
+    assert formatting.format_mean_and_spread(80.64, 12.14) == "80.64 ± 12.14"
+    assert formatting.format_mean_and_spread(0.08, 0.0012) == "0.0800 ± 0.0012"
+    assert formatting.format_mean_and_spread(9.1, None) == "9.10"
 
 
 def test_shares_and_counts() -> None:
-    assert figures.percent(0, 0) == "0 %"
-    assert figures.percent(0, 7) == "0 %"
-    assert figures.percent(1, 50_000) == "0.002 %"
-    assert figures.whole(1_176_754) == "1,176,754"
-    assert figures.whole(1.5) == "1.50"
+    assert formatting.percent(0, 0) == "0 %"
+    assert formatting.percent(0, 7) == "0 %"
+    assert formatting.percent(1, 50_000) == "0.002 %"
+    assert formatting.whole(1_176_754) == "1,176,754"
+    assert formatting.whole(1.5) == "1.50"
 
 
 @pytest.mark.parametrize(

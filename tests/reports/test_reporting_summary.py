@@ -110,7 +110,8 @@ def test_the_table_holds_the_figures_against_their_goldens(tmp_path: Path) -> No
     threshold = builder.step("clip", "text", "threshold")
     benchmark = builder.step("clip", "text", "benchmark")
     builder.begin()
-    builder.result(compiled, seconds=8.2)
+    # Of the tool alone: a step takes longer.
+    builder.result(compiled, seconds=9.9, statistics={"tool_seconds": 8.2})
     outputs = [comparison(max_abs_error=1e-6), comparison(index=1, max_abs_error=5e-5)]
     builder.result(threshold, outputs=outputs)
     checks = [

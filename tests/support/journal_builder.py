@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.journal_events import EndEvent, RunEvent
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.results import Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Step
 
 if TYPE_CHECKING:
@@ -286,7 +287,10 @@ def every_verdict() -> JournalBuilder:
     }
     builder.result(wrong[0], fetched=[file], seconds=2.0)
     builder.result(
-        wrong[1], cache=MISS, statistics={"dispatch_count": 130, "binary_size_bytes": 1_176_754}, seconds=18.25
+        wrong[1],
+        cache=MISS,
+        statistics={"tool_seconds": 18.0, "dispatch_count": 130, "binary_size_bytes": 1_176_754},
+        seconds=18.25,
     )
     builder.result(
         wrong[2],

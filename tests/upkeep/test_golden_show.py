@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
+from iree_gauntlet.cases import Golden, Origin
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.goldens.golden_evidence import GoldenVerdict, Standing, judge_standings
 from iree_gauntlet.records.run_folder import run_named
@@ -34,7 +35,7 @@ CHAIN = "toy/net@cpu"
 FILE = "specs/benchmarks/toy/net_cpu.json"
 
 
-def _golden(metric: Metric, value: float, *, field: str = "g", **changes: Any) -> Golden:
+def _golden(metric: Figure, value: float, *, field: str = "g", **changes: Any) -> Golden:
     fields = {"factor": 1.0, "statistic": Statistic.MEAN, "sku": "", "release": "", **changes}
     return Golden(metric=metric, value=value, origin=Origin(FILE, field), **fields)
 
@@ -48,18 +49,18 @@ def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> Sta
 @pytest.mark.parametrize(
     ("golden", "measured", "verdict"),
     [
-        (_golden(Metric.TIME_MS, 3.1, sku="desk"), 3.1, "kept"),
-        (_golden(Metric.TIME_MS, 3.0, sku="desk"), 3.1, "broken"),
-        (_golden(Metric.TIME_MS, 3.0, sku="desk", factor=1.1), 3.1, "kept"),
-        (_golden(Metric.TIME_MS, 3.0, sku="desk", statistic=Statistic.MIN), 3.0, "kept"),
-        (_golden(Metric.TIME_MS, 6.0, sku="desk", statistic=Statistic.MIN), 3.0, "kept"),
-        (_golden(Metric.TIME_MS, 6.3, sku="desk"), 3.1, "loose"),
-        (_golden(Metric.TIME_MS, 3.0), 3.1, "broken"),
-        (_golden(Metric.DISPATCH_COUNT, 19, release="3.13.0"), 19, "kept"),
-        (_golden(Metric.DISPATCH_COUNT, 18, sku="cpu", release="3.13"), 19, "broken"),
-        (_golden(Metric.DISPATCH_COUNT, 18, sku="desk"), 19, "broken"),
-        (_golden(Metric.BINARY_SIZE_BYTES, 2000), 900, "loose"),
-        (_golden(Metric.BINARY_SIZE_BYTES, 900), 900, "kept"),
+        (_golden(Figure.TIME, 3.1, sku="desk"), 3.1, "kept"),
+        (_golden(Figure.TIME, 3.0, sku="desk"), 3.1, "broken"),
+        (_golden(Figure.TIME, 3.0, sku="desk", factor=1.1), 3.1, "kept"),
+        (_golden(Figure.TIME, 3.0, sku="desk", statistic=Statistic.MIN), 3.0, "kept"),
+        (_golden(Figure.TIME, 6.0, sku="desk", statistic=Statistic.MIN), 3.0, "kept"),
+        (_golden(Figure.TIME, 6.3, sku="desk"), 3.1, "loose"),
+        (_golden(Figure.TIME, 3.0), 3.1, "broken"),
+        (_golden(Figure.DISPATCHES, 19, release="3.13.0"), 19, "kept"),
+        (_golden(Figure.DISPATCHES, 18, sku="cpu", release="3.13"), 19, "broken"),
+        (_golden(Figure.DISPATCHES, 18, sku="desk"), 19, "broken"),
+        (_golden(Figure.SIZE, 2000), 900, "loose"),
+        (_golden(Figure.SIZE, 900), 900, "kept"),
     ],
 )
 def test_a_golden_against_its_figure(golden: Golden, measured: float, verdict: str, tmp_path: Path) -> None:
@@ -72,13 +73,13 @@ def test_a_golden_against_its_figure(golden: Golden, measured: float, verdict: s
 @pytest.mark.parametrize(
     ("golden", "run", "note"),
     [
-        (_golden(Metric.TIME_MS, 3.0, sku="desk"), {}, "run-1 measured 3.1 ms without a SKU"),
-        (_golden(Metric.TIME_MS, 3.0, sku="desk"), {"sku": "rack"}, "run-1 measured 3.1 ms with the SKU rack"),
-        (_golden(Metric.TIME_MS, 3.0), {"threshold": "failed"}, "run-1 measured 3.1 ms but its threshold failed"),
-        (_golden(Metric.TIME_MS, 3.0), {"ended": False}, "run-1 measured 3.1 ms but its run did not finish"),
-        (_golden(Metric.DISPATCH_COUNT, 9, release="3.12.0"), {}, "run-1 measured 19 with release 3.13.0"),
-        (_golden(Metric.DISPATCH_COUNT, 9, sku="mi300"), {"sku": "mi308"}, "run-1 measured 19 with the SKU mi308"),
-        (_golden(Metric.BINARY_SIZE_BYTES, 9), {"size": 1_234_567, "ended": False}, "run-1 measured 1,234,567 but"),
+        (_golden(Figure.TIME, 3.0, sku="desk"), {}, "run-1 measured 3.1 ms without a SKU"),
+        (_golden(Figure.TIME, 3.0, sku="desk"), {"sku": "rack"}, "run-1 measured 3.1 ms with the SKU rack"),
+        (_golden(Figure.TIME, 3.0), {"threshold": "failed"}, "run-1 measured 3.1 ms but its threshold failed"),
+        (_golden(Figure.TIME, 3.0), {"ended": False}, "run-1 measured 3.1 ms but its run did not finish"),
+        (_golden(Figure.DISPATCHES, 9, release="3.12.0"), {}, "run-1 measured 19 with release 3.13.0"),
+        (_golden(Figure.DISPATCHES, 9, sku="mi300"), {"sku": "mi308"}, "run-1 measured 19 with the SKU mi308"),
+        (_golden(Figure.SIZE, 9), {"size": 1_234_567, "ended": False}, "run-1 measured 1,234,567 but"),
     ],
 )
 def test_a_figure_that_is_not_the_goldens(golden: Golden, run: dict[str, Any], note: str, tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_figure_that_is_not_the_goldens(golden: Golden, run: dict[str, Any], n
 
 
 def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
-    golden = _golden(Metric.DISPATCH_COUNT, 19, release="3.13.0")
+    golden = _golden(Figure.DISPATCHES, 19, release="3.13.0")
     runs = [
         measured_run(tmp_path, "run-1", dispatches=20),
         measured_run(tmp_path, "run-2", dispatches=19),
@@ -101,8 +102,8 @@ def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path: Path) -> None:
-    family = _golden(Metric.DISPATCH_COUNT, 30, sku="cpu", field="golden_dispatch.cpu")
-    own = _golden(Metric.DISPATCH_COUNT, 19, sku="desk", field="golden_dispatch.desk")
+    family = _golden(Figure.DISPATCHES, 30, sku="cpu", field="golden_dispatch.cpu")
+    own = _golden(Figure.DISPATCHES, 19, sku="desk", field="golden_dispatch.desk")
     run = measured_run(tmp_path, "run-1", sku="desk")
     assert _standing(own, run, rivals=[family]).verdict is GoldenVerdict.KEPT
     standing = _standing(family, run, rivals=[own])
@@ -111,13 +112,13 @@ def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path
 
 
 def test_a_disturbed_time_is_judged_and_told(tmp_path: Path) -> None:
-    golden = _golden(Metric.TIME_MS, 3.1)
+    golden = _golden(Figure.TIME, 3.1)
     standing = _standing(golden, measured_run(tmp_path, "run-1", disturbed=["other work keeps the CPUs 40 % busy"]))
     assert (standing.verdict, standing.note) == ("kept", "disturbed: other work keeps the CPUs 40 % busy")
 
 
 def test_what_the_run_has_found_out_itself_counts(tmp_path: Path) -> None:
-    golden = _golden(Metric.TIME_MS, 3.0, field="golden_time_ms.desk", sku="desk")
+    golden = _golden(Figure.TIME, 3.0, field="golden_time_ms.desk", sku="desk")
     own = check("time_ms", 3.1, 3.0, passed=True, note=f"{FILE}: golden_time_ms.desk")
     confirmed = measured_run(tmp_path, "run-1", sku="desk", checks=[own])
     assert _standing(golden, confirmed).verdict is GoldenVerdict.KEPT
@@ -131,18 +132,18 @@ def test_what_the_run_has_found_out_itself_counts(tmp_path: Path) -> None:
 
 
 def test_of_aggregates_nobody_knows_the_fastest(tmp_path: Path) -> None:
-    golden = _golden(Metric.TIME_MS, 3.0, statistic=Statistic.MIN)
+    golden = _golden(Figure.TIME, 3.0, statistic=Statistic.MIN)
     run = measured_run(tmp_path, "run-1")
     path = run / "journal.jsonl"
     path.write_text(path.read_text().replace('"unit": "ms", "real_time"', '"aggregated": true, "real_time"'))
     assert _standing(golden, run).verdict is GoldenVerdict.NOT_MEASURED
-    assert _standing(_golden(Metric.TIME_MS, 3.2), run).verdict is GoldenVerdict.KEPT
+    assert _standing(_golden(Figure.TIME, 3.2), run).verdict is GoldenVerdict.KEPT
 
 
 @given(value=st.integers(0, 1000), factor=st.sampled_from([1.0, 1.1, 2.0]), dispatches=st.integers(0, 1000))
 def test_the_verdict_is_the_plain_rule(value: int, factor: float, dispatches: int, tmp_path_factory: Any) -> None:
     run = measured_run(tmp_path_factory.mktemp("runs"), "run-1", dispatches=dispatches)
-    standing = _standing(_golden(Metric.DISPATCH_COUNT, value, factor=factor), run)
+    standing = _standing(_golden(Figure.DISPATCHES, value, factor=factor), run)
     assert (standing.verdict is GoldenVerdict.BROKEN) == (dispatches > value * factor)
     assert (standing.verdict is GoldenVerdict.LOOSE) == (dispatches < value / 2)
     assert (standing.ratio is None) == (value == 0)

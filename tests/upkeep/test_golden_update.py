@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
+from iree_gauntlet.cases import Golden, Origin
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.measuring.goldens.golden_evidence import GoldenEvidence, Proposal, propose
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.spec_goldens import update
@@ -248,7 +249,7 @@ def test_mistakes_of_the_command_line(project: Path) -> None:
 _PLACES = st.builds(
     Golden,
     origin=st.just(Origin("f", "g")),
-    metric=st.sampled_from([Metric.TIME_MS, Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES]),
+    metric=st.sampled_from([Figure.TIME, Figure.DISPATCHES, Figure.SIZE]),
     value=st.integers(1, 100_000).map(float),
     factor=st.sampled_from([1.0, 1.1]),
     statistic=st.sampled_from(Statistic),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import FailureKind, Stage, Verdict
+from iree_gauntlet.cases import FailureKind, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.judging import find_first_error, judge_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleEntry
@@ -22,6 +22,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, UnsupportedOperator, shorten
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,9 +15,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Statistic, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.judging import find_first_error, judge_process
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.figures import Statistic
 from iree_gauntlet.measuring.goldens.goldens import Confirmation, RoundCost, confirm_breach, find_least_time
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.diagnostics import without_expectation
 from iree_gauntlet.engine.processes.supervisor import Supervisor, find_linker
 from iree_gauntlet.engine.session import interruptible
@@ -35,6 +34,7 @@ from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.tools import CRASH, FAILURE, HANG, WRONG, Symptom
 from iree_gauntlet.formatting import byte_size, counted, listed, take_last_lines
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.plain_tar import unpack_plain

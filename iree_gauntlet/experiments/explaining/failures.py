@@ -8,9 +8,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import MAIN, Stage
+from iree_gauntlet.cases import MAIN
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.settings import shown
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Golden, Metric, Stage, Statistic, Verdict
+from iree_gauntlet.cases import Golden, Verdict
+from iree_gauntlet.figures import JUDGED_FIGURES, GoldenRule, Statistic
 from iree_gauntlet.formatting import whole
 from iree_gauntlet.measuring.goldens.goldens import covers, release_of
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 # A golden of which less than this is used guards nothing any more.
 _LOOSE = 0.5
 _DIGITS = 3
-_FIGURE_STAGES = (Stage.BENCHMARK, Stage.COMPSTAT, Stage.COUNT)
+# Whose failure says nothing against the figures of the others.
+_FIGURE_STAGES = {item.golden.stage for item in JUDGED_FIGURES if item.golden.rule is not GoldenRule.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ def _collect_figures(
             figures = _pick_figures(golden, result)
             if not figures or not golden.origin.field:
                 continue
-            objections = reasons + (times if golden.metric is Metric.TIME_MS else [])
+            objections = reasons + (times if golden.field.rule is GoldenRule.TIMED else [])
             objections = [(_name_impossible(golden, step, figures), True), *objections]
             refused, barred = next((item for item in objections if item[0]), ("", False))
             least = golden.statistic is Statistic.MIN
@@ -171,13 +174,12 @@ def _collect_figures(
 
 def _name_impossible(golden: Golden, step: Step, figures: Iterable[float]) -> str:
     """A sentence on the first of a golden's figures that no measurement can give; empty where there is none."""
-    least = 0.0 if golden.metric is Metric.DISPATCH_COUNT else math.ulp(0.0)
-    wrong = next((figure for figure in figures if not least <= figure < math.inf), None)
-    return "" if wrong is None else f"its {step.stage} says {wrong:g} {golden.metric.unit}, which cannot be"
+    wrong = next((figure for figure in figures if not golden.field.least <= figure < math.inf), None)
+    return "" if wrong is None else f"its {step.stage} says {wrong:g} {golden.metric.row.unit}, which cannot be"
 
 
 def _pick_figures(golden: Golden, result: Result) -> list[float]:
-    if golden.metric is Metric.TIME_MS:
+    if golden.field.rule is GoldenRule.TIMED:
         samples = result.samples
         if samples and samples.aggregated and golden.statistic is Statistic.MIN:
             return []  # the mean of all: the fastest is not known
@@ -186,15 +188,10 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
         confirming = [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
         return confirming or list(samples.real_time_ms if samples else ())
     known = result.known
-    figure = (
-        known.instructions_in_dispatches
-        if golden.metric is Metric.INSTRUCTIONS
-        else result.statistics.get(golden.metric.value)
-    )
-    counted = golden.metric in (Metric.INSTRUCTIONS, Metric.INSTRUCTIONS_OUTSIDE)
-    if counted and not is_usual_count(known.counter, known.cpu):
+    if golden.metric.row.stage is Stage.COUNT and not is_usual_count(known.counter, known.cpu):
         return []  # another kind of count, which the golden is not of
-    return [float(figure)] if figure is not None else []
+    figure = result.measure(golden.metric)
+    return [] if figure is None else [figure]
 
 
 def propose(
@@ -227,7 +224,7 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_rele
     """Why figures cannot speak for a golden together; empty where they can."""
     releases = sorted({item.release for item in usable})
     machines = sorted({item.machine for item in usable})
-    time = golden.metric is Metric.TIME_MS
+    time = golden.field.rule is GoldenRule.TIMED
     if time and len(machines) > 1:
         return f"measured on several machines: {', '.join(machines)}"
     others = [release for release in releases if golden.release and not covers(golden.release, release)]
@@ -236,7 +233,7 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_rele
     if others and not to_release:
         return f"it belongs to release {golden.release}, measured was {others[0]} (--to-release moves it)"
     figures = sorted({item.measured for item in usable})
-    if golden.metric is Metric.DISPATCH_COUNT and len(figures) > 1:
+    if golden.field.rule is GoldenRule.EQUAL and len(figures) > 1:
         return f"the counts differ: {', '.join(map(whole, figures))}"
     return ""
 
@@ -244,8 +241,8 @@ def _find_objection(golden: Golden, usable: Sequence[GoldenEvidence], *, to_rele
 def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroom: float | None) -> float | str:
     """The value that was measured, or why the present one stays."""
     figures = [item.measured for item in usable]
-    match golden.metric:
-        case Metric.TIME_MS:
+    match golden.field.rule:
+        case GoldenRule.TIMED:
             # Of one run, only the repetitions show how much it varies.
             alone = usable if len(usable) == 1 else ()
             lowest = min([*figures, *(item.lowest for item in alone)])
@@ -253,12 +250,12 @@ def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroo
             wanted = float(f"{statistics.fmean(figures):.{_DIGITS}g}")
             within = lowest <= golden.value <= highest or golden.value == wanted
             return "within what was measured" if within else wanted
-        case Metric.INSTRUCTIONS | Metric.INSTRUCTIONS_OUTSIDE:
+        case GoldenRule.WITHIN:
             most = max(figures)
             return "within its margin" if golden.value / golden.factor <= most <= golden.limit else most
-        case Metric.DISPATCH_COUNT:
+        case GoldenRule.EQUAL:
             return "as measured" if figures[0] == golden.value else figures[0]
-        case Metric.BINARY_SIZE_BYTES:
+        case GoldenRule.ROOM:
             largest = max(figures)
             if size_headroom is None:
                 room = f"within its limit ({largest:,.0f} bytes; --size-headroom says how much room to leave)"
@@ -269,14 +266,14 @@ def _choose_value(golden: Golden, usable: Sequence[GoldenEvidence], size_headroo
             step = 10.0 ** max(0, math.floor(math.log10(value)) - _DIGITS + 1) if value > 0 else 1.0
             wanted = math.ceil(value / step) * step
             return "within the headroom" if largest <= golden.value <= wanted else wanted
-        case Metric.MAX_ABS_ERROR:
+        case GoldenRule.ERROR:
             raise TypeError("no spec has a golden error")
 
 
 def _describe_basis(golden: Golden, usable: Sequence[GoldenEvidence]) -> str:
-    unit = golden.metric.unit
+    unit = golden.metric.row.unit
     runs = usable[0].run if len(usable) == 1 else f"{len(usable)} runs ({usable[0].run} … {usable[-1].run})"
-    if golden.metric is not Metric.TIME_MS:
+    if golden.field.rule is not GoldenRule.TIMED:
         return f"{usable[-1].measured:,.10g} {unit}, {usable[-1].release}, {runs}"
     what = "fastest" if golden.statistic is Statistic.MIN else "mean"
     figures = [item.measured for item in usable]
@@ -326,14 +323,16 @@ def _judge_standing(
         if not objection:
             verdict, note = _judge(golden, evidence, result)
             return Standing(chain, golden, verdict, evidence.measured, name, note)
-        figure = f"{evidence.measured:.4g} ms" if golden.metric is Metric.TIME_MS else f"{evidence.measured:,.10g}"
+        figure = (
+            f"{evidence.measured:.4g} ms" if golden.field.rule is GoldenRule.TIMED else f"{evidence.measured:,.10g}"
+        )
         passed_over = passed_over or f"{name} measured {figure} {objection}"
     return Standing(chain, golden, GoldenVerdict.NOT_MEASURED, note=passed_over)
 
 
 def _find_mismatch(golden: Golden, evidence: GoldenEvidence, sku: str, rivals: Collection[str]) -> str:
     """Why a figure may not be held against a golden; empty where it may."""
-    everywhere = not golden.sku or (golden.metric is not Metric.TIME_MS and golden.sku in FAMILIES)
+    everywhere = not golden.sku or (golden.field.rule is not GoldenRule.TIMED and golden.sku in FAMILIES)
     if everywhere and sku in rivals and sku:
         return f"with the SKU {sku}, which has a golden of its own"
     if not everywhere and sku != golden.sku:

@@ -25,24 +25,18 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
-from iree_gauntlet.cases import Golden, Metric, Statistic
+from iree_gauntlet.figures import FIGURES, Figure, Statistic
+from iree_gauntlet.formatting import COUNTED_UNITS
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError, Location, Round
 from iree_gauntlet.results import Check, Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from iree_gauntlet.cases import Golden
     from iree_gauntlet.measuring.statistics.rounds import SequentialPlan
 
 
-_TITLES = {
-    Metric.TIME_MS: "time",
-    Metric.DISPATCH_COUNT: "dispatch count",
-    Metric.BINARY_SIZE_BYTES: "size",
-    Metric.MAX_ABS_ERROR: "max error",
-    Metric.INSTRUCTIONS: "instructions",
-    Metric.INSTRUCTIONS_OUTSIDE: "instructions outside of dispatches",
-}
 # What caches, memory, the threads of a core and its clock cost at most that are shared with other work: each of them
 # alone is a factor of 2 to 4 at worst.
 _MOST_COST = 10.0
@@ -53,7 +47,7 @@ _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 def describe(check: Check) -> str:
     """One line for people; a breach says by how much."""
-    title = _TITLES[Metric(check.metric)]
+    title = FIGURES[check.metric].row.title
     if check.statistic == Statistic.MIN:
         title = f"fastest {title}"
     figure = "unknown" if check.measured is None else _format_figure(check, check.measured)
@@ -70,8 +64,8 @@ def describe(check: Check) -> str:
 
 def _format_figure(check: Check, value: float) -> str:
     # Counts and bytes in full; times and errors in as many digits as a person can compare.
-    number = f"{value:,.10g}" if check.unit in ("dispatches", "bytes", "instructions") else f"{value:.4g}"
-    return f"{number} {check.unit}" if check.unit in ("ms", "bytes") else number
+    number = f"{value:,.10g}" if check.unit in (*COUNTED_UNITS, "bytes") else f"{value:.4g}"
+    return number if check.unit in ("", *COUNTED_UNITS) else f"{number} {check.unit}"
 
 
 def release_of(version: str) -> str:
@@ -100,7 +94,7 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
     Where a spec has several for one SKU, the strictest limit counts; goldens of other metrics are passed over. The
     note has `golden_keys`, SKUs that the spec has golden times for, where none fits.
     """
-    times = [golden for golden in goldens if golden.metric == Metric.TIME_MS]
+    times = [golden for golden in goldens if golden.metric is Figure.TIME]
     fitting = [golden for golden in times if golden.sku == sku]
     if not fitting:
         statistic = times[0].statistic if times else Statistic.MEAN
@@ -110,7 +104,7 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
             note = f"no golden for {named} (has: {keys}): measured only"
         else:
             note = "no golden time in the spec: measured only"
-        return _note_figure(Metric.TIME_MS, _time(samples, statistic), note, statistic=statistic, sku=sku)
+        return _note_figure(Figure.TIME, _time(samples, statistic), note, statistic=statistic, sku=sku)
     golden = min(fitting, key=lambda candidate: candidate.limit)
     measured = _time(samples, golden.statistic)
     if measured is None:
@@ -121,12 +115,12 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
             "the golden is for the fastest repetition, and the benchmark reported aggregates only:"
             f" measured only ({golden.origin})"
         )
-        return _note_figure(Metric.TIME_MS, samples.mean_ms, note, statistic=Statistic.MEAN, sku=sku)
+        return _note_figure(Figure.TIME, samples.mean_ms, note, statistic=Statistic.MEAN, sku=sku)
     return _check_golden(golden, measured, golden.statistic, sku, "")
 
 
 def check_figure(
-    metric: Metric, measured: float, goldens: Sequence[Golden], release: str, idle: Sequence[Golden] = ()
+    metric: Figure, measured: float, goldens: Sequence[Golden], release: str, idle: Sequence[Golden] = ()
 ) -> Check:
     """Holds a dispatch count, a size or an error against the golden of the compiler's release.
 
@@ -135,13 +129,13 @@ def check_figure(
     machines and targets, for a note.
     """
     current = release_of(release)
-    candidates = [golden for golden in goldens if golden.metric == metric]
+    candidates = [golden for golden in goldens if golden.metric is metric]
     own = [golden for golden in candidates if golden.release and covers(golden.release, current)]
     fitting = own or [golden for golden in candidates if not golden.release]
     if not fitting:
         known = ", ".join(sorted({golden.release for golden in candidates}))
-        title = _TITLES[metric]
-        keys = ", ".join(sorted({golden.origin.field.rpartition(".")[2] for golden in idle if golden.metric == metric}))
+        title = metric.row.title
+        keys = ", ".join(sorted({golden.origin.field.rpartition(".")[2] for golden in idle if golden.metric is metric}))
         if keys:
             note = f"no golden {title} for this target and SKU (has: {keys}): measured only"
         elif known:
@@ -168,10 +162,10 @@ def _check_golden(golden: Golden, measured: float, statistic: str, sku: str, rel
 
 
 def _note_figure(
-    metric: Metric, measured: float | None, note: str, *, statistic: str = "", sku: str = "", release: str = ""
+    metric: Figure, measured: float | None, note: str, *, statistic: str = "", sku: str = "", release: str = ""
 ) -> Check:
     text = str(statistic)
-    return Check(str(metric), measured, unit=metric.unit, statistic=text, sku=sku, release=release, note=note)
+    return Check(str(metric), measured, unit=metric.row.unit, statistic=text, sku=sku, release=release, note=note)
 
 
 @dataclass(frozen=True, slots=True)

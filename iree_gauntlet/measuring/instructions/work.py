@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import FEWEST_OUTSIDE, LEAST_OUTSIDE
+from iree_gauntlet.figures import CALL_MARGIN, OUTSIDE_MARGIN
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.results import WorkPart
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.instructions.counters import Counts
     from iree_gauntlet.results import DispatchChange
-
-
-# The share from which on two counts are two: of a call whose dispatches are not known, and of its dispatches together.
-LEAST_CALL_WORK = 0.0001
 
 
 class Work(StrEnum):
@@ -42,7 +38,7 @@ class CallPart(StrEnum):
     CALL = "call"
 
 
-def compare_work(a: float, b: float, least: float, fewest: int = 0) -> Work:
+def compare_work(a: float, b: float, least: float, fewest: float = 0) -> Work:
     """What B's count says against A's; a difference counts beyond a share of A's, and beyond `fewest` instructions."""
     if abs(b - a) <= max(least * a, fewest):
         return Work.SAME
@@ -66,9 +62,9 @@ def judge_parts(a: Counts, b: Counts, least: float, *, same_runtime: bool) -> tu
         a_outside, b_outside = a_outside - a.own, b_outside - b.own
     if not parts:
         # The layout of memory has a say in it as well.
-        found = compare_work(a.instructions, b.instructions, max(least, LEAST_CALL_WORK), FEWEST_OUTSIDE)
+        found = compare_work(a.instructions, b.instructions, max(least, CALL_MARGIN.share), OUTSIDE_MARGIN.amount)
         return (WorkPart(CallPart.CALL, found, a.instructions, b.instructions),)
-    outside = compare_work(a_outside, b_outside, max(least, LEAST_OUTSIDE), FEWEST_OUTSIDE)
+    outside = compare_work(a_outside, b_outside, max(least, OUTSIDE_MARGIN.share), OUTSIDE_MARGIN.amount)
     return (*parts, WorkPart(CallPart.OUTSIDE, outside, a_outside, b_outside))
 
 
