@@ -21,13 +21,13 @@ from iree_gauntlet.measuring.goldens.goldens import confirm_breach
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     TimeVerdict,
-    bootstrap_t_interval,
     compare_log_ratios,
+    compute_log_ratios,
     find_student_quantile,
     rank_interval,
     sort_walsh_averages,
 )
-from iree_gauntlet.measuring.statistics.rounds import Round, plan_looks
+from iree_gauntlet.measuring.statistics.rounds import Location, Round, plan_looks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -219,9 +219,30 @@ def _percentile(ratios: NDArray[np.float64], seed: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _hierarchical(rounds: NDArray[np.float64], blocks: int, seed: int) -> tuple[float, float]:
-    interval = bootstrap_t_interval(blocks_from_rounds(rounds[: 4 * blocks], seed), _LEVEL, seed, draws=500)
-    return interval.low, interval.high
+def _hierarchical(rounds: NDArray[np.float64], count: int, seed: int) -> tuple[float, float]:
+    """A studentised bootstrap over blocks, rounds in them, and repetitions in those.
+
+    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §12.5: each resample gives (mean* − mean)/se*, and
+    their quantiles take the place of Student's.
+    """
+    blocks = blocks_from_rounds(rounds[: 4 * count], seed)
+    # Axes: block, side, round, repetition.
+    times = np.log([[[round_.times for round_ in side] for side in (block.a, block.b)] for block in blocks])
+    chance, draws = np.random.default_rng(seed), 500
+    _, _, in_side, repetitions = times.shape
+    chosen = chance.integers(count, size=(draws, count))[:, :, None, None, None]
+    sides = np.arange(2)[None, None, :, None, None]
+    in_block = chance.integers(in_side, size=(draws, count, 2, in_side))[..., None]
+    in_round = chance.integers(repetitions, size=(draws, count, 2, in_side, repetitions))
+    figures = times[chosen, sides, in_block, in_round].min(axis=-1).mean(axis=-1)
+    resampled = figures[..., 1] - figures[..., 0]
+    original = compute_log_ratios(blocks, Location.MIN)
+    mean, error = original.mean(), original.std(ddof=1) / math.sqrt(count)
+    errors = resampled.std(axis=1, ddof=1) / math.sqrt(count)
+    usable = errors > 0
+    studentised = (resampled[usable].mean(axis=1) - mean) / errors[usable]
+    low, high = np.quantile(studentised, [1 - _LEVEL / 2, _LEVEL / 2])
+    return float(mean - low * error), float(mean - high * error)
 
 
 def _rank(ratios: NDArray[np.float64]) -> tuple[float, float]:

@@ -25,9 +25,9 @@ PACKAGE = ROOT / "iree_gauntlet"
 # A part of a room that has a number of its own is a room.
 ROOMS = {
     # The words: they import each other alone.
-    **dict.fromkeys(("cases", "diagnostics", "document", "errors", "figures", "journal_events", "journal_format"), 0),
-    **dict.fromkeys(("messages", "progress", "recorded", "requests", "results", "settings", "steps"), 0),
-    **dict.fromkeys(("cache_folders", "targets", "__version__"), 0),
+    **dict.fromkeys(("cases", "diagnostics", "document", "errors", "figures", "formatting", "stages"), 0),
+    **dict.fromkeys(("journal_events", "journal_format", "messages", "progress", "recorded", "requests"), 0),
+    **dict.fromkeys(("cache_folders", "results", "settings", "steps", "targets", "__version__"), 0),
     "system": 1,
     **dict.fromkeys(("artifacts", "dialects", "measuring", "records", "toolchains"), 2),
     **dict.fromkeys(("engine", "history"), 3),

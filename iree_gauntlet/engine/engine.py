@@ -421,12 +421,7 @@ class Engine:
             checks = [replace(check, note=note) for check in checks]
         judged = self._judge(step, checks)
         return replace(
-            result,
-            verdict=judged.verdict,
-            reason=judged.reason,
-            checks=judged.checks,
-            failure=judged.failure,
-            notes=(*result.notes, *_list_goldens_of_calls(checks, result.measure(Figure.INSTRUCTIONS_OUTSIDE) or 0.0)),
+            result, verdict=judged.verdict, reason=judged.reason, checks=judged.checks, failure=judged.failure
         )
 
     def _check_figures(self, step: Step, result: Result, goldens: Sequence[Golden]) -> list[Check]:
@@ -453,18 +448,6 @@ class Engine:
         loose = (describe(check) for check in checks if check.metric in {golden.metric for golden in unapplied})
         verdict = Verdict.INCONCLUSIVE if unapplied else Verdict.PASSED
         return Result(verdict, shorten("; ".join(loose)), checks=tuple(checks))
-
-
-def _list_goldens_of_calls(checks: Sequence[Check], outside: float) -> Iterator[str]:
-    """What to do about goldens that hold a whole call, as earlier versions counted it; they guard dispatches badly."""
-    own = [check for check in checks if check.metric == Figure.INSTRUCTIONS]
-    for measured, golden, limit in ((check.measured, check.golden, check.limit) for check in own):
-        if measured and golden and limit and golden - measured > max(outside / 2, limit - golden):
-            yield (
-                f"the golden of {golden:,.0f} instructions is nearer to those of the whole call, as earlier versions "
-                f"counted, than to the {measured:,.0f} in dispatches that it is held against: "
-                "`gauntlet golden.update` proposes one of the dispatches"
-            )
 
 
 def _describe_dispatch_changes(cache: ModuleCache, step: Step, limit: float) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,14 +29,13 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     DEFAULT_DISCOVERY_RATE,
     Comparison,
     TimeVerdict,
-    bootstrap_t_interval,
     compare,
     estimate_geometric_mean,
     hold_against_control,
     limit_discoveries,
     without_verdict,
 )
-from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round, plan_looks
+from iree_gauntlet.measuring.statistics.rounds import Block, Round, plan_looks
 from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.records.compare_record import (
     SIDES,
@@ -61,7 +59,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.compare_record import ComparisonOpening
 
 
-_BOOTSTRAP_SEED = 1
 # Blocks of A against itself: as many as its one look takes.
 CONTROL_BLOCKS = 10
 # Of an interval in the spec's own way.
@@ -97,15 +94,8 @@ class ModelVerdict:
         evidence, comparison = self.evidence, self.comparison
         figures = control = own_way = None
         if comparison is not None:
-            # The interval by resampling blocks, rounds and repetitions: a check on the exact one, not what decides.
-            bootstrap = None
-            with suppress(EvidenceError):
-                found = bootstrap_t_interval(evidence.blocks, 1 - comparison.confidence, _BOOTSTRAP_SEED)
-                bootstrap = (math.exp(found.low), math.exp(found.high)) if math.isfinite(found.low) else None
             figures = TimedFigures(
-                **_read_figures(comparison),
-                time_ms={side: describe_times(evidence.blocks, side) for side in SIDES},
-                bootstrap=bootstrap,
+                **_read_figures(comparison), time_ms={side: describe_times(evidence.blocks, side) for side in SIDES}
             )
         if self.control is not None:
             control = ControlVerdict(

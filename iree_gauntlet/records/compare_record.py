@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import format_outside, work_change
+from iree_gauntlet.formatting import work_change
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening, MachineFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_events, read_journal
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
@@ -164,10 +164,9 @@ class SideTimes(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedFigures(ComparedFigures):
-    """What the blocks say of B against A; `bootstrap` is the interval by resampling, where there is one."""
+    """What the blocks say of B against A."""
 
     time_ms: dict[str, SideTimes]
-    bootstrap: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _require_sides("time_ms", self.time_ms)
@@ -195,7 +194,7 @@ class WorkVerdict(Recorded):
 
     Attributes:
         verdict: a `Work` of `measuring/instructions/work.py`.
-        parts: what each part of a call says; none in records of earlier versions, which judged it as a whole.
+        parts: what each part of a call says.
         cpu: what the modules were compiled for; empty for what the spec says.
         outside: the difference that is in no dispatch; None where the counter does not know dispatches.
         with_fma: the counts with fused multiply-adds; None where they were not taken.
@@ -209,7 +208,7 @@ class WorkVerdict(Recorded):
     counter: str
     cpu: str
     outside: int | None = None
-    parts: tuple[WorkPart, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    parts: tuple[WorkPart, ...]
     with_fma: dict[str, int] | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
@@ -232,11 +231,8 @@ class WorkVerdict(Recorded):
 
     @property
     def change_by_part(self) -> str:
-        """`+0.3440 %: in dispatches +38 (+0.0088 %), …`; of earlier versions `+0.3440 %, 98 % of it outside of …`."""
-        a, b = self.counts
-        if self.parts:
-            return f"{self.change}: {'; '.join(part.description for part in self.parts)}"
-        return f"{self.change}{format_outside(b - a, self.outside)}"
+        """`+0.3440 %: in dispatches +38 (+0.0088 %), …`."""
+        return f"{self.change}: {'; '.join(part.description for part in self.parts)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -278,7 +278,6 @@ def format_headline(outcome: RunOutcome) -> str:
     """`1 failed, 2 errors, 23 passed, 3 skipped (2 behind a failure)`; what went wrong comes first."""
     texts = format_verdicts(outcome.counts)
     kinds = Counter(step.failure for step in outcome.steps if step.verdict is Verdict.XFAILED)
-    # Journals of earlier versions do not say how they failed.
     if named := ", ".join(f"{kinds[kind]} {kind}" for kind in FailureKind if kinds[kind]):
         texts[Verdict.XFAILED] += f" ({named})"
     behind = sum(bool(step.behind) for step in outcome.steps)

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Interval,
-    bootstrap_t_interval,
     compute_log_ratios,
     rank_estimate,
     rank_interval,
     rank_p_above,
     sort_walsh_averages,
 )
-from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round
+from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Round
 
 # A grid, so that sums of few of them are exact and ties occur.
 _VALUES = st.lists(st.integers(-64, 64).map(lambda number: number / 64), min_size=1, max_size=9)
@@ -114,33 +113,3 @@ def _blocks(count: int, factor: float, seed: int = 0, repetitions: int = 5) -> l
         )
         for _ in range(count)
     ]
-
-
-@pytest.mark.parametrize("location", list(Location))
-def test_the_bootstrap_agrees_with_the_exact_interval(location: Location) -> None:
-    blocks = _blocks(20, 1.05)
-    exact = rank_interval(sort_walsh_averages(compute_log_ratios(blocks, location)), 0.05)
-    bootstrap = bootstrap_t_interval(blocks, 0.05, seed=1, location=location)
-    assert bootstrap == bootstrap_t_interval(blocks, 0.05, seed=1, location=location)
-    assert bootstrap != bootstrap_t_interval(blocks, 0.05, seed=2, location=location)
-    assert bootstrap.low == pytest.approx(exact.low, abs=0.005)
-    assert bootstrap.high == pytest.approx(exact.high, abs=0.005)
-
-
-def test_the_bootstrap_of_equal_blocks_is_a_point() -> None:
-    block = Block.of_rounds(BlockOrder.ABBA, [Round((time,)) for time in (1.0, 2.0, 2.0, 1.0)])
-    interval = bootstrap_t_interval([block] * 4, 0.05, seed=0)
-    assert interval == Interval(math.log(2), math.log(2))
-
-
-@pytest.mark.parametrize(
-    ("count", "level", "draws", "seed"), [(2, 0.05, 100, 0), (4, 0.0, 100, 0), (4, 0.05, 10, 0), (4, 0.05, 100, -1)]
-)
-def test_the_bootstrap_refuses_nonsense(count: int, level: float, draws: int, seed: int) -> None:
-    with pytest.raises(EvidenceError, match="cannot bootstrap"):
-        bootstrap_t_interval(_blocks(count, 1.0), level, seed, draws)
-
-
-def test_the_bootstrap_needs_rounds_of_one_length() -> None:
-    with pytest.raises(EvidenceError, match="unequal"):
-        bootstrap_t_interval([*_blocks(3, 1.0), *_blocks(1, 1.0, repetitions=4)], 0.05, 0)

@@ -89,7 +89,6 @@ def write_comparison(folder: Path) -> Path:
         "tried": {"0": 0.1},
         **_INTERVAL,
         "time_ms": {"A": {"median": 1.0, "spread": 0.1}, "B": {"median": 1.2, "spread": 0.1}},
-        "bootstrap": [1.1, 1.3],
         "control": {"verdict": "same", **_INTERVAL},
         "own_way": {**_INTERVAL, "contradicts": True},
         "work": _WORK,

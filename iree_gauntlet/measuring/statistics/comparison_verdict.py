@@ -22,8 +22,7 @@ order statistics of the Walsh averages (dᵢ + dⱼ)/2, i ≤ j, and their media
 of Mathematical Statistics 34, 1963).
 Up to a quarter of wild blocks moves it little.
 
-`bootstrap_t_interval` resamples the hierarchy (block, round, repetition) instead, as a check;
-docs/explanation/statistics.md has the coverage of both and of simpler intervals.
+docs/explanation/statistics.md has its coverage, and that of simpler intervals.
 
 Of many models at once: how many of the differences found are false, and the mean over models.
 """
@@ -293,65 +292,6 @@ def _find_critical_count(count: int, level: float) -> int:
     return int(np.searchsorted(-tail, -level, side="left"))
 
 
-def bootstrap_t_interval(
-    blocks: Sequence[Block], level: float, seed: int, draws: int = 1000, location: Location = Location.MIN
-) -> Interval:
-    """Interval of the mean log ratio by a studentised bootstrap over blocks, rounds in them, repetitions in those.
-
-    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §12.5: each resample gives (mean* − mean)/se*, and
-    their quantiles take the place of Student's. The block order is no matter here. There are at least three blocks, all
-    rounds with the same number of repetitions; the level is two-sided, and the same seed gives the same interval.
-    """
-    if len(blocks) < 3 or draws < 100 or not 0 < level < 1 or seed < 0:
-        raise EvidenceError(
-            f"cannot bootstrap {len(blocks)} blocks with {draws} draws, seed {seed} and level {level!r}",
-            "it takes 3 blocks, 100 draws, a seed of 0 or more and a level between 0 and 1",
-        )
-    if len({len(round_.times) for block in blocks for round_ in (*block.a, *block.b)}) != 1:
-        raise EvidenceError("rounds with unequal numbers of repetitions cannot be resampled together")
-    # Axes: block, side, round, repetition.
-    times = np.log([[[round_.times for round_ in side] for side in (block.a, block.b)] for block in blocks])
-    chance = np.random.default_rng(seed)
-    count, _, rounds, repetitions = times.shape
-    chosen = chance.integers(count, size=(draws, count))[:, :, None, None, None]
-    sides = np.arange(2)[None, None, :, None, None]
-    in_block = chance.integers(rounds, size=(draws, count, 2, rounds))[..., None]
-    in_round = chance.integers(repetitions, size=(draws, count, 2, rounds, repetitions))
-    figures = _reduce_repetitions(times[chosen, sides, in_block, in_round], location).mean(axis=-1)
-    resampled = figures[..., 1] - figures[..., 0]
-    original = compute_log_ratios(blocks, location)
-    mean, error = original.mean(), original.std(ddof=1) / math.sqrt(count)
-    errors = resampled.std(axis=1, ddof=1) / math.sqrt(count)
-    usable = errors > 0
-    if error == 0 or not usable.any():
-        return Interval(float(mean), float(mean)) if error == 0 else Interval(-math.inf, math.inf)
-    studentised = (resampled[usable].mean(axis=1) - mean) / errors[usable]
-    low, high = np.quantile(studentised, [1 - level / 2, level / 2])
-    return Interval(float(mean - low * error), float(mean - high * error))
-
-
-def _reduce_repetitions(log_times: NDArray[np.float64], location: Location) -> NDArray[np.float64]:
-    match location:
-        case Location.MIN:
-            return np.asarray(log_times.min(axis=-1))
-        case Location.MEDIAN:
-            return np.asarray(np.median(log_times, axis=-1))
-        case Location.MEAN:
-            return np.asarray(np.log(np.exp(log_times).mean(axis=-1)))
-
-
-class Dependence(StrEnum):
-    """What may be assumed of p-values of different models.
-
-    With block orders drawn by lot for each model they are independent where nothing differs, however the noise hangs
-    together: Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995. `ANY` assumes nothing and
-    pays a factor of 1 + 1/2 + … + 1/m: Benjamini and Yekutieli, Annals of Statistics 29, 2001.
-    """
-
-    INDEPENDENT = "independent"
-    ANY = "any"
-
-
 @dataclass(frozen=True, slots=True)
 class GeometricMean:
     """Mean ratio over models, with its interval for models like these; 0 and infinity for a single model."""
@@ -363,16 +303,19 @@ class GeometricMean:
     models: int
 
 
-def adjust_p_values(p_values: Sequence[float], dependence: Dependence = Dependence.INDEPENDENT) -> tuple[float, ...]:
-    """For each p-value the smallest false-discovery rate at which it counts as a discovery."""
+def adjust_p_values(p_values: Sequence[float]) -> tuple[float, ...]:
+    """For each p-value the smallest false-discovery rate at which it counts as a discovery.
+
+    With block orders drawn by lot for each model they are independent where nothing differs, however the noise hangs
+    together: Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995.
+    """
     if any(not 0 <= p <= 1 for p in p_values):
         raise EvidenceError(f"p-values {list(p_values)}, expected numbers from 0 to 1")
     if not p_values:
         return ()
     count = len(p_values)
-    penalty = 1.0 if dependence == Dependence.INDEPENDENT else sum(1 / rank for rank in range(1, count + 1))
     order = np.argsort(p_values, kind="stable")
-    scaled = np.asarray(p_values)[order] * count * penalty / np.arange(1, count + 1)
+    scaled = np.asarray(p_values)[order] * count / np.arange(1, count + 1)
     adjusted = np.empty(count)
     # Step-up: a larger p-value that passes takes all smaller ones with it.
     adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
@@ -380,9 +323,7 @@ def adjust_p_values(p_values: Sequence[float], dependence: Dependence = Dependen
 
 
 def limit_discoveries(
-    comparisons: Mapping[str, Comparison],
-    rate: float = DEFAULT_DISCOVERY_RATE,
-    dependence: Dependence = Dependence.INDEPENDENT,
+    comparisons: Mapping[str, Comparison], rate: float = DEFAULT_DISCOVERY_RATE
 ) -> dict[str, Comparison]:
     """Keeps the share of false ones among all `slower` and `faster` at or below a rate.
 
@@ -393,7 +334,7 @@ def limit_discoveries(
         raise EvidenceError(f"false-discovery rate {rate!r}, expected a number between 0 and 1")
     # A model that is not reported as different, as after a void session, must not lend its small p-value to others.
     p_values = [comparison.p_value if comparison.differs else 1.0 for comparison in comparisons.values()]
-    adjusted = adjust_p_values(p_values, dependence)
+    adjusted = adjust_p_values(p_values)
     judged = dict(comparisons)
     for (model, comparison), p_value in zip(comparisons.items(), adjusted, strict=True):
         if comparison.differs and p_value > rate:

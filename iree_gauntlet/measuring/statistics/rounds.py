@@ -55,7 +55,6 @@ class Location(StrEnum):
     """
 
     MIN = "min"
-    MEDIAN = "median"
     MEAN = "mean"
 
 
@@ -79,8 +78,6 @@ class Round:
         match kind:
             case Location.MIN:
                 return min(self.times)
-            case Location.MEDIAN:
-                return statistics.median(self.times)
             case Location.MEAN:
                 return statistics.fmean(self.times)
 
