@@ -33,12 +33,6 @@ pytestmark = pytest.mark.iree
 _QUICK = ("--repetitions", "2", "--disturbed", "count", "--cpus", "all")
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with local_cluster(tmp_path_factory.mktemp("cluster"), "--device", "cpu") as running:
-        yield running
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path / "project")
