@@ -19,6 +19,7 @@ from iree_gauntlet.toolchains.find import CommitPackages, ToolchainPlace
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Installer
 from iree_gauntlet.toolchains.source_builds import SourceBuilds
+from tests.support.session_folder import made_once
 
 _FILES = Path(__file__).with_suffix("")
 _LLVM = "third_party/llvm-project"
@@ -34,22 +35,30 @@ class IreeSource:
 
     @classmethod
     def make(cls, folder: Path) -> IreeSource:
-        """A checkout with one commit, `first`, and its submodule."""
+        """A checkout with one commit, `first`, and its submodule: a copy of the one that a session has."""
+        shutil.copytree(made_once("iree-source", cls._begin), folder, symlinks=True, dirs_exist_ok=True)
         made = cls(folder)
-        llvm = folder.with_name("llvm-project")
-        llvm.mkdir(parents=True)
-        made.git("init", "-q", "-b", "main", at=llvm)
-        (llvm / "llvm.h").write_text("#define LLVM_REVISION 1\n")
-        made.git("add", ".", at=llvm)
-        made.git("commit", "-q", "-m", "LLVM as it was", at=llvm)
-        shutil.copytree(_FILES, folder)
+        made.commits["first"] = made.git("rev-parse", "HEAD")
+        return made
+
+    @classmethod
+    def _begin(cls, folder: Path) -> None:
+        made, llvm = cls(folder), made_once("llvm-project", cls._begin_llvm)
+        shutil.copytree(_FILES, folder, dirs_exist_ok=True)
         installed = find_installed()
         compiler, runtime = (Path(path).parent for path in (installed.compiler.compile, installed.runtime.run_module))
         (folder / "wheels.cmake").write_text(f'set(WHEEL_COMPILER "{compiler}")\nset(WHEEL_RUNTIME "{runtime}")\n')
         made.git("init", "-q", "-b", "main")
         made.git("submodule", "--quiet", "add", str(llvm), _LLVM)
         made.commit("first", "Begin")
-        return made
+
+    @classmethod
+    def _begin_llvm(cls, folder: Path) -> None:
+        made = cls(folder)
+        made.git("init", "-q", "-b", "main")
+        (folder / "llvm.h").write_text("#define LLVM_REVISION 1\n")
+        made.git("add", ".")
+        made.git("commit", "-q", "-m", "LLVM as it was")
 
     def git(self, *words: str, at: Path | None = None) -> str:
         """Runs git; what it says."""
