@@ -66,22 +66,32 @@ def project(tmp_path: Path) -> Iterator[Project]:
     project.close()
 
 
+def _builds() -> tuple[str, str]:
+    """A build, and one that packs into tiles: the same ones for all, as where the linker lies is part of flags."""
+    folder = made_once("counted-builds", _make_builds)
+    return f"build:{folder / 'plain'}", f"build:{folder / 'tiled'}"
+
+
+def _make_builds(folder: Path) -> None:
+    _changed(folder / "plain")
+    _changed(folder / "tiled", _TILED)
+
+
 @pytest.fixture
 def compared() -> Path:
-    """Where a build was compared with one that packs into tiles; it is only read."""
+    """Where the two were compared; it is only read."""
     return made_once("counted-products", _compare)
 
 
 def _compare(folder: Path) -> None:
-    project = _add_product(folder / "project")
-    plain, tiled = _changed(folder / "plain"), _changed(folder / "tiled", _TILED)
-    done = project.gauntlet("compare", plain, tiled, "--metric", "instructions", *_SELECTED, "--run-dir", "more")
+    project, words = _add_product(folder / "project"), ("--metric", "instructions", *_SELECTED)
+    done = project.gauntlet("compare", *_builds(), *words, "--run-dir", "more")
     (folder / "done.json").write_text(json.dumps([done.code, done.out]))
 
 
 @pytest.fixture
-def compiled(project: Project, compared: Path) -> Project:
-    """The project, with what that comparison has compiled in its cache."""
+def counted(project: Project, compared: Path) -> Project:
+    """The project, with what that comparison has compiled and counted in its cache."""
     modules = Path("cache", "modules")
     shutil.copytree(compared / "project" / modules, project.folder / modules, symlinks=True, dirs_exist_ok=True)
     return project
@@ -201,12 +211,12 @@ def test_where_there_is_no_profile_counts_name_the_dispatch(compared: Path) -> N
     assert shown == f"{suspect.a_ns:,} → {suspect.b_ns:,} instructions"
 
 
-def test_less_work(compiled: Project, tmp_path: Path) -> None:
-    plain, tiled = _changed(tmp_path / "plain"), _changed(tmp_path / "tiled", _TILED)
+def test_less_work(counted: Project) -> None:
+    plain, tiled = _builds()
     words = ("--metric", "instructions", *_SELECTED, "--run-dir", "less", "--count-cpu", "x86-64-v3,-fma")
-    done = compiled.gauntlet("compare", tiled, plain, *words)
+    done = counted.gauntlet("compare", tiled, plain, *words)
     assert done.code == 0, done.text
-    model = _comparison(compiled.folder, "less")["models"]["toy/product@cpu"]
+    model = _comparison(counted.folder, "less")["models"]["toy/product@cpu"]
     assert model["verdict"] == "less work"
     assert "with_fma" not in model, "a CPU that is named is enough"
 
@@ -242,35 +252,33 @@ def test_one_per_cent_more_in_one_of_many_dispatches_is_found(project: Project, 
     assert _comparison(project.folder, "more")["models"]["toy/product@cpu"]["ratio"] < 1.005
 
 
-def test_beside_times_the_work_is_told_and_says_where(compiled: Project, tmp_path: Path) -> None:
-    plain, tiled = _changed(tmp_path / "plain"), _changed(tmp_path / "tiled", _TILED)
+def test_beside_times_the_work_is_told_and_says_where(counted: Project) -> None:
+    plain, tiled = _builds()
     words = (*_SELECTED, "--repetitions", "2", "--min-time", "0.002", "--disturbed", "count", "--cpus", "all")
     # No machine takes the forty rounds of a verdict within a twentieth of a second.
-    done = compiled.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "both")
+    done = counted.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "both")
     assert done.code == 4, done.text
-    model = _comparison(compiled.folder, "both")["models"]["toy/product@cpu"]
+    model = _comparison(counted.folder, "both")["models"]["toy/product@cpu"]
     assert model["work"]["verdict"] == "more work"
     change = f"×{model['work']['ratio']:.3g}"
     assert f"more work ({change}: in dispatches +" in model["reason"]
-    table = (compiled.folder / "both" / "comparison.md").read_text()
+    table = (counted.folder / "both" / "comparison.md").read_text()
     assert "| work |" in table
     assert f"| {change} |" in table
-    done = compiled.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "times", "--no-work")
-    assert "work" not in _comparison(compiled.folder, "times")["models"]["toy/product@cpu"]
-    assert "| work |" not in (compiled.folder / "times" / "comparison.md").read_text()
+    done = counted.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "times", "--no-work")
+    assert "work" not in _comparison(counted.folder, "times")["models"]["toy/product@cpu"]
+    assert "| work |" not in (counted.folder / "times" / "comparison.md").read_text()
 
 
-def test_bisect_and_matrix_by_instructions(compiled: Project, tmp_path: Path) -> None:
-    flags = {"one": (), "two": (" ",), "three": (_TILED,)}
-    irees = [_changed(tmp_path / name, *more) for name, more in flags.items()]
-    among = [word for iree in irees[1:-1] for word in ("--among", iree)]
-    words = ("--good", irees[0], "--bad", irees[-1], *among, "--metric", "instructions", *_SELECTED)
-    done = compiled.gauntlet("bisect", *words)
+def test_bisect_and_matrix_by_instructions(counted: Project, tmp_path: Path) -> None:
+    plain, tiled = _builds()
+    words = ("--good", plain, "--bad", tiled, "--among", _changed(tmp_path / "two", " "))
+    done = counted.gauntlet("bisect", *words, "--metric", "instructions", *_SELECTED)
     assert done.code == 0, done.text
-    assert "first bad: three; last good: two · exact" in done.out, done.text
-    done = compiled.gauntlet("matrix", "--iree", irees[0], "--iree", irees[2], *_SELECTED, "--stages", "count")
+    assert "first bad: tiled; last good: two · exact" in done.out, done.text
+    done = counted.gauntlet("matrix", "--iree", plain, "--iree", tiled, *_SELECTED, "--stages", "count")
     assert done.code == 0, done.text
-    (path,) = (compiled.folder / "runs").glob("*-matrix/matrix.json")
+    (path,) = (counted.folder / "runs").glob("*-matrix/matrix.json")
     cells = json.loads(path.read_text())["chains"][0]["irees"]
     counts = [cell["instructions"] for cell in cells.values()]
     assert 0 < counts[0] < counts[1]
@@ -321,21 +329,30 @@ def test_one_that_hangs_is_ended_and_goes_on(project: Project, monkeypatch: pyte
     assert len(list((project.folder / "killed").rglob("counts.json"))) == 1
 
 
-def test_the_same_work_and_counts_of_two_counters_that_are_not_compared(compiled: Project, tmp_path: Path) -> None:
-    a, b = _changed(tmp_path / "a"), _changed(tmp_path / "b", "")
-    words = ("compare", a, b, "--metric", "instructions", *_SELECTED, "--run-dir", "cmp")
-    done = compiled.gauntlet(*words)
+def test_the_same_work_and_counts_of_two_counters_that_are_not_compared(counted: Project, tmp_path: Path) -> None:
+    plain, _ = _builds()
+    words = (
+        "compare",
+        plain,
+        _changed(tmp_path / "b", " "),
+        "--metric",
+        "instructions",
+        *_SELECTED,
+        "--run-dir",
+        "cmp",
+    )
+    done = counted.gauntlet(*words)
     assert done.code == 0, done.text
-    model = _comparison(compiled.folder, "cmp")["models"]["toy/product@cpu"]
+    model = _comparison(counted.folder, "cmp")["models"]["toy/product@cpu"]
     assert model["verdict"] == "same work"
     assert abs(model["ratio"] - 1) <= 0.00001
     assert "1 same work" in done.out
     # As where valgrind was replaced before a comparison was resumed.
-    journal = compiled.folder / "cmp" / "a" / "journal.jsonl"
+    journal = counted.folder / "cmp" / "a" / "journal.jsonl"
     text = journal.read_text()
     assert '"counter":"valgrind ' in text
     journal.write_text(text.replace('"counter":"valgrind ', '"counter":"valgrind 2.'))
-    done = compiled.gauntlet("compare", "--resume", "--run-dir", "cmp")
+    done = counted.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 3, done.text
     assert "its sides were counted by different counters: begin a new comparison" in done.text
-    assert _comparison(compiled.folder, "cmp")["models"] == {}
+    assert _comparison(counted.folder, "cmp")["models"] == {}
