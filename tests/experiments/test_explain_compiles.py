@@ -145,6 +145,7 @@ def test_a_crash_of_the_compiler_is_reduced_to_the_operation_that_crashes(
     require_crash_alone(project, "SIGFPE")
 
 
+@pytest.mark.stress
 @pytest.mark.skipif(shutil.which("llvm-symbolizer") is None, reason="needs llvm-symbolizer: apt install llvm")
 def test_a_crash_of_the_compiler_is_known_by_its_function(project: Project) -> None:
     failed(project, CRASH)
