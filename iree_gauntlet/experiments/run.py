@@ -32,7 +32,6 @@ from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
-from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
 from iree_gauntlet.figures import counted
 from iree_gauntlet.history.index import add_itself
@@ -115,6 +114,8 @@ def execute(request: RunRequest, presenter: Presenter, machines: Machines | None
     if request.explain and code is not ExitCode.INTERRUPTED:
         failed = sorted(find_failed_chains(ran.folder))
     if failed:
+        from iree_gauntlet.experiments.explain import explain  # noqa: PLC0415 - for a run that is explained alone
+
         try:
             explain(ExplainRequest((str(ran.folder), *map(glob.escape, failed))), request.toolchain, presenter)
         except NothingSelectedError:
