@@ -173,7 +173,8 @@ def test_the_action_fails_with_the_run_and_says_so(runner: Runner, project: Proj
     done = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.args": arguments})
     assert not (runner.folder / "owned").exists()
     assert runner.outputs["verdict"] in ("failed", "error"), done.stderr
-    plain = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.args": "--model 'to*' -q", "inputs.name": "two"})
+    arguments = "--model 'to*' -q --stages threshold"
+    plain = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.args": arguments, "inputs.name": "two"})
     assert (plain.returncode, runner.outputs["verdict"]) == (1, "failed"), plain.stderr
     runner.environment["GITHUB_ACTIONS"] = "true"
     wrong = runner.run(ACTION, "Run the suite", {**INPUTS, "inputs.suite": "none", "inputs.name": "three"})
@@ -247,10 +248,11 @@ def test_shards_become_one_run(runner: Runner, project: Project) -> None:
 @pytest.mark.iree
 def test_a_comparison_becomes_a_comment(runner: Runner) -> None:
     compare = ROOT / ".github" / "workflows" / "compare.yml"
-    context = {"inputs.base": "installed", "inputs.head": "installed", "inputs.suite": "s", "inputs.budget": "0.02"}
+    context = {"inputs.base": "installed", "inputs.head": "installed", "inputs.suite": "s", "inputs.budget": "0.005"}
     numbers = {"github.token": "t", "github.event.pull_request.number": "7"}
     runner.stand_in("gh")
-    assert runner.run(compare, "Compare", {**context, "inputs.suite": "none", "inputs.args": ""}).returncode == 2
+    torn = runner.run(compare, "Compare", {**context, "inputs.args": "--model 'oops"})
+    assert (torn.returncode, torn.stdout) == (2, "::error::args: a quote is not closed: --model 'oops\n")
     assert runner.run(compare, "Comment", numbers).returncode == 0
     assert "The comparison did not begin" in (runner.folder / "comment.md").read_text()
     if shutil.which("valgrind"):
@@ -258,7 +260,7 @@ def test_a_comparison_becomes_a_comment(runner: Runner) -> None:
         assert done.returncode == 0, done.stderr
         assert "same work" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
     done = runner.run(compare, "Times", {**context, "inputs.args": "--model 'to*' --cpus all --no-work"})
-    # In a second, nothing can be said of most machines.
+    # In less than a second, nothing can be said of most machines.
     assert done.returncode in (0, 1, 4), done.stderr
     assert "toy/abs@cpu" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
     for before, last in (
