@@ -274,8 +274,7 @@ def judge_case(case: Path, folder: Path) -> tuple[bool, bool] | None:
 
 
 @pytest.mark.corpus
-@pytest.mark.stress
-@pytest.mark.parametrize("sample", [8, 40])
+@pytest.mark.parametrize("sample", [8, pytest.param(40, marks=pytest.mark.stress)])
 def test_verdict_on_operator_tests(tmp_path: Path, sample: int) -> None:
     if not ONNX_OPS.is_dir():
         pytest.skip("no corpus next to the checkout")
