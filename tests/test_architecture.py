@@ -94,6 +94,8 @@ class Module:
     relative: bool
     untyped: tuple[str, ...]
     offered: frozenset[str]
+    asked: frozenset[str]
+    begins_early: bool
 
     @property
     def part(self) -> str:
@@ -118,8 +120,12 @@ def read_module(path: Path) -> Module:
     imports: list[str] = []
     relative = False
     untyped: list[str] = []
+    asked = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Compare | ast.Call):
+            if _asks_a_sentence(node):
+                asked.add(ast.unparse(node))
+        elif isinstance(node, ast.Import):
             imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             relative = relative or node.level > 0
@@ -139,6 +145,11 @@ def read_module(path: Path) -> Module:
         relative=relative,
         untyped=tuple(untyped),
         offered=frozenset(name for name in offered if not name.startswith("_") or name == "__all__"),
+        asked=frozenset(asked),
+        begins_early=any(
+            isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) and "main(" in ast.unparse(node.body[0])
+            for node in tree.body[:-1]
+        ),
     )
 
 
@@ -259,16 +270,11 @@ def test_the_package_does_not_grow() -> None:
 
 def test_no_sentence_of_ours_decides() -> None:
     """What people read is looked into only where it is others' words, or an earlier version's journal."""
-    found = {
-        (str(path.relative_to(PACKAGE)), ast.unparse(node))
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if _asks_a_sentence(node)
-    }
+    found = {(module.path.as_posix(), words) for module in modules() for words in module.asked}
     assert found == _ASKED_SENTENCES
 
 
-def _asks_a_sentence(node: ast.AST) -> bool:
+def _asks_a_sentence(node: ast.Compare | ast.Call) -> bool:
     """Whether a text for people is searched, or held against a text with a blank."""
 
     def is_sentence(item: ast.expr) -> bool:
@@ -280,7 +286,7 @@ def _asks_a_sentence(node: ast.AST) -> bool:
             return is_sentence(node.comparators[0])
         texts = [item.value for item in node.comparators if isinstance(item, ast.Constant)]
         return is_sentence(node.left) and any(" " in str(text) for text in texts)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+    if isinstance(node.func, ast.Attribute):
         if node.func.attr in {"startswith", "endswith"}:
             return is_sentence(node.func.value)
         return node.func.attr in {"search", "match", "fullmatch"} and any(map(is_sentence, node.args))
@@ -288,17 +294,7 @@ def _asks_a_sentence(node: ast.AST) -> bool:
 
 
 def test_a_program_begins_where_all_of_it_is_defined() -> None:
-    early = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-        starts = [
-            place
-            for place, node in enumerate(body)
-            if isinstance(node, ast.If)
-            and "__name__" in ast.unparse(node.test)
-            and "main(" in ast.unparse(node.body[0])
-        ]
-        early += [path.name for place in starts if place != len(body) - 1]
+    early = [module.path for module in modules() if module.begins_early]
     assert not early, f"what stands below is not defined yet when they run: {early}"
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
+import re
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +66,11 @@ _VERBS = """
     without work works wrap write yield
 """
 VERBS = frozenset(_VERBS.split())
-_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+# A string, or a comment: tokens in which the other kind may seem to begin.
+_TEXTS = re.compile(
+    r"""(?P<quotes>\"{3}|'{3})(?:\\.|.)*?(?P=quotes) | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' | (?P<comment>\#[^\n]*)""",
+    re.VERBOSE | re.DOTALL,
+)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Documented = ast.Module | ast.ClassDef | _Function
 
@@ -143,8 +146,13 @@ def measure(folder: Path) -> Size:
 
 def find_code_lines(text: str) -> set[int]:
     """Lines of a file that hold code, or a docstring."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return {line for token in tokens if token.type not in _NO_CODE for line in range(token.start[0], token.end[0] + 1)}
+    lines = _TEXTS.sub(_mark_lines, text).split("\n")
+    return {number for number, line in enumerate(lines, start=1) if line and not line.isspace()}
+
+
+def _mark_lines(match: re.Match[str]) -> str:
+    """A mark in each line of a string; nothing for a comment."""
+    return "" if match["comment"] else "\n".join("x" * (match[0].count("\n") + 1))
 
 
 def find_docstring_lines(nodes: Iterable[ast.AST]) -> set[int]:
@@ -168,15 +176,18 @@ def begins_with_verb(name: str) -> bool:
 def _find_places(nodes: Sequence[ast.AST]) -> dict[str, list[tuple[int, str]]]:
     """By column, the lines and names of what it counts."""
     found: dict[str, list[tuple[int, str]]] = {}
-    indexing = [node for node in nodes if isinstance(node, ast.expr) and _indexes_by_string(node)]
+    indexing = [node for node in nodes if isinstance(node, ast.Subscript | ast.Call) and _indexes_by_string(node)]
     found["keys"] = [(line, "") for line in sorted({node.lineno for node in indexing})]
-    found["any"] = [(node.lineno, "") for node in nodes if isinstance(node, ast.Name) and node.id == "Any"]
-    found["not_none"] = [(node.lineno, "") for node in nodes if isinstance(node, ast.Assert) and _asks_not_none(node)]
-    functions = [node for node in nodes if isinstance(node, _Function)]
-    named = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    found["any"] = [(node.lineno, "") for node in names if node.id == "Any"]
+    statements = [node for node in nodes if isinstance(node, ast.stmt)]
+    asserts = [node for node in statements if isinstance(node, ast.Assert)]
+    found["not_none"] = [(node.lineno, "") for node in asserts if _asks_not_none(node)]
+    functions = [node for node in statements if isinstance(node, _Function)]
+    named = Counter(node.id for node in names)
     named.update(node.attr for node in nodes if isinstance(node, ast.Attribute))
     found["crumbs"] = [(node.lineno, node.name) for node in functions if _is_crumb(node) and named[node.name] == 1]
-    parcels = [node for node in nodes if isinstance(node, ast.ClassDef) and _is_parcel(node)]
+    parcels = [node for node in statements if isinstance(node, ast.ClassDef) and _is_parcel(node)]
     found["parcels"] = [(node.lineno, node.name) for node in parcels]
     called = [node for node in functions if not _is_property(node) and not node.name.startswith("__")]
     found["functions"] = [(node.lineno, node.name) for node in called]

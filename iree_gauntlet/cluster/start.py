@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 
 # Neither measured programs nor references are to run with one thread, and nobody is to be ended for the memory that a
-# compiler takes; a profiler that wakes up a hundred times a second has no place beside a benchmark.
+# compiler takes; what wakes up a hundred times a second, a profiler, or fifty times, to see how late events are, has no
+# place beside a benchmark.
 _SETTINGS: dict[str, Any] = {
     "distributed.nanny.pre-spawn-environ": {},
     "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,

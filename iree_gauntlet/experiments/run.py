@@ -31,7 +31,6 @@ from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
-from iree_gauntlet.experiments.explain import explain
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.history.index import add_itself
@@ -115,6 +114,9 @@ def execute(request: RunRequest, presenter: Presenter, machines: Machines | None
     if request.explain and code is not ExitCode.INTERRUPTED:
         failed = sorted(find_failed_chains(ran.folder))
     if failed:
+        # Of the imports of a run it would take a quarter, and few ask for it.
+        from iree_gauntlet.experiments.explain import explain  # noqa: PLC0415
+
         try:
             explain(ExplainRequest((str(ran.folder), *map(glob.escape, failed))), request.toolchain, presenter)
         except NothingSelectedError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from invoke.collection import Collection
 from invoke.exceptions import Exit, ParseError
 from invoke.parser.context import ParserContext
+from invoke.parser.parser import Parser
 from invoke.program import Program
 
 from iree_gauntlet import __version__
@@ -82,6 +83,14 @@ class _Gauntlet(Program):
             if words[1:2] == [_BENCH]:
                 words = [*words[:2], *spell_out(words[2:], dashes=True)]
             super().parse_core(_name_words(words))
+
+    def _make_parser(self) -> Parser:
+        """Invoke's parser with the tasks that are named alone: it copies all options of each that it has."""
+        if "--complete" in self.argv:
+            return super()._make_parser()
+        named = [name for name in namespace.task_names if any(name in word for word in self.argv)]
+        contexts = [ParserContext(name=name, args=namespace[name].get_arguments()) for name in named]
+        return Parser(initial=self.initial_context, contexts=contexts)
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import sys
 import types
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -240,8 +241,9 @@ def compiler_recipe(
     Raises:
         PluginError: where something is not what it should be.
     """
-    caller = inspect.stack(0)[1]
-    file, line = Path(caller.filename).absolute(), caller.lineno
+    # Of `inspect.stack`, which looks for the module of each frame among all that are loaded, the beginning alone.
+    caller = sys._getframe(1)  # noqa: SLF001
+    file, line = Path(caller.f_code.co_filename).absolute(), caller.f_lineno
     messages: list[str] = []
     ModelRecipe.check_name(name, messages)
     _check_proof(proof, tolerance, messages)

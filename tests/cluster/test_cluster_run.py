@@ -19,6 +19,7 @@ from tests.support.operator_suite import OperatorSuite
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -29,9 +30,12 @@ pytestmark = pytest.mark.iree
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with local_cluster(tmp_path_factory.mktemp("cluster"), "--device", "cpu") as running:
-        yield running
+def hanging_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, HangingTools]]:
+    """A cluster whose tools hang, and these."""
+    folder = tmp_path_factory.mktemp("hanging")
+    tools = HangingTools(folder / "bin")
+    with local_cluster(folder / "farm", "--device", "cpu", "--iree", "path", environ=tools.environ) as running:
+        yield running, tools
 
 
 def said_of(result: Result) -> dict[str, Any]:
@@ -91,23 +95,21 @@ def test_a_run_says_what_it_says_here(cluster: LocalCluster, project: Project) -
 def test_expected_outputs_come_from_where_the_run_was_started_or_are_errors_of_their_comparison(
     cluster: LocalCluster, project: Project
 ) -> None:
-    threshold = "toy/abs@cpu:threshold"
+    had, lost = "toy/abs@cpu:threshold", "toy/neg@cpu:threshold"
     with serving() as server:
         url = server.url("/y.npy", whole((project.regressions / "abs.npy").read_bytes()))
         project.regression(outputs=[{"source": url}])
         assert project.gauntlet("fetch").code == 0
         server.answers.clear()
-        done = project.gauntlet("run", "--run-dir", "had", "--cluster", cluster.address)
-        assert done.code == 0, done.text
-        brought = results(project.folder / "had")[threshold]
-        assert brought.notes == ("files came from where the run was started: the worker could not get them",)
-        project.regression(outputs=[{"source": server.base + "/z.npy"}])
-        done = project.gauntlet("run", "--run-dir", "lost", "--cluster", cluster.address)
+        project.add("neg", "arith.negf %a : tensor<4xf32>")
+        project.regression("neg", outputs=[{"source": server.base + "/z.npy"}])
+        done = project.gauntlet("run", "--run-dir", "there", "--cluster", cluster.address)
     assert done.code == 3, done.text
-    found = results(project.folder / "lost")
-    assert [name for name, result in found.items() if result.verdict is not Verdict.PASSED] == [threshold]
-    assert "z.npy" in found[threshold].reason
-    assert found[threshold].notes[-1].startswith("nor did the files come from where the run was started: ")
+    found = results(project.folder / "there")
+    assert found[had].notes == ("files came from where the run was started: the worker could not get them",)
+    assert [name for name, result in found.items() if result.verdict is not Verdict.PASSED] == [lost]
+    assert "z.npy" in found[lost].reason
+    assert found[lost].notes[-1].startswith("nor did the files come from where the run was started: ")
 
 
 def test_no_other_importer_is_taken_for_a_build_without_one(
@@ -138,48 +140,51 @@ def test_operators_come_to_the_same_on_workers(cluster: LocalCluster, project: P
     }
 
 
-def test_a_killed_workers_step_is_done_by_another_and_leaves_nothing_behind(tmp_path: Path, project: Project) -> None:
-    project.suite('[[include]]\nmodel = "*"\n')
-    tools = HangingTools(tmp_path / "bin")
-    project.environment = lambda: tools.environ  # type: ignore[method-assign]
-    with local_cluster(tmp_path / "farm", "--device", "cpu", "--iree", "path", environ=tools.environ) as cluster:
-        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
-        run = project.start(*words, "--cluster", cluster.address)
-        hanging = tools.hanging()
-        tools.mend()
-        cluster.worker_of(hanging).send_signal(signal.SIGKILL)
-        wait_until(lambda: not hanging.is_running())
-        assert run.wait(300) == 0
-        result = results(project.folder / "there")["toy/abs@cpu:threshold"]
-        first = next(note for note in result.notes if "done again" in note)
-        assert first.endswith("and done again: it was lost")
-        assert result.worker.partition("/")[0] not in first
-        # The one that was killed is there again.
-        status = project.gauntlet("cluster.status", cluster.address, "--format", "json")
-        wait_until(
-            lambda: (
-                len(json.loads(project.gauntlet("cluster.status", cluster.address, "--format", "json").out)["workers"])
-                == 2
-            )
+def test_a_killed_workers_step_is_done_by_another_and_leaves_nothing_behind(
+    hanging_cluster: tuple[LocalCluster, HangingTools], project: Project
+) -> None:
+    cluster, tools = hanging_cluster
+    run = _start_hanging(cluster, tools, project)
+    hanging = tools.hanging()
+    tools.mend()
+    cluster.worker_of(hanging).send_signal(signal.SIGKILL)
+    wait_until(lambda: not hanging.is_running())
+    assert run.wait(300) == 0
+    result = results(project.folder / "there")["toy/abs@cpu:threshold"]
+    first = next(note for note in result.notes if "done again" in note)
+    assert first.endswith("and done again: it was lost")
+    assert result.worker.partition("/")[0] not in first
+    # The one that was killed is there again.
+    status = project.gauntlet("cluster.status", cluster.address, "--format", "json")
+    wait_until(
+        lambda: (
+            len(json.loads(project.gauntlet("cluster.status", cluster.address, "--format", "json").out)["workers"]) == 2
         )
-        assert json.loads(status.out)["runs"] == {}
+    )
+    assert json.loads(status.out)["runs"] == {}
 
 
-def test_ctrl_c_ends_the_run_on_its_workers(tmp_path: Path, project: Project) -> None:
+def test_ctrl_c_ends_the_run_on_its_workers(
+    hanging_cluster: tuple[LocalCluster, HangingTools], project: Project
+) -> None:
+    cluster, tools = hanging_cluster
+    run = _start_hanging(cluster, tools, project)
+    hanging = tools.hanging()
+    run.send_signal(signal.SIGINT)
+    assert run.wait(300) == 130
+    wait_until(lambda: not hanging.is_running() and not cluster.run_processes)
+
+
+def _start_hanging(cluster: LocalCluster, tools: HangingTools, project: Project) -> subprocess.Popen[bytes]:
+    """Starts a run, in the folder `there`, whose program hangs on a worker."""
+    tools.spoil()
     project.suite('[[include]]\nmodel = "*"\n')
-    tools = HangingTools(tmp_path / "bin")
     project.environment = lambda: tools.environ  # type: ignore[method-assign]
-    offered = ("--device", "cpu", "--iree", "path")
-    with local_cluster(tmp_path / "farm", *offered, count=1, environ=tools.environ) as cluster:
-        words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
-        run = project.start(*words, "--cluster", cluster.address)
-        hanging = tools.hanging()
-        run.send_signal(signal.SIGINT)
-        assert run.wait(300) == 130
-        wait_until(lambda: not hanging.is_running() and not cluster.run_processes)
+    words = ("run", "--suite", "s", "--stages", "threshold", "--iree", "path", "--run-dir", "there")
+    return project.start(*words, "--cluster", cluster.address)
 
 
-def test_an_encrypted_cluster_is_of_those_alone_who_have_a_certificate(tmp_path: Path, project: Project) -> None:
+def test_a_worker_joins_an_encrypted_cluster_by_its_certificate_and_once(tmp_path: Path, project: Project) -> None:
     project.suite('[[include]]\nmodel = "*"\n')
     lab, others = Authority.in_folder(tmp_path / "lab"), Authority.in_folder(tmp_path / "others")
     scheduler = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--protocol", "tls", "--no-dashboard"]
@@ -189,8 +194,10 @@ def test_an_encrypted_cluster_is_of_those_alone_who_have_a_certificate(tmp_path:
         wait_until(lambda: re.search(r"tls://127\.0\.0\.1:\d+", said.read_text()))
         address = re.search(r"tls://127\.0\.0\.1:\d+", said.read_text())[0]  # type: ignore[index]
         offered = ["--device", "cpu", "--name", "box", "--cache-dir", str(tmp_path / "cache")]
-        with started(["worker", address, *offered, *lab.options("box")], tmp_path / "w", os.environ) as (_, joined):
-            wait_until(lambda: "worker box takes part" in joined.read_text())
+        worker = ["worker", address, *offered, *lab.options("box")]
+        with started(worker, tmp_path / "w", os.environ) as (process, joined):
+            wait_until(lambda: "worker box takes part in" in joined.read_text() or process.poll() is not None)
+            assert process.poll() is None, joined.read_text()
             words = ("run", "--suite", "s", "--stages", "threshold", "--cluster", address)
             done = project.gauntlet(*words, *lab.options("me"), "--run-dir", "there")
             assert done.code == 0, done.text
@@ -198,6 +205,9 @@ def test_an_encrypted_cluster_is_of_those_alone_who_have_a_certificate(tmp_path:
             stranger = project.gauntlet(*words, *others.options("me"))
             assert stranger.code == 2
             assert f"{address}: the certificates do not fit" in stranger.err
+            with started(worker, tmp_path / "second", os.environ) as (second, refused):
+                assert second.wait(300) == 2
+                assert "a worker box runs here already" in refused.read_text()
 
 
 def test_what_nobody_offers_is_said_before_anything_runs(cluster: LocalCluster, project: Project) -> None:
@@ -258,13 +268,3 @@ def test_a_worker_is_probed_and_its_status_shown(cluster: LocalCluster, project:
     status = project.gauntlet("cluster.status", cluster.address)
     assert status.out.count("cpu (local-task") == 2
     assert "dashboard of the scheduler" in status.out
-
-
-def test_a_worker_joins_by_itself_and_two_have_two_names(cluster: LocalCluster, tmp_path: Path) -> None:
-    words = ["worker", cluster.address, "--name", "late", "--cache-dir", str(tmp_path / "cache"), "--jobs", "1"]
-    with started(words, tmp_path, os.environ) as (process, said):
-        wait_until(lambda: "worker late takes part in" in said.read_text() or process.poll() is not None)
-        assert process.poll() is None, said.read_text()
-        with started(words, tmp_path / "second", os.environ) as (second, refused):
-            assert second.wait(300) == 2
-            assert "a worker late runs here already" in refused.read_text()

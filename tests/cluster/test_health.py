@@ -42,6 +42,17 @@ def check_of(folder: Path, toolchain: Toolchain) -> HealthCheck:
     return checks["local-task"]
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> HealthCheck:
+    """A check of the installed tools."""
+    return check_of(tmp_path_factory.mktemp("compiled"), find_installed())
+
+
+def check_with(compiled: HealthCheck, folder: Path, toolchain: Toolchain) -> HealthCheck:
+    """The same with another runtime, and times of its own."""
+    return replace(compiled, toolchain=toolchain, records=folder / "health.json")
+
+
 def test_a_good_device_passes_and_its_time_is_kept(tmp_path: Path) -> None:
     check = check_of(tmp_path, find_installed())
     assert check.wrong() == ""
@@ -52,13 +63,13 @@ def test_a_good_device_passes_and_its_time_is_kept(tmp_path: Path) -> None:
     assert times[0] > 0
 
 
-def test_a_device_that_computes_wrong_is_found(tmp_path: Path) -> None:
+def test_a_device_that_computes_wrong_is_found(compiled: HealthCheck, tmp_path: Path) -> None:
     real = shlex.quote(find_installed().runtime.run_module)
     # Something goes in that does not come out as it should.
     wrong = with_runtime(tmp_path, run_module=f'exec {real} "$@" --input=64x64xf32=2')
-    assert "a known-good program ends with 1" in check_of(tmp_path, wrong).wrong()
+    assert "a known-good program ends with 1" in check_with(compiled, tmp_path, wrong).wrong()
     crashes = with_runtime(tmp_path, run_module="kill -SEGV $$")
-    assert "a known-good program ends by SIGSEGV: it says nothing" in check_of(tmp_path, crashes).wrong()
+    assert "a known-good program ends by SIGSEGV: it says nothing" in check_with(compiled, tmp_path, crashes).wrong()
 
 
 def timed(folder: Path, milliseconds: float) -> Toolchain:
@@ -67,13 +78,13 @@ def timed(folder: Path, milliseconds: float) -> Toolchain:
     return with_runtime(folder, benchmark_module=f"echo {said}")
 
 
-def test_a_device_that_became_slow_is_found_when_enough_is_known(tmp_path: Path) -> None:
+def test_a_device_that_became_slow_is_found_when_enough_is_known(compiled: HealthCheck, tmp_path: Path) -> None:
     for _ in range(4):
-        assert check_of(tmp_path, timed(tmp_path, 1.0)).slow() == ""
+        assert check_with(compiled, tmp_path, timed(tmp_path, 1.0)).slow() == ""
     # Four are not enough to know what is usual.
-    assert check_of(tmp_path, timed(tmp_path, 4.0)).slow() == ""
-    assert check_of(tmp_path, timed(tmp_path, 2.9)).slow() == ""
-    slow = check_of(tmp_path, timed(tmp_path, 3.1)).slow()
+    assert check_with(compiled, tmp_path, timed(tmp_path, 4.0)).slow() == ""
+    assert check_with(compiled, tmp_path, timed(tmp_path, 2.9)).slow() == ""
+    slow = check_with(compiled, tmp_path, timed(tmp_path, 3.1)).slow()
     assert slow.startswith("a known-good program takes 3.1 ms, and took 1 ms in earlier checks (remove ")
     assert str(tmp_path / "health.json") in slow
     # What is slow is not what is usual from then on.
@@ -120,7 +131,7 @@ def test_a_compiler_that_is_killed_is_tried_again_once(tmp_path: Path) -> None:
     assert missing["cpu"].endswith("iree-compile ends by SIGKILL, as when it was first tried: it says nothing")
 
 
-def test_a_program_that_is_killed_on_the_device_is_tried_again_once(tmp_path: Path) -> None:
+def test_a_program_that_is_killed_on_the_device_is_tried_again_once(compiled: HealthCheck, tmp_path: Path) -> None:
     found = find_installed()
     tool = shlex.quote(found.runtime.run_module)
     for times, says in (
@@ -128,13 +139,13 @@ def test_a_program_that_is_killed_on_the_device_is_tried_again_once(tmp_path: Pa
         (2, "a known-good program ends by SIGKILL, as when it was first tried: it says nothing"),
     ):
         runtime = replace(found.runtime, run_module=write_killed_tool(tmp_path, tool, times))
-        assert check_of(tmp_path, Toolchain(found.compiler, runtime)).wrong() == says
+        assert check_with(compiled, tmp_path, Toolchain(found.compiler, runtime)).wrong() == says
 
 
 @pytest.mark.parametrize("content", ["[1]", '{"local-task": "fast"}', "[" * 100_000, '{"x": [1' + "0" * 400 + "]}"])
-def test_times_that_others_have_changed_are_taken_anew(content: str, tmp_path: Path) -> None:
+def test_times_that_others_have_changed_are_taken_anew(compiled: HealthCheck, content: str, tmp_path: Path) -> None:
     (tmp_path / "health.json").write_text(content)
-    assert check_of(tmp_path, timed(tmp_path, 1.0)).slow() == ""
+    assert check_with(compiled, tmp_path, timed(tmp_path, 1.0)).slow() == ""
     assert next(iter(json.loads((tmp_path / "health.json").read_text()).values())) == [1.0]
 
 

@@ -59,7 +59,7 @@ class Watched:
         self._answers, connection = socket.socketpair()
         self.reaper._start(
             connection,
-            reaper.Request(
+            SimpleNamespace(
                 argv=["tool"],
                 cwd="/",
                 env={},

@@ -462,13 +462,13 @@ def test_a_planted_crash_is_found(project: Builds) -> None:
 
 @pytest.mark.iree
 def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds, tmp_path: Path) -> None:
-    # The third one never ends by itself.
+    # The second one never ends by itself.
     gate = tmp_path / "closed"
     gate.touch()
     hangs = f'[ -e "{gate}" ] && {HANG}'
     row = [
-        project.build(f"b{index}", _SMALLER if index >= 3 else "", iree_compile=hangs if index == 2 else "")
-        for index in range(5)
+        project.build(f"b{index}", _SMALLER if index == 2 else "", iree_compile=hangs if index == 1 else "")
+        for index in range(3)
     ]
 
     def record() -> Path | None:
@@ -481,11 +481,11 @@ def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds, tmp_path
 
     process = project.start(*project.words(row, "--metric", "size"))
     wait_until(lambda: len(judged()) == 2)
-    wait_until(lambda: list((project.folder / "runs").glob("*/b2/journal.jsonl")))
+    wait_until(lambda: list((project.folder / "runs").glob("*/b1/journal.jsonl")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     process = project.start("bisect", "--resume")
-    wait_until(lambda: list((project.folder / "runs").glob("*/b2.2/journal.jsonl")))
+    wait_until(lambda: list((project.folder / "runs").glob("*/b1.2/journal.jsonl")))
     process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT_SECONDS) == 130
     path = record()
@@ -495,9 +495,9 @@ def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds, tmp_path
     gate.unlink()
     done = project.gauntlet("bisect", "--resume")
     assert done.code == 0, done.text
-    assert "first bad: b3; last good: b2" in done.out
+    assert "first bad: b2; last good: b1" in done.out
     assert len(judged()) == len(set(judged()))
-    assert judged()[:3] == ["b0", "b4", "b2"]
+    assert judged() == ["b0", "b2", "b1"]
 
 
 @pytest.mark.iree

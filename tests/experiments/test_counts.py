@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.faulty_iree import tree
 from tests.support.hanging import HANG
 from tests.support.processes import begun_steps, wait_until
+from tests.support.session_folder import made_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.iree,
@@ -43,16 +44,57 @@ _PRODUCT = """func.func @product(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
-    """With one benchmark: a product of two matrices."""
-    project = Project(tmp_path / "project", cache="flags")
+_SELECTED = ("--model", "toy", "--submodel", "product")
+# Packed into tiles, which costs more than it saves of matrices as small as these.
+_TILED = "--iree-opt-data-tiling=true"
+
+
+def _add_product(folder: Path) -> Project:
+    """A project with one benchmark: a product of two matrices."""
+    project = Project(folder, cache="flags")
     (project.regressions / "product.mlir").write_text(_PRODUCT)
     np.save(project.regressions / "product.npy", np.zeros((32, 32), np.float32))
     project.regression("product", inputs=[{"value": "32x32xf32"}, {"value": "32x32xf32"}])
     project.benchmark("product", inputs=["32x32xf32", "32x32xf32"])
+    return project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    project = _add_product(tmp_path / "project")
     yield project
     project.close()
+
+
+def _builds() -> tuple[str, str]:
+    """A build, and one that packs into tiles: the same ones for all, as where the linker lies is part of flags."""
+    folder = made_once("counted-builds", _make_builds)
+    return f"build:{folder / 'plain'}", f"build:{folder / 'tiled'}"
+
+
+def _make_builds(folder: Path) -> None:
+    _changed(folder / "plain")
+    _changed(folder / "tiled", _TILED)
+
+
+@pytest.fixture
+def compared() -> Path:
+    """Where the two were compared; it is only read."""
+    return made_once("counted-products", _compare)
+
+
+def _compare(folder: Path) -> None:
+    project, words = _add_product(folder / "project"), ("--metric", "instructions", *_SELECTED)
+    done = project.gauntlet("compare", *_builds(), *words, "--run-dir", "more")
+    (folder / "done.json").write_text(json.dumps([done.code, done.out]))
+
+
+@pytest.fixture
+def counted(project: Project, compared: Path) -> Project:
+    """The project, with what that comparison has compiled and counted in its cache."""
+    modules = Path("cache", "modules")
+    shutil.copytree(compared / "project" / modules, project.folder / modules, symlinks=True, dirs_exist_ok=True)
+    return project
 
 
 def _changed(root: Path, *flags: str, script: str = "") -> str:
@@ -64,12 +106,9 @@ def _changed(root: Path, *flags: str, script: str = "") -> str:
     return iree
 
 
-def _comparison(project: Project, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((project.folder / name / "comparison.json").read_text())
+def _comparison(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name / "comparison.json").read_text())
     return found
-
-
-_SELECTED = ("--model", "toy", "--submodel", "product")
 
 
 def test_a_run_counts_checks_and_keeps(project: Project) -> None:
@@ -89,28 +128,40 @@ def test_a_run_counts_checks_and_keeps(project: Project) -> None:
     assert chain["compile"]["cached"] is False
     assert f"{instructions:,}" in done.out
 
-    # A golden is held against those in dispatches, with a margin of 0.1 %.
+    # A golden is held against those in dispatches, with a margin of 0.1 %; a batch is counted as the call that it is.
     outside = counted["statistics"]["instructions_outside"]
     assert (chain["instructions_outside"]["measured"], chain["instructions"]["limit"]) == (outside, None)
     work = instructions - outside
     assert chain["instructions_in_dispatches"]["measured"] == work
-    project.benchmark("product", inputs=["32x32xf32", "32x32xf32"], golden_instructions={"cpu": work})
+    flags = ["--benchmark_repetitions=2", "--batch_size=4"]
+    _golden(project, golden_instructions={"cpu": work}, benchmark_flags=flags)
     done = project.gauntlet("run", *_SELECTED, "--instructions", "--stages", "compile")
     assert done.code == 0, done.text
     again = project.result("toy/product@cpu:count")
     assert again["cache"] == {**again["cache"], "hit": True, "reason": "in the cache"}
     assert again["checks"][0]["passed"] is True
+    assert again["statistics"]["instructions"] == instructions
+    # What lies outside of dispatches has a golden of its own, with a margin of 2,000 instructions at least.
     less = int(work / 1.002)
-    project.benchmark("product", inputs=["32x32xf32", "32x32xf32"], golden_instructions={"cpu": less})
+    _golden(project, golden_instructions={"cpu": less}, golden_instructions_outside={"cpu": outside - 2_001})
     done = project.gauntlet("run", *_SELECTED, "--stages", "count")
     assert done.code == 1, done.text
     assert f"instructions {work:,} exceeds the limit" in done.text
+    assert f"instructions outside of dispatches {outside:,} exceeds the limit" in done.text
     shown = project.gauntlet("golden.show", *_SELECTED)
     assert "instructions" in shown.out
     assert "broken" in shown.out
     proposed = project.gauntlet("golden.update", *_SELECTED)
     assert f'"cpu": {work}' in proposed.out
+    assert f'"cpu": {outside}' in proposed.out
+    # As large as the whole call, a golden was counted by an earlier version.
+    _golden(project, golden_instructions={"cpu": instructions}, golden_instructions_outside={"cpu": outside - 1_999})
+    done = project.gauntlet("run", *_SELECTED, "--stages", "count")
+    assert done.code == 0, done.text
+    note = project.result("toy/product@cpu:count")["notes"][-1]
+    assert "`gauntlet golden.update` proposes one of the dispatches" in note
     # Of modules for another CPU a golden says nothing, and they nothing of a golden.
+    _golden(project, golden_instructions={"cpu": less})
     done = project.gauntlet("run", *_SELECTED, "--stages", "count", "--count-cpu", "x86-64-v2")
     assert done.code == 0, done.text
     assert "counted by valgrind " in done.out
@@ -123,59 +174,19 @@ def test_a_run_counts_checks_and_keeps(project: Project) -> None:
     assert "no golden was measured" in project.gauntlet("golden.update", *_SELECTED).err
 
 
-def test_what_lies_outside_of_dispatches_has_a_golden_of_its_own(project: Project) -> None:
-    words = ("run", *_SELECTED, "--stages", "count")
-    assert project.gauntlet(*words).code == 0
-    outside = int(project.result("toy/product@cpu:count")["statistics"]["instructions_outside"])
-    whole = int(project.result("toy/product@cpu:count")["statistics"]["instructions"])
-    inputs = ["32x32xf32", "32x32xf32"]
-    for golden, code in ((outside - 1_999, 0), (outside - 2_001, 1)):
-        project.benchmark("product", inputs=inputs, golden_instructions_outside={"cpu": golden})
-        done = project.gauntlet(*words)
-        assert done.code == code, done.text
-    assert f"instructions outside of dispatches {outside:,} exceeds the limit" in done.text
-    proposed = project.gauntlet("golden.update", *_SELECTED)
-    assert f'"cpu": {outside}' in proposed.out
-    # As large as the whole call, a golden was counted by an earlier version.
-    project.benchmark("product", inputs=inputs, golden_instructions={"cpu": whole})
-    done = project.gauntlet(*words)
-    assert done.code == 0, done.text
-    assert (
-        "`gauntlet golden.update` proposes one of the dispatches"
-        in project.result("toy/product@cpu:count")["notes"][-1]
-    )
+def _golden(project: Project, **changes: Any) -> None:
+    """Gives the benchmark goldens, and what else it has."""
+    project.benchmark("product", inputs=["32x32xf32", "32x32xf32"], **changes)
 
 
-def test_a_batch_is_counted_as_the_one_call_that_it_is(project: Project) -> None:
-    counts = []
-    for flags in ([], ["--batch_size=4"]):
-        inputs = ["32x32xf32", "32x32xf32"]
-        project.benchmark("product", inputs=inputs, benchmark_flags=["--benchmark_repetitions=2", *flags])
-        done = project.gauntlet("run", *_SELECTED, "--stages", "count")
-        assert done.code == 0, done.text
-        counts.append(project.result("toy/product@cpu:count")["statistics"]["instructions"])
-    assert counts[0] == counts[1]
-
-
-def test_the_same_work_and_more_work(project: Project, tmp_path: Path) -> None:
-    plain, other = _changed(tmp_path / "plain"), _changed(tmp_path / "other", "")
-    words = ("--metric", "instructions", *_SELECTED)
-    done = project.gauntlet("compare", plain, other, *words, "--run-dir", "same")
-    assert done.code == 0, done.text
-    model = _comparison(project, "same")["models"]["toy/product@cpu"]
-    assert model["verdict"] == "same work"
-    assert abs(model["ratio"] - 1) <= 0.00001
-    assert "1 same work" in done.out
-
-    # Packed into tiles, which costs more than it saves of matrices as small as these.
-    tiled = _changed(tmp_path / "tiled", "--iree-opt-data-tiling=true")
-    done = project.gauntlet("compare", plain, tiled, *words, "--run-dir", "more")
-    assert done.code == 1, done.text
-    document = _comparison(project, "more")
+def test_more_work_is_told_and_says_where(compared: Path) -> None:
+    code, said = json.loads((compared / "done.json").read_text())
+    assert code == 1, said
+    document = _comparison(compared / "project", "more")
     model = document["models"]["toy/product@cpu"]
     assert model["verdict"] == "more work"
     a, b = (model["instructions"][side] for side in "AB")
-    assert f"{b - a:+,} instructions a call" in done.out
+    assert f"{b - a:+,} instructions a call" in said
     # Counted again, of modules that have fused multiply-adds.
     assert 0 < model["with_fma"]["A"] < model["with_fma"]["B"]
     where = document["where"]["toy/product@cpu"]["dispatches"]
@@ -184,17 +195,33 @@ def test_the_same_work_and_more_work(project: Project, tmp_path: Path) -> None:
     named = {row["name"]: row for row in where["rows"]}
     product = next(row for name, row in named.items() if "matmul_32x32x32_f32" in name)
     assert product["b_ns"] > 10 * product["a_ns"] > 0
-    assert "Where toy/product@cpu does more work" in done.out
-    junit = ET.parse(project.folder / "more" / "junit.xml").getroot()
+    assert "Where toy/product@cpu does more work" in said
+    folder = compared / "project" / "more"
+    junit = ET.parse(folder / "junit.xml").getroot()
     (failure,) = junit.iter("failure")
     assert (failure.get("message") or "").startswith("more work: ×")
-    assert "**more work**" in (project.folder / "more" / "comparison.md").read_text()
+    assert "**more work**" in (folder / "comparison.md").read_text()
 
-    done = project.gauntlet("compare", tiled, plain, *words, "--run-dir", "less")
+
+def test_where_there_is_no_profile_counts_name_the_dispatch(compared: Path) -> None:
+    record = read_comparison(compared / "project" / "more")
+    (suspect, *_) = find_suspects(record.where["toy/product@cpu"].dispatches)
+    assert (suspect.name, suspect.unit) == ("product_dispatch_0_matmul_32x32x32_f32", "instructions")
+    shown = format_dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit)
+    assert shown == f"{suspect.a_ns:,} → {suspect.b_ns:,} instructions"
+
+
+def test_less_work(counted: Project) -> None:
+    plain, tiled = _builds()
+    words = ("--metric", "instructions", *_SELECTED, "--run-dir", "less", "--count-cpu", "x86-64-v3,-fma")
+    done = counted.gauntlet("compare", tiled, plain, *words)
     assert done.code == 0, done.text
-    assert _comparison(project, "less")["models"]["toy/product@cpu"]["verdict"] == "less work"
+    model = _comparison(counted.folder, "less")["models"]["toy/product@cpu"]
+    assert model["verdict"] == "less work"
+    assert "with_fma" not in model, "a CPU that is named is enough"
 
 
+@pytest.mark.stress
 def test_one_per_cent_more_in_one_of_many_dispatches_is_found(project: Project, tmp_path: Path) -> None:
     """Of a product whose inner dimension is 808 in place of 800, among larger ones."""
     lines = ["func.func @product(%a: tensor<64x1024xf32>, %b: tensor<1024x64xf32>) -> tensor<64x64xf32> {"]
@@ -217,57 +244,41 @@ def test_one_per_cent_more_in_one_of_many_dispatches_is_found(project: Project, 
     words = ("--metric", "instructions", *_SELECTED, "--run-dir", "more", "--count-cpu", "x86-64-v3,-fma")
     done = project.gauntlet("compare", _changed(tmp_path / "a"), b, *words)
     assert done.code == 1, done.text
-    (row, *_) = _comparison(project, "more")["where"]["toy/product@cpu"]["dispatches"]["rows"]
+    (row, *_) = _comparison(project.folder, "more")["where"]["toy/product@cpu"]["dispatches"]["rows"]
     ((before,), (after,)) = row["a_names"], row["b_names"]
     assert before.endswith("_matmul_64x64x800_f32")
     assert after.endswith("_matmul_64x64x808_f32")
     assert row["b_ns"] / row["a_ns"] == pytest.approx(1.01, abs=0.005)
-    assert _comparison(project, "more")["models"]["toy/product@cpu"]["ratio"] < 1.005
+    assert _comparison(project.folder, "more")["models"]["toy/product@cpu"]["ratio"] < 1.005
 
 
-def test_beside_times_the_work_is_told_and_says_where(project: Project, tmp_path: Path) -> None:
-    plain, tiled = _changed(tmp_path / "plain"), _changed(tmp_path / "tiled", "--iree-opt-data-tiling=true")
+def test_beside_times_the_work_is_told_and_says_where(counted: Project) -> None:
+    plain, tiled = _builds()
     words = (*_SELECTED, "--repetitions", "2", "--min-time", "0.002", "--disturbed", "count", "--cpus", "all")
     # No machine takes the forty rounds of a verdict within a twentieth of a second.
-    done = project.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "both")
+    done = counted.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "both")
     assert done.code == 4, done.text
-    model = _comparison(project, "both")["models"]["toy/product@cpu"]
+    model = _comparison(counted.folder, "both")["models"]["toy/product@cpu"]
     assert model["work"]["verdict"] == "more work"
     change = f"×{model['work']['ratio']:.3g}"
     assert f"more work ({change}: in dispatches +" in model["reason"]
-    table = (project.folder / "both" / "comparison.md").read_text()
+    table = (counted.folder / "both" / "comparison.md").read_text()
     assert "| work |" in table
     assert f"| {change} |" in table
-    done = project.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "times", "--no-work")
-    assert "work" not in _comparison(project, "times")["models"]["toy/product@cpu"]
-    assert "| work |" not in (project.folder / "times" / "comparison.md").read_text()
+    done = counted.gauntlet("compare", plain, tiled, *words, "--budget", "0.001", "--run-dir", "times", "--no-work")
+    assert "work" not in _comparison(counted.folder, "times")["models"]["toy/product@cpu"]
+    assert "| work |" not in (counted.folder / "times" / "comparison.md").read_text()
 
 
-def test_where_there_is_no_profile_counts_name_the_dispatch(project: Project, tmp_path: Path) -> None:
-    words = ("--metric", "instructions", *_SELECTED, "--run-dir", "more", "--count-cpu", "x86-64-v3,-fma")
-    tiled = _changed(tmp_path / "tiled", "--iree-opt-data-tiling=true")
-    done = project.gauntlet("compare", _changed(tmp_path / "plain"), tiled, *words)
-    assert done.code == 1, done.text
-    assert "with_fma" not in _comparison(project, "more")["models"]["toy/product@cpu"], "a CPU that is named is enough"
-    record = read_comparison(project.folder / "more")
-    (suspect, *_) = find_suspects(record.where["toy/product@cpu"].dispatches)
-    assert (suspect.name, suspect.unit) == ("product_dispatch_0_matmul_32x32x32_f32", "instructions")
-    shown = format_dispatch_change(suspect.a_ns, suspect.b_ns, suspect.unit)
-    assert shown == f"{suspect.a_ns:,} → {suspect.b_ns:,} instructions"
-
-
-def test_bisect_and_matrix_by_instructions(project: Project, tmp_path: Path) -> None:
-    tiles = "--iree-opt-data-tiling=true"
-    flags = {"one": (), "two": (" ",), "three": (tiles,), "four": (tiles, " ")}
-    irees = [_changed(tmp_path / name, *more) for name, more in flags.items()]
-    among = [word for iree in irees[1:-1] for word in ("--among", iree)]
-    words = ("--good", irees[0], "--bad", irees[-1], *among, "--metric", "instructions", *_SELECTED)
-    done = project.gauntlet("bisect", *words)
+def test_bisect_and_matrix_by_instructions(counted: Project, tmp_path: Path) -> None:
+    plain, tiled = _builds()
+    words = ("--good", plain, "--bad", tiled, "--among", _changed(tmp_path / "two", " "))
+    done = counted.gauntlet("bisect", *words, "--metric", "instructions", *_SELECTED)
     assert done.code == 0, done.text
-    assert "first bad: three; last good: two · exact" in done.out, done.text
-    done = project.gauntlet("matrix", "--iree", irees[0], "--iree", irees[2], *_SELECTED, "--stages", "count")
+    assert "first bad: tiled; last good: two · exact" in done.out, done.text
+    done = counted.gauntlet("matrix", "--iree", plain, "--iree", tiled, *_SELECTED, "--stages", "count")
     assert done.code == 0, done.text
-    (path,) = (project.folder / "runs").glob("*-matrix/matrix.json")
+    (path,) = (counted.folder / "runs").glob("*-matrix/matrix.json")
     cells = json.loads(path.read_text())["chains"][0]["irees"]
     counts = [cell["instructions"] for cell in cells.values()]
     assert 0 < counts[0] < counts[1]
@@ -318,16 +329,30 @@ def test_one_that_hangs_is_ended_and_goes_on(project: Project, monkeypatch: pyte
     assert len(list((project.folder / "killed").rglob("counts.json"))) == 1
 
 
-def test_counts_of_two_counters_are_not_compared(project: Project, tmp_path: Path) -> None:
-    """As where valgrind was replaced before a comparison was resumed."""
-    a, b = _changed(tmp_path / "a"), _changed(tmp_path / "b", " ")
-    words = ("compare", a, b, "--metric", "instructions", *_SELECTED, "--run-dir", "cmp")
-    assert project.gauntlet(*words).code == 0
-    journal = project.folder / "cmp" / "a" / "journal.jsonl"
+def test_the_same_work_and_counts_of_two_counters_that_are_not_compared(counted: Project, tmp_path: Path) -> None:
+    plain, _ = _builds()
+    words = (
+        "compare",
+        plain,
+        _changed(tmp_path / "b", " "),
+        "--metric",
+        "instructions",
+        *_SELECTED,
+        "--run-dir",
+        "cmp",
+    )
+    done = counted.gauntlet(*words)
+    assert done.code == 0, done.text
+    model = _comparison(counted.folder, "cmp")["models"]["toy/product@cpu"]
+    assert model["verdict"] == "same work"
+    assert abs(model["ratio"] - 1) <= 0.00001
+    assert "1 same work" in done.out
+    # As where valgrind was replaced before a comparison was resumed.
+    journal = counted.folder / "cmp" / "a" / "journal.jsonl"
     text = journal.read_text()
     assert '"counter":"valgrind ' in text
     journal.write_text(text.replace('"counter":"valgrind ', '"counter":"valgrind 2.'))
-    done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
+    done = counted.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 3, done.text
     assert "its sides were counted by different counters: begin a new comparison" in done.text
-    assert _comparison(project, "cmp")["models"] == {}
+    assert _comparison(counted.folder, "cmp")["models"] == {}

@@ -96,7 +96,7 @@ def test_files_may_be_links_to_others_without_a_type(project: Project, inside: b
         ("abs.mlir", "is a link that leads round in a circle"),
         ("nowhere", "is missing"),
         ("/dev/zero", "is a folder or a device: expected a file"),
-        (".", "is a folder or a device: expected a file"),
+        pytest.param(".", "is a folder or a device: expected a file", marks=pytest.mark.stress),
     ],
 )
 def test_a_link_that_leads_to_no_file_is_an_error_of_its_case_alone(project: Project, target: str, words: str) -> None:
@@ -113,20 +113,25 @@ def test_a_link_that_leads_to_no_file_is_an_error_of_its_case_alone(project: Pro
     assert "2 cases: 1 error, 1 passed" in done.out
 
 
-@pytest.mark.parametrize("name", ["abs.npy", "input.npy"])
+_UNREADABLE = {
+    "Fortran": (np.asfortranarray(np.ones((2, 2), np.float32)), "its values are in Fortran order"),
+    "big endian": (np.ones((2, 2), ">f4"), "its values are big-endian (>f4)"),
+    "text": (np.full((2, 2), "text"), "data type '<U4' is not supported by iree-run-module"),
+    "structured": (np.ones((2, 2), [("x", "f4")]), "not an array of plain numbers"),
+}
+
+
 @pytest.mark.parametrize(
-    ("array", "words"),
+    ("name", "kind"),
     [
-        (np.asfortranarray(np.ones((2, 2), np.float32)), "its values are in Fortran order"),
-        (np.ones((2, 2), ">f4"), "its values are big-endian (>f4)"),
-        (np.full((2, 2), "text"), "data type '<U4' is not supported by iree-run-module"),
-        (np.ones((2, 2), [("x", "f4")]), "not an array of plain numbers"),
+        *(("abs.npy", kind) for kind in ("Fortran", "text")),
+        *(("input.npy", kind) for kind in ("big endian", "structured")),
+        *(pytest.param("input.npy", kind, marks=pytest.mark.stress) for kind in ("Fortran", "text")),
+        *(pytest.param("abs.npy", kind, marks=pytest.mark.stress) for kind in ("big endian", "structured")),
     ],
-    ids=["Fortran", "big endian", "text", "structured"],
 )
-def test_an_array_that_the_tool_does_not_read_is_an_error_of_the_data(
-    project: Project, name: str, array: Any, words: str
-) -> None:
+def test_an_array_that_the_tool_does_not_read_is_an_error_of_the_data(project: Project, name: str, kind: str) -> None:
+    array, words = _UNREADABLE[kind]
     program = "func.func @abs(%a: tensor<2x2xf32>) -> tensor<2x2xf32> {\n  return %a : tensor<2x2xf32>\n}\n"
     (project.regressions / "abs.mlir").write_text(program)
     for file in ("abs.npy", "input.npy"):
@@ -290,8 +295,15 @@ def test_an_expected_output_of_another_content_is_not_compared_with(project: Pro
 # Files with more in them than is read
 
 
-@pytest.mark.parametrize("flag", ["inputs", "outputs"])
-@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
+    ("flag", "raw"),
+    [
+        ("inputs", True),
+        ("outputs", False),
+        pytest.param("inputs", False, marks=pytest.mark.stress),
+        pytest.param("outputs", True, marks=pytest.mark.stress),
+    ],
+)
 def test_a_file_that_is_longer_than_its_type_is_an_error_of_the_comparison(
     project: Project, flag: str, raw: bool
 ) -> None:
@@ -350,7 +362,7 @@ def test_arguments_that_read_on_in_a_file_have_to_come_to_its_end(project: Proje
 
 @pytest.mark.parametrize("served", [True, False])
 def test_a_longer_file_of_an_operator_is_an_error_of_that_alone(project: Project, served: bool) -> None:
-    suite = OperatorSuite(project)
+    suite = OperatorSuite(project, warm=True)
     folder = suite.unary("abs")
     suite.unary("neg", "Neg", "1 -2 3 -4")
     expected = np.array([1, 2, 3, 4], np.float32).tobytes()

@@ -7,10 +7,13 @@ import json
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from iree_gauntlet.experiments.explaining import locate
+from iree_gauntlet.experiments.explaining.flow_program import FlowProgram, TracedSide, TraceOfBoth
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch
 from iree_gauntlet.experiments.explaining.tools import CompileError
 from iree_gauntlet.toolchains.installed import find_installed
@@ -66,7 +69,7 @@ def planted(source: Path, folder: Path) -> tuple[str, str]:
     """A flag that puts a wrong executable in place of the sums', and the dispatch's name."""
     compiler = find_installed().compiler.compile
     dump = f"--iree-hal-dump-executable-sources-to={folder}"
-    argv = [compiler, str(source), *FLAGS, dump, "-o", str(folder / "module.vmfb")]
+    argv = [compiler, str(source), *FLAGS, dump, "--compile-to=executable-sources", "-o", str(folder / "module")]
     subprocess.run(argv, check=True, capture_output=True)
     (file,) = (path for path in folder.glob("*.mlir") if "reduction" in path.read_text())
     text = file.read_text()
@@ -129,7 +132,30 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     assert (fixed.code, "it is fixed" in fixed.out) == (0, True), fixed.text
 
 
-@pytest.mark.parametrize("planted_at_all", [True, pytest.param(False, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("reference", ["", "vmvx"])
+def test_where_no_reference_has_the_same_dispatches_one_of_the_same_values_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, reference: str
+) -> None:
+    traced, nothing = [], DispatchSearch(Mock(), Mock(), private=False, program=FlowProgram(""))
+
+    def trace(*_: object, by_values: bool) -> TraceOfBoth:
+        traced.append(by_values)
+        return TraceOfBoth(0, 0, (), ())
+
+    def find_reference(_: DispatchSearch, *, by_values: bool) -> tuple[str, str] | None:
+        return (reference, "") if by_values and reference else None
+
+    monkeypatch.setattr(DispatchSearch, "_find_reference", find_reference)
+    monkeypatch.setattr(DispatchSearch, "_make_reference", Mock())
+    monkeypatch.setattr(locate, "target_side", lambda *_: TracedSide("", (), (), "", (), ""))
+    monkeypatch.setattr(locate, "trace_both", trace)
+    located = nothing.find_wrong(lambda: False)
+    assert (located.reference, traced) == (reference, [True] if reference else [])
+    assert ("which vmvx has too" if reference else "no reference gives the expected numbers") in located.why
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("planted_at_all", [True, False])
 def test_without_a_reference_of_the_same_dispatches_tensors_are_matched_by_values(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, planted_at_all: bool
 ) -> None:
@@ -199,20 +225,20 @@ def test_wrong_expected_values_are_no_dispatchs_fault(project: Project) -> None:
     assert project.gauntlet("bundle.run", str(bundle)).code == 1
 
 
+_RUN = ("run", "--model", "toy", "--stages", "threshold")
+
+
 def test_what_passes_the_next_time_is_intermittent(project: Project) -> None:
-    model(project, "8", threshold_args=["--expected_f32_threshold=1e-3"])
-    expected(project)
     fails = project.tool("echo '[FAILED] result[0]: element at index 0 is another'; exit 1")
-    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums", run_module=fails).code == 1
+    assert project.gauntlet(*_RUN, run_module=fails).code == 1
     done = project.gauntlet("explain")
     assert (done.code, "it is intermittent" in done.out) == (4, True), done.text
     assert "fails again 0 of 2 times" in done.out
 
 
 def test_another_runtime_is_not_taken_for_the_runs(project: Project) -> None:
-    model(project, "8", threshold_args=["--expected_f32_threshold=1e-3"])
-    np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
-    assert project.gauntlet("run", "--model", "toy", "--submodel", "sums").code == 1
+    project.expected("abs", [9.0] * 4)
+    assert project.gauntlet(*_RUN).code == 1
     journal = project.newest / "journal.jsonl"
     identity = project.journal.run.toolchain.runtime_identity
     journal.write_text(journal.read_text().replace(identity, "0" * len(identity)))
@@ -223,18 +249,17 @@ def test_another_runtime_is_not_taken_for_the_runs(project: Project) -> None:
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("known", [False, True])
 def test_what_was_recorded_since_is_no_intermittent_failure(project: Project, *, known: bool) -> None:
-    model(project, "8", threshold_args=["--expected_f32_threshold=1e-3"])
-    np.save(project.regressions / "sums.npy", np.zeros((8, 16), np.float32))
-    run = ("run", "--model", "toy", "--submodel", "sums")
-    assert project.gauntlet(*run).code == 1
+    right = (project.regressions / "abs.npy").read_bytes()
+    project.expected("abs", [9.0] * 4)
+    assert project.gauntlet(*_RUN).code == 1
     if known:
         # The second time a run knows what is in its files when it begins.
-        assert project.gauntlet(*run).code == 1
-    expected(project)
+        assert project.gauntlet(*_RUN).code == 1
+    (project.regressions / "abs.npy").write_bytes(right)
     done = project.gauntlet("explain")
     assert (done.code, "intermittent" in done.out) == (4, False), done.text
     said = "is not what it was in the run" if known else "was written to since the run"
-    assert f"specs/regression_tests/toy/sums.npy {said}: run again, and explain that run" in done.out
+    assert f"specs/regression_tests/toy/abs.npy {said}: run again, and explain that run" in done.out
     assert ("did not fail again, twice: " in done.out) is not known
 
 

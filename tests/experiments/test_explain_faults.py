@@ -7,7 +7,6 @@ import signal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from iree_gauntlet.toolchains.installed import find_installed
@@ -92,26 +91,26 @@ def test_a_full_disk_is_said_and_it_goes_on_afterwards(project: Project, tmp_pat
 
 
 def lost(project: Project, file: str, **changes: Any) -> dict[str, Any]:
-    """What is said of `toy/sums` when a file of it is gone, explained beside another failure."""
-    model(project, "8", **changes)
-    for name in ("sums", "gone", "bad"):
-        np.save(project.regressions / f"{name}.npy", np.zeros((8, 16), np.float32))
+    """What is said of `toy/abs` when a file of it is gone, explained beside another failure."""
+    project.regression("abs", **changes)
+    for name in ("abs", "gone"):
+        project.expected(name, [9.0] * 4)
     (project.regressions / "bad.mlir").write_text("func.func @bad() { nonsense }\n")
     project.regression("bad")
-    assert project.gauntlet("run", "--model", "toy").code == 1
+    assert project.gauntlet("run", "--model", "toy", "--stages", "threshold").code == 1
     (project.regressions / file).unlink()
-    done = project.gauntlet("explain", "latest", "toy/sums@*", "toy/bad@*")
+    done = project.gauntlet("explain", "latest", "toy/abs@*", "toy/bad@*")
     assert done.code == 4, done.text
     found: dict[str, dict[str, Any]] = {case["case"]: case for case in explained(project)["cases"]}
     assert found["toy/bad@cpu"]["bundled"], "the other failure is explained"
-    return found["toy/sums@cpu"]
+    return found["toy/abs@cpu"]
 
 
 def test_a_program_that_is_gone_says_so(project: Project) -> None:
-    found = lost(project, "sums.mlir")
+    found = lost(project, "abs.mlir")
     assert (found["bundled"], "cannot be compiled again" in found["answer"]) == (False, True), json.dumps(found)
 
 
 def test_an_input_that_is_gone_says_so(project: Project) -> None:
     found = lost(project, "gone.npy", outputs=[{"source": "gone.npy"}])
-    assert "gone.npy is not there: toy/sums@cpu cannot be run again" in found["answer"], json.dumps(found)
+    assert "gone.npy is not there: toy/abs@cpu cannot be run again" in found["answer"], json.dumps(found)

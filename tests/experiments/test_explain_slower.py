@@ -18,7 +18,7 @@ import pytest
 from iree_gauntlet.experiments.explain_slower import find_suspects
 from iree_gauntlet.records.compare_record import ComparedDispatches, DispatchDifference, OtherDispatches
 from iree_gauntlet.results import DispatchChange
-from tests.support.faulty_iree import MadeUpTimes
+from tests.support.faulty_iree import MadeUpTimes, compiled_before
 
 if TYPE_CHECKING:
     from tests.support.toy_project import Project
@@ -71,19 +71,9 @@ def made_up(root: Path, factor: float = 1.0, *, matmul_ms: int = 6, sums_ms: int
     return times
 
 
-def compared(project: Project, a: MadeUpTimes, b: MadeUpTimes, *words: str) -> None:
-    options = (
-        "--model",
-        "toy",
-        "--submodel",
-        "sums",
-        "--run-dir",
-        "runs/cmp",
-        "--disturbed",
-        "count",
-        "--no-work",
-        *words,
-    )
+def compared(project: Project, a: MadeUpTimes, b: MadeUpTimes, submodel: str = "sums") -> None:
+    names = ("--model", "toy", "--submodel", submodel, "--run-dir", "runs/cmp")
+    options = (*names, "--disturbed", "count", "--no-work")
     done = project.gauntlet("compare", a.iree, b.iree, *options, "--repetitions", "2", "--cpus", "all")
     assert done.code in (0, 1), done.text
 
@@ -151,10 +141,10 @@ def test_a_loss_that_no_dispatch_has_by_itself_is_spread(project: Project, tmp_p
 
 
 def test_without_a_profile_it_says_why(project: Project, tmp_path: Path) -> None:
-    model(project)
+    compiled_before(project)
     slow = made_up(tmp_path / "slow", 1.5)
     (tmp_path / "slow" / "tools" / "iree-profile").unlink()
-    compared(project, made_up(tmp_path / "usual"), slow)
+    compared(project, made_up(tmp_path / "usual"), slow, "abs")
     done = project.gauntlet("explain", "--slower")
     assert (done.code, "there is no profile that would say where: B:" in done.out) == (4, True), done.text
 
@@ -164,8 +154,8 @@ def test_what_cannot_be_explained_is_a_clear_word(project: Project, tmp_path: Pa
     assert (none.code, "there is no earlier `compare`" in none.err) == (2, True), none.text
     unknown = project.gauntlet("explain", "--slower", "nope")
     assert (unknown.code, "there is no such comparison" in unknown.err) == (2, True), unknown.text
-    model(project)
-    compared(project, made_up(tmp_path / "usual"), made_up(tmp_path / "other"))
+    compiled_before(project)
+    compared(project, made_up(tmp_path / "usual"), made_up(tmp_path / "other"), "abs")
     same = project.gauntlet("explain", "--slower")
     assert (same.code, "nothing is slower in" in same.err) == (5, True), same.text
 

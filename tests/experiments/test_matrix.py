@@ -181,7 +181,7 @@ def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
     assert len([event for event in events(project) if event["event"] == "matrix"]) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.stress)])
 def test_interrupted_it_reports_what_there_is(project: Project, number: signal.Signals) -> None:
     slow = tree(project.folder / "slow", iree_compile=HANG)
     run = project.start("matrix", "--iree", "installed", "--iree", slow, "--iree", VENV)

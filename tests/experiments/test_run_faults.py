@@ -261,12 +261,14 @@ def test_a_cache_that_is_cleared_meanwhile_harms_no_run(project: Project) -> Non
     started, go = project.folder / "started", project.folder / "go"
     os.mkfifo(go)
     wait = f"[ -e '{started}' ] || {{ touch '{started}'; read -r line < '{go}'; }}"
-    run = project.start("run", run_module=project.tool(f'{wait}; exec "{find_installed().runtime.run_module}" "$@"'))
+    stages = ("--stages", "threshold")
+    tool = project.tool(f'{wait}; exec "{find_installed().runtime.run_module}" "$@"')
+    run = project.start("run", *stages, run_module=tool)
     wait_until(started.exists)
     shutil.rmtree(project.folder / "cache" / "modules")
     go.write_text("go\n")
     assert run.wait(LIMIT_SECONDS) == 0
-    assert project.gauntlet("run").code == 0
+    assert project.gauntlet("run", *stages).code == 0
     assert project.result(_COMPILE)["cache"]["hit"] is False
 
 
@@ -319,7 +321,7 @@ def test_a_hash_that_differs_stops_the_chain_and_replaces_nothing(project: Proje
     assert not list((project.folder / "cache" / "artifacts").rglob("m*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.stress), signal.SIGTERM])
 def test_a_silent_server_does_not_hold_up_an_interrupt(
     project: Project, server: Server, number: signal.Signals
 ) -> None:
@@ -342,7 +344,8 @@ def test_a_silent_server_does_not_hold_up_an_interrupt(
 
 def test_two_runs_at_once_share_the_cache(cold: Project) -> None:
     cold.add("b")
-    runs = [cold.start("run", "--run-dir", str(cold.folder / "runs" / str(number))) for number in range(2)]
+    words = ("run", "--stages", "compile", "--run-dir")
+    runs = [cold.start(*words, str(cold.folder / "runs" / str(number))) for number in range(2)]
     assert [run.wait(LIMIT_SECONDS) for run in runs] == [0, 0]
     modules = [path for path in (cold.folder / "cache" / "modules").glob("??/*") if path.is_dir()]
     assert len(modules) == 2

@@ -65,15 +65,17 @@ def _sequential(ratios: NDArray[np.float64], plan: SequentialPlan = _PLAN, allow
     return comparison
 
 
-@cache
 def _noise(condition: str, sessions: int) -> list[NDArray[np.float64]]:
     """Log ratios of a program against itself, for each session of each recorded model."""
-    found = []
-    for index, times in enumerate(_recording(condition).models.values()):
-        for number in range(sessions):
-            rounds = simulated_rounds(times, 4 * _PLAN.max_blocks, np.random.default_rng([index, number]))
-            found.append(log_ratios_from_rounds(rounds.min(axis=1), number))
-    return found
+    models = range(len(_recording(condition).models))
+    return [_session_noise(condition, index, number) for index in models for number in range(sessions)]
+
+
+@cache
+def _session_noise(condition: str, index: int, number: int) -> NDArray[np.float64]:
+    times = list(_recording(condition).models.values())[index]
+    rounds = simulated_rounds(times, 4 * _PLAN.max_blocks, np.random.default_rng([index, number]))
+    return log_ratios_from_rounds(rounds.min(axis=1), number)
 
 
 def _simulated(condition: str, factor: float, sessions: int) -> list[TimeVerdict]:

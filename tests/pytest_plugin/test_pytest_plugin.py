@@ -13,7 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -286,7 +286,7 @@ def test_all_of_it_passes_and_is_reported(project: TorchProject) -> None:
     # Benchmarks run last.
     assert re.findall(r"add_(\w+)_cpu\.json::", done.out)[-1] == "benchmark"
     # Without --force-recompile, nothing is compiled again.
-    assert all(event["cache"]["hit"] for event in compiles(project))  # type: ignore[index]
+    assert all(event["cache"]["hit"] for event in compiles(project))
 
 
 def test_a_wrong_expression_leaves_the_last_summary_alone(project: TorchProject) -> None:
@@ -371,26 +371,6 @@ def test_confirming_in_a_way_that_there_is_not(project: TorchProject, option: st
     assert option.partition("=")[0] in done.err
 
 
-def test_the_same_verdicts_by_every_door(project: TorchProject) -> None:
-    project.compstat("toy/low", golden_dispatch_count=0)
-    project.module("toy/modules/bad_cpu", compiler_flags=[*CPU, "--iree-llvmcpu-target-cpu=nope"])
-    project.compstat("toy/bad", module="toy/modules/bad_cpu")
-    # What is expected to fail is the check.
-    project.compstat("toy/bad_too", module="toy/modules/bad_cpu", markers=["xfail"])
-    project.test("toy/gone", type="quality", inputs=[{"url": "gone/x.npy"}], expected_outputs=[])
-    project.compstat("toy/expected", golden_dispatch_count=0, markers=["xfail"])
-    found = []
-    for done in (project.pytest(), project.pytest_process("-n", "2")):
-        found.append(project.summary())
-        assert outcomes(done) == {"failed": 3, "passed": 3, "xfailed": 1, "error": 1}
-    done = project.gauntlet("run", "--run-dir", "runs/by-inv")
-    assert done.code == 3, done.out
-    found.append(json.loads((project.folder / "runs" / "by-inv" / "job_summary.json").read_text()))
-    statuses = [{row[0]: row[-1] for kind in summary.values() for row in kind["rows"]} for summary in found]
-    assert statuses[0] == statuses[1] == statuses[2]
-    assert len(statuses[0]) == 8
-
-
 def test_flags_that_the_tools_do_not_know_end_it_before_anything_runs(project: TorchProject) -> None:
     project.compstat("toy/other", module=project.module("toy/modules/odd", compiler_flags=["--iree-not-a-flag"]))
     done = project.pytest("-q")
@@ -402,11 +382,16 @@ def test_flags_that_the_tools_do_not_know_end_it_before_anything_runs(project: T
 # Caches and processes
 
 
-def compiles(project: TorchProject) -> list[dict[str, object]]:
+def compiles(project: TorchProject) -> list[dict[str, Any]]:
     newest = max((project.folder / "artifacts" / "runs").iterdir())
     journals = sorted(newest.glob("journal-*.jsonl")) or [newest / "journal.jsonl"]
     events = [event for journal in journals for event in project.journal(journal.name)]
     return [event for event in events if event["event"] == "result" and event["step"].endswith(":compile")]
+
+
+def made_again(project: TorchProject) -> list[str]:
+    """Why each compile of the newest session that did not come from the cache was done."""
+    return [event["cache"]["reason"] for event in compiles(project) if not event["cache"]["hit"]]
 
 
 # Tools that note when they work on a module, in place of the real ones that they start.
@@ -441,45 +426,60 @@ def use_tools(project: TorchProject, **scripts: str) -> None:
     (project.folder / "conftest.py").write_text(TOOLS_CONFTEST.format(tools=tools))
 
 
-def test_two_processes_compile_a_module_once_and_run_benchmarks_with_nothing_else(tmp_path: Path) -> None:
+def test_the_same_verdicts_by_every_door_and_two_processes_share_modules_and_the_machine(tmp_path: Path) -> None:
     project = TorchProject(tmp_path)
     project.fill()
     project.warm(modules=False)
-    for number in range(2):
-        project.compstat(f"toy/more_{number}", golden_dispatch_count=1)
-        project.benchmark(f"toy/more_benchmark_{number}")
-        project.quality(f"toy/quality_{number}")
+    project.benchmark("toy/more_benchmark")
+    project.quality("toy/quality")
+    project.compstat("toy/low", golden_dispatch_count=0)
+    project.module("toy/modules/bad_cpu", compiler_flags=[*CPU, "--iree-llvmcpu-target-cpu=nope"])
+    project.compstat("toy/bad", module="toy/modules/bad_cpu")
+    # What is expected to fail is the check.
+    project.compstat("toy/bad_too", module="toy/modules/bad_cpu", markers=["cpu", "xfail"])
+    project.test("toy/gone", type="quality", inputs=[{"url": "gone/x.npy"}], expected_outputs=[])
+    project.compstat("toy/expected", golden_dispatch_count=0, markers=["cpu", "xfail"])
+    (project.suite / "toy" / "broken.json").write_text("{")
     log = tmp_path / "log.txt"
     runtime = find_installed().runtime
     real = {"run_module": runtime.run_module, "benchmark_module": runtime.benchmark_module}
     noting = {name: NOTING.format(name=name, log=log, real=shlex.quote(tool)) for name, tool in real.items()}
     use_tools(project, **noting)
-    (project.suite / "toy" / "broken.json").write_text("{")
-    done = project.pytest_process("-q", "-n", "2", "-m", "cpu or hip")
-    assert done.code == 0, done.text
+    done = project.pytest_process("--force-recompile", "-n", "2", "-m", "cpu or hip")
     # Said once, by whichever process notices it.
     assert done.out.count("no test has the marker hip") == 1
     assert done.out.count("broken.json:1: ") == 1
-    made = [event for event in compiles(project) if not event["cache"]["hit"]]  # type: ignore[index]
-    assert len(made) == 1
-    assert project.journal()[-1]["exit_code"] == 0
+    made = [event for event in compiles(project) if not event["cache"]["hit"]]
+    assert sorted(event["step"] for event in made) == [f"toy/modules/{name}_cpu@cpu:compile" for name in ("add", "bad")]
+    assert {event["cache"]["reason"] for event in made} == {"--force-recompile"}
+    assert project.journal()[-1]["exit_code"] == 3
     events = log.read_text().split()
     begun = [number for number, event in enumerate(events) if event == "+benchmark_module"]
-    assert len(begun) == 3
-    assert events.count("+run_module") >= 3
+    assert len(begun) == 2
+    assert events.count("+run_module") >= 2
     for number in begun:
         before = events[:number]
         assert before.count("+run_module") == before.count("-run_module")
         assert events[number + 1] == "-benchmark_module"
+    (project.folder / "conftest.py").unlink()
+    (project.suite / "toy" / "broken.json").unlink()
+    counts = {"failed": 3, "passed": 5, "xfailed": 1, "error": 1}
+    found = [project.summary()]
+    assert outcomes(done) == counts
+    assert outcomes(project.pytest()) == counts
+    found.append(project.summary())
+    by_gauntlet = project.gauntlet("run", "--run-dir", "runs/by-inv")
+    assert by_gauntlet.code == 3, by_gauntlet.out
+    found.append(json.loads((project.folder / "runs" / "by-inv" / "job_summary.json").read_text()))
+    statuses = [{row[0]: row[-1] for kind in summary.values() for row in kind["rows"]} for summary in found]
+    assert statuses[0] == statuses[1] == statuses[2]
+    assert len(statuses[0]) == 10
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_force_recompile_makes_each_module_again_once(project: TorchProject, processes: int) -> None:
-    options = ("-q", "--force-recompile")
-    done = project.pytest(*options) if processes == 1 else project.pytest_process(*options, "-n", str(processes))
+def test_force_recompile_makes_each_module_again_once(project: TorchProject) -> None:
+    done = project.pytest("-q", "--force-recompile")
     assert done.code == 0, done.text
-    made = [event for event in compiles(project) if not event["cache"]["hit"]]  # type: ignore[index]
-    assert [event["cache"]["reason"] for event in made] == ["--force-recompile"]  # type: ignore[index]
+    assert made_again(project) == ["--force-recompile"]
 
 
 def endless(project: TorchProject, name: str, then: str) -> str:
@@ -557,15 +557,14 @@ def test_the_documents_own_command_lines_work_as_they_stand(command: str, tmp_pa
     project.module("modules/add_cpu")
     if folder == iree:
         (project.folder / "modules").symlink_to("examples/modules")
-    fields = {
-        "modules": [module],
-        "inputs": [{"value": "2x4xf32=1"}],
-        "run_args": ["--device=local-task", "--function=main"],
-    }
+    fields = {"modules": [module], "inputs": [{"value": "2x4xf32=1"}]}
+    run = ["--device=local-task", "--function=main"]
     weights = [{"type": "splat", "module": module, "value": 0.5, "scope": "model"}]
     expected = [{"value": "2x4xf32=3"}]
-    project.test("one_quality", type="quality", markers=["cpu"], weights=weights, expected_outputs=expected, **fields)
-    project.test("two_benchmark", type="benchmark", markers=["hip"], weights=weights, **fields)
+    fields |= {"weights": weights}
+    project.test("one_quality", type="quality", markers=["cpu"], run_args=run, expected_outputs=expected, **fields)
+    short = [*run, "--benchmark_min_time=0.01s"]
+    project.test("two_benchmark", type="benchmark", markers=["hip"], run_args=short, **fields)
     project.write(project.suite / "three.json", {"type": "compstat", "markers": ["cpu"], "module": module})
     project.warm(folder / "artifacts")
     words = shlex.split(command.replace("<path-to-iree>", str(tmp_path / "iree")))

@@ -116,7 +116,7 @@ def test_a_matrix_is_resumed(project: Project) -> None:
 def test_a_comparison_is_resumed(project: Project) -> None:
     folder = recorded("compare", project.folder, ("comparison.jsonl", '"event":"verdict"'))
     before = sum('"event":"block"' in line for line in (folder / "comparison.jsonl").read_text().splitlines())
-    done = project.gauntlet("compare", "--resume", "--budget", "0.0001")
+    done = project.gauntlet("compare", "--resume", "--budget", "0.0001", "--no-work")
     assert done.code == 4, done.text
     record = json.loads((folder / "comparison.json").read_text())
     assert record["options"]["disturbed"] == "count"
@@ -129,7 +129,7 @@ def test_a_comparison_is_resumed(project: Project) -> None:
 
 def test_a_comparison_whose_module_is_of_another_cpu_is_not_resumed(project: Project) -> None:
     recorded("compare", project.folder, ("comparison.jsonl", '"event":"verdict"'), module="0" * 64)
-    done = project.gauntlet("compare", "--resume", "--budget", "0.0001")
+    done = project.gauntlet("compare", "--resume", "--budget", "0.0001", "--no-work")
     assert done.code == 3, done.text
     assert "its module is not the one that was measured so far; begin a new comparison" in done.out
 

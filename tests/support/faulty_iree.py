@@ -51,7 +51,7 @@ _TIMES = """
 # NAME
 folder=${0%/*}/../synthetic
 times=$folder/times
-[ "$(nproc)" -gt 1 ] && [ -e "$folder/unpinned" ] && times=$folder/unpinned
+[ -e "$folder/unpinned" ] && [ "$(nproc)" -gt 1 ] && times=$folder/unpinned
 [ -e "$folder/named" ] && read -r word < "$folder/named" && case "$*" in *"$word"*) times=$folder/others ;; esac
 read -r started < "$folder/started"
 [ -e "$folder/hang-after" ] && read -r most < "$folder/hang-after" && [ "$started" -ge "$most" ] && HANG
@@ -71,6 +71,7 @@ NR > first && NR <= first + count {
   printf "\\"iterations\\": 7, \\"real_time\\": %s, \\"cpu_time\\": %s, \\"time_unit\\": \\"ms\\"}", $1, $1
   comma = ", "
 }
+NR == first + count { exit }
 END { print "]}" }' "$times"
 """
 # Times of a list, what they are in the mean, and by what share they scatter.

@@ -19,6 +19,7 @@ from iree_gauntlet.toolchains.find import CommitPackages, ToolchainPlace
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Installer
 from iree_gauntlet.toolchains.source_builds import SourceBuilds
+from tests.support.session_folder import made_once
 
 _FILES = Path(__file__).with_suffix("")
 _LLVM = "third_party/llvm-project"
@@ -34,22 +35,10 @@ class IreeSource:
 
     @classmethod
     def make(cls, folder: Path) -> IreeSource:
-        """A checkout with one commit, `first`, and its submodule."""
-        made = cls(folder)
-        llvm = folder.with_name("llvm-project")
-        llvm.mkdir(parents=True)
-        made.git("init", "-q", "-b", "main", at=llvm)
-        (llvm / "llvm.h").write_text("#define LLVM_REVISION 1\n")
-        made.git("add", ".", at=llvm)
-        made.git("commit", "-q", "-m", "LLVM as it was", at=llvm)
-        shutil.copytree(_FILES, folder)
-        installed = find_installed()
-        compiler, runtime = (Path(path).parent for path in (installed.compiler.compile, installed.runtime.run_module))
-        (folder / "wheels.cmake").write_text(f'set(WHEEL_COMPILER "{compiler}")\nset(WHEEL_RUNTIME "{runtime}")\n')
-        made.git("init", "-q", "-b", "main")
-        made.git("submodule", "--quiet", "add", str(llvm), _LLVM)
-        made.commit("first", "Begin")
-        return made
+        """A checkout with one commit, `first`, and its submodule: a copy of one that is made once a session."""
+        template = made_once("iree-checkout", _make_checkout)
+        shutil.copytree(template, folder, symlinks=True)
+        return cls(folder, {"first": cls(folder).git("rev-parse", "HEAD")})
 
     def git(self, *words: str, at: Path | None = None) -> str:
         """Runs git; what it says."""
@@ -86,6 +75,25 @@ class IreeSource:
         llvm = self.folder / _LLVM
         (llvm / "llvm.h").write_text(f"#define LLVM_REVISION {revision}\n")
         self.git("commit", "-q", "-am", f"LLVM {revision}", at=llvm)
+
+
+def _make_llvm(folder: Path) -> None:
+    llvm = IreeSource(folder)
+    llvm.git("init", "-q", "-b", "main")
+    (folder / "llvm.h").write_text("#define LLVM_REVISION 1\n")
+    llvm.git("add", ".")
+    llvm.git("commit", "-q", "-m", "LLVM as it was")
+
+
+def _make_checkout(folder: Path) -> None:
+    shutil.copytree(_FILES, folder, dirs_exist_ok=True)
+    installed = find_installed()
+    compiler, runtime = (Path(path).parent for path in (installed.compiler.compile, installed.runtime.run_module))
+    (folder / "wheels.cmake").write_text(f'set(WHEEL_COMPILER "{compiler}")\nset(WHEEL_RUNTIME "{runtime}")\n')
+    source = IreeSource(folder)
+    source.git("init", "-q", "-b", "main")
+    source.git("submodule", "--quiet", "add", str(made_once("llvm-project", _make_llvm)), _LLVM)
+    source.commit("first", "Begin")
 
 
 def builds_in(cache: Path, *, offline: bool = False, options: tuple[str, ...] = (), **environ: str) -> SourceBuilds:

@@ -127,13 +127,18 @@ class HangingTools:
         folder.mkdir()
         self.folder = folder
         self._gate, self._begun = folder / "gate", folder / "begun"
-        self._gate.touch()
+        self.spoil()
         _write_tools(folder, f"[ -e '{self._gate}' ] && echo $$ >> '{self._begun}' && {{ {HANG}; }}")
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
         self.environ = {**os.environ, "PATH": path, "NO_COLOR": "1"}
 
+    def spoil(self) -> None:
+        """From now on iree-run-module hangs."""
+        self._begun.unlink(missing_ok=True)
+        self._gate.touch()
+
     def hanging(self) -> psutil.Process:
-        """The first process that hangs; waits for it."""
+        """The first process that hangs since it was spoiled; waits for it."""
         wait_until(lambda: self._begun.exists() and self._begun.read_text().endswith("\n"))
         return psutil.Process(int(self._begun.read_text().split()[0]))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -15,7 +18,6 @@ from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat, round_
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -111,6 +113,12 @@ class Network:
 
     def tried(self, folder: Path) -> tuple[list[Array], Directions]:
         """The outputs with their errors, and the directions of the contractions, as the builder leaves them."""
+        arrays, directions, content = _try_once(self)
+        (folder / directions.file).write_bytes(content)
+        return arrays, directions
+
+    def try_errors(self, folder: Path) -> tuple[list[Array], Directions]:
+        """Computes what `tried` hands out."""
         own, f32 = UNIT_ROUNDOFF[self.form.element_type], UNIT_ROUNDOFF["f32"]
         expected = self.reference()
 
@@ -170,3 +178,11 @@ class Network:
             for index, (values, errors) in enumerate(zip(expected, worst, strict=True))
         ]
         return arrays, made
+
+
+@cache
+def _try_once(network: Network) -> tuple[list[Array], Directions, bytes]:
+    """What `try_errors` returns, and the file that it writes: the same for all networks of a format."""
+    with TemporaryDirectory() as folder:
+        arrays, directions = network.try_errors(Path(folder))
+        return arrays, directions, (Path(folder) / directions.file).read_bytes()

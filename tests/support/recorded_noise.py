@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,5 +100,9 @@ def log_ratios_from_rounds(figures: NDArray[np.float64], seed: int) -> NDArray[n
     count = len(figures) // 4
     logs = np.log(figures[: 4 * count]).reshape(count, 4)
     inner = (logs[:, 1] + logs[:, 2] - logs[:, 0] - logs[:, 3]) / 2
-    signs = [1.0 if order == BlockOrder.ABBA else -1.0 for order in block_orders(count, seed)]
-    return np.asarray(inner * np.array(signs))
+    return np.asarray(inner * _signs(count, seed))
+
+
+@cache
+def _signs(count: int, seed: int) -> NDArray[np.float64]:
+    return np.array([1.0 if order == BlockOrder.ABBA else -1.0 for order in block_orders(count, seed)])

@@ -124,10 +124,11 @@ class Damage:
     text: str
 
 
-def iterate_damages(documents: list[Any], each: int) -> Iterator[tuple[int, Damage]]:
+def iterate_damages(documents: list[Any], each: int, every: int = 1) -> Iterator[tuple[int, Damage]]:
     """Every place of some documents, one for all items of a list, with so many kinds of junk, by turns.
 
-    The number of the document stands before. What other documents with the same `event` and `part` have is left out.
+    The number of the document stands before. What other documents with the same `event` and `part` have is left out;
+    of what remains, every second place is taken where `every` is 2, and so on.
     """
     junk = cycle(_JUNK)
     known = set[object]()
@@ -138,6 +139,8 @@ def iterate_damages(documents: list[Any], each: int) -> Iterator[tuple[int, Dama
             if key in known:
                 continue
             known.add(key)
+            if len(known) % every:
+                continue
             for item in islice(junk, each):
                 yield number, _put(document, path, item)
 

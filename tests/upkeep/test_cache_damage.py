@@ -41,7 +41,8 @@ KINDS = {
     "artifacts/https": (0.5,),
     "artifacts/pypi": (0.0,),
     "artifacts/random": EVERYWHERE,
-    "modules/entry.json": EVERYWHERE,
+    # In a value, and in what makes it JSON.
+    "modules/entry.json": (0.5, 1.0),
     "modules/module": (0.5,),
     "modules/module0": (0.0,),
     "modules/parameters": (1.0,),

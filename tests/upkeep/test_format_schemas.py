@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.torch_models.plugins import PluginRegistry
+
 # What pydantic says of a field that is not known, is not there, has another type, or is none of a closed list.
 _STRUCTURE = ("missing", "extra_forbidden", "literal_error", "union_tag_invalid", "union_tag_not_found")
 _SAID = ("unknown ", "is missing", "expected a finite number, true or false", "expected one module")
@@ -60,10 +62,15 @@ def content_of(path: Path) -> Any:
     return yaml.safe_load(text) if path.suffix == ".yml" else json.loads(read_plain_json(text))
 
 
+@cache
+def registry() -> PluginRegistry:
+    return load_registry()
+
+
 def complaints(name: str, content: Any) -> list[str]:
     """What the model of a format refuses in a file's structure, and `other` for what else it refuses."""
     model: type[BaseModel] = FORMATS[name].model
-    context = ConfigurationContext(load_registry(), ROOT / "specs" / "recipes") if name == "recipes" else None
+    context = ConfigurationContext(registry(), ROOT / "specs" / "recipes") if name == "recipes" else None
     content = copy.deepcopy(content)
     if isinstance(content, dict) and FORMATS[name].growing:
         content = {key: value for key, value in content.items() if key in model.model_fields}

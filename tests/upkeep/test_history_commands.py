@@ -214,7 +214,7 @@ def test_a_step_is_measured_in_turns_and_what_comes_of_it_is_kept(project: Proje
     runs[20:] = [replace(run, iree=replace(run.iree, named=f"venv:{sys.prefix}")) for run in runs[20:]]
     kept(project, runs)
     assert project.gauntlet("history.check").code == 1
-    done = project.gauntlet("history.confirm", "--budget", "0.02")
+    done = project.gauntlet("history.confirm", "--budget", "0.0001")
     assert "toy/abs@cpu time_ms: +20.0 % between installed and venv:" in done.out, done.text
     found = json.loads(project.gauntlet("history.check", "--format", "json").out)
     (finding,) = found["findings"]

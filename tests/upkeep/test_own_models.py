@@ -43,7 +43,7 @@ def programs(tmp_path: Path) -> Path:
 
 # The others are for `nox -s stress`.
 _EACH_TIME = (
-    *("quantised", "sqrt_nan", "sign_of_nan", "Scalar-Input", "random_op"),
+    *("quantised", "sign_of_nan", "Scalar-Input", "random_op"),
     *("tiny_values", "sum_f16", "reflect_pad", "no_values", "all_nan"),
 )
 
@@ -57,7 +57,7 @@ def test_every_model_gets_the_verdict_that_it_deserves(tmp_path: Path, programs:
     assert "y differs from run to run (RandomNormalLike)" in said["random_op"].err
     assert "every value of output 'y' (8xf32) is NaN" in said["all_nan"].err
     assert "graph optimisations gives other numbers, by up to 0.05" in said["quantised"].out
-    assert "5 of 8 values NaN, which is what is expected of IREE too" in said["sqrt_nan"].out
+    assert "5 of 8 values NaN, which is what is expected of IREE too" in said["sign_of_nan"].out
     assert "y (0x4xf32) has no values: its shape is compared" in said["no_values"].out
     assert "x: 1x32xf32, random://normal/1x32xf32; open in the file: length" in said["reflect_pad"].out
     assert "exceeds maximum allowed" in said["reflect_pad"].out, "why smaller sizes were not taken"
@@ -75,8 +75,11 @@ def test_every_model_gets_the_verdict_that_it_deserves(tmp_path: Path, programs:
         output = project / "specs" / "regression_tests" / name / "model_cpu" / "output_0.npy"
         values = np.load(output)
         np.save(output, (values.astype(np.float64) * 1.01).astype(values.dtype))
-        again = gauntlet(project, "run", "--model", name, "--stages", "threshold")
-        assert again.code == 1, again.text
+    again = gauntlet(project, "run", "--model", "[ts]*_[vf]*", "--stages", "threshold", "--run-dir", "again")
+    assert again.code == 1, again.text
+    summary = json.loads((project / "again" / "summary.json").read_text(encoding="utf-8"))
+    verdicts = {chain["model"]: chain["verdict"] for chain in summary["chains"]}
+    assert verdicts == {"tiny_values": "failed", "sum_f16": "failed"}
     # A benchmark of a scalar: a type alone is no input to the tool.
     timed = gauntlet(project, "run", "--model", "Scalar-Input", "--stages", "benchmark")
     assert timed.code == 0, timed.text
@@ -154,7 +157,10 @@ def test_outputs_that_are_the_same_everywhere_are_pointed_out_by_each_run(tmp_pa
     assert "every expected value is the same: a model that always gives it would pass" in said
 
 
-def test_an_expected_output_that_was_changed_is_pointed_out_where_it_fails(tmp_path: Path, programs: Path) -> None:
+@pytest.mark.parametrize("explained", [False, pytest.param(True, marks=pytest.mark.stress)])
+def test_an_expected_output_that_was_changed_is_pointed_out_where_it_fails(
+    tmp_path: Path, programs: Path, *, explained: bool
+) -> None:
     assert gauntlet(tmp_path, "init", "p", "--program", str(relu(programs))).code == 0
     path = tmp_path / "p/specs/regression_tests/relu/model_cpu/output_0.npy"
     np.save(path, np.load(path) + 1)
@@ -165,8 +171,7 @@ def test_an_expected_output_that_was_changed_is_pointed_out_where_it_fails(tmp_p
         "`gauntlet golden.record --model relu` records them again; output 0: 6 of 6"
     )
     assert said in ran.out
-    explained = gauntlet(tmp_path / "p", "explain")
-    assert said in explained.out
+    assert not explained or said in gauntlet(tmp_path / "p", "explain").out
 
 
 def test_outputs_that_were_given_are_held_against_a_reference(tmp_path: Path, programs: Path) -> None:

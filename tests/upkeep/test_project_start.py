@@ -168,9 +168,9 @@ def test_a_folder_that_cannot_be_written_is_reported(empty: Path) -> None:
 
 def test_sizes_that_a_file_leaves_open_are_said_and_chosen(empty: Path) -> None:
     program = network(empty, floats("batch", 4, "length"))
-    done = gauntlet(empty, "init", "mine", "--program", str(program))
+    done = gauntlet(empty, "init", "mine", "--program", str(program), "--no-record")
     assert "  x: 2x4x8xf32, random://normal/2x4x8xf32; open in the file: batch, length\n" in done.out
-    done = gauntlet(empty, "init", "other", "--program", str(program), "--shape", "x=2x4x16")
+    done = gauntlet(empty, "init", "other", "--program", str(program), "--shape", "x=2x4x16", "--no-record")
     assert done.code == 0, done.text
     spec, benchmark = (
         json.loads((empty / f"other/specs/{kind}/My_Net-2/model_cpu.json").read_text())
@@ -203,7 +203,7 @@ def test_a_project_gets_another_model(empty: Path) -> None:
     assert "there already: specs/regression_tests/My_Net-2 and specs/benchmarks/My_Net-2" in again.err
     # From anywhere in the project.
     (empty / "suites/deeper").mkdir()
-    named = gauntlet(empty / "suites/deeper", "init", "--program", str(program), "--name", "Another one")
+    named = gauntlet(empty / "suites/deeper", "init", "--program", str(program), "--name", "Another one", "--no-record")
     assert named.code == 0, named.text
     assert (empty / "specs/regression_tests/Another_one/model_cpu.json").is_file()
 
@@ -213,7 +213,7 @@ def test_in_a_folder_of_a_repository_the_place_of_the_workflow_is_said(empty: Pa
     assert "GitHub reads workflows at the top of a repository" in gauntlet(empty, "init", "a b").out
     program = network(empty, floats(1, 4))
     # Said once: what it has moved is not moved again for another model.
-    assert "GitHub reads" not in gauntlet(empty / "a b", "init", "--program", str(program)).out
+    assert "GitHub reads" not in gauntlet(empty / "a b", "init", "--program", str(program), "--no-record").out
     assert "GitHub reads" not in gauntlet(empty, "init").out
 
 
@@ -233,7 +233,7 @@ def heavy(folder: Path, weight: float = 2.0) -> Path:
 
 def test_what_has_changed_since_it_was_recorded_is_pointed_out(empty: Path) -> None:
     program = heavy(empty / "given")
-    assert gauntlet(empty, "init", "mine", "--program", str(program)).code == 0
+    assert gauntlet(empty, "init", "mine", "--program", str(program), "--no-record").code == 0
     project = empty / "mine"
     place = project / "specs/regression_tests/heavy"
     assert gauntlet(project, "golden.record", "--model", "heavy").code == 0
@@ -277,13 +277,15 @@ def test_weights_that_are_cut_short_are_no_fault_of_the_compiler(empty: Path) ->
 
 def test_a_size_of_minus_one_is_open_too(empty: Path) -> None:
     program = network(empty, floats(-1, 3))
-    done = gauntlet(empty, "init", "a", "--program", str(program))
+    done = gauntlet(empty, "init", "a", "--program", str(program), "--no-record")
     assert "x: 2x3xf32, random://normal/2x3xf32; open in the file: 0\n" in done.out
-    assert gauntlet(empty, "init", "b", "--program", str(program), "--shape", "x=7x3").code == 0
+    words = ("--program", str(program), "--shape", "x=7x3", "--no-record")
+    assert gauntlet(empty, "init", "b", *words).code == 0
 
 
 def test_devices_and_sizes_that_cannot_be_meant_are_pointed_out(empty: Path) -> None:
-    assert gauntlet(empty, "init", "--program", str(network(empty, floats("n", 4))), "--shape", "x=2x4").code == 0
+    program = network(empty, floats("n", 4))
+    assert gauntlet(empty, "init", "--program", str(program), "--shape", "x=2x4", "--no-record").code == 0
     benchmark = empty / "specs/benchmarks/My_Net-2/model_cpu.json"
     spec = empty / "specs/regression_tests/My_Net-2/model_cpu.json"
     assert "warning" not in gauntlet(empty, "lint").text

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.processes.processes import require_pipes
-from iree_gauntlet.engine.processes.reaper import Report
-from iree_gauntlet.engine.processes.supervisor import Outcome, is_plain_path, process_outcome
+from iree_gauntlet.engine.processes.supervisor import Outcome, Report, is_plain_path, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.short_process import name_signal, read_tail

@@ -17,7 +17,7 @@ Talk: standard input is a stream socket. `r` with a file descriptor hands over a
 descriptors are locks that the process inherits, so that they are held as long as anything of it lives;
 `c` cancels all that run and all to come, a second `c` kills without grace; the end of the stream ends
 everything. On a connection comes one line of JSON (`Request`); back go the process's id on a line as soon
-as it runs, and a line of JSON at its end (`Report`). A connection that is closed before that cancels it.
+as it runs, and a line of JSON at its end (what is set of `Report`). A connection that is closed before that cancels it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ import ctypes
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
+# Each run starts this program: with `dataclasses`, `pathlib`, `shutil` and `typing` that takes twice as long.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -48,51 +47,24 @@ _DRAIN_SECONDS = 0.02
 _MOST_DESCRIPTORS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A process to start; paths are absolute, times are seconds."""
-
-    argv: list[str]
-    cwd: str
-    env: dict[str, str]
-    stdout: str
-    stderr: str
-    timeout: float
-    grace: float
-    kill_patience: float
-    private: str
-
-
-@dataclass(slots=True)
-class Report:
-    """How it went; not `started` where it was `cancelled`, or for an error of the system. `stuck` as of `Outcome`."""
-
-    started: bool = False
-    error_number: int = 0
-    error_text: str = ""
-    error_file: str = ""
-    status: int = 0
-    timed_out: bool = False
-    cancelled: bool = False
-    stuck: bool = False
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_rss_bytes: int = 0
-
-
-@dataclass(slots=True)
 class _ReapedProcess:
     """A process under way; times are of the monotonic clock."""
 
-    connection: socket.socket
-    request: Request
-    report: Report
-    process: subprocess.Popen[bytes]
-    begun: float
-    deadline: float
-    leader_gone: bool = False
-    terminated: bool = False
-    killed: bool = False
+    def __init__(
+        self,
+        connection: socket.socket,
+        request: SimpleNamespace,
+        report: SimpleNamespace,
+        process: subprocess.Popen[bytes],
+        begun: float,
+    ) -> None:
+        self.connection = connection
+        self.request = request
+        self.report = report
+        self.process = process
+        self.begun = begun
+        self.deadline: float = begun + request.timeout
+        self.leader_gone = self.terminated = self.killed = False
 
     @property
     def group(self) -> int:
@@ -162,7 +134,7 @@ class _Reaper:
                 self._cancel(run)
         return bool(data)
 
-    def _hear(self, connection: socket.socket) -> Request | None:
+    def _hear(self, connection: socket.socket) -> SimpleNamespace | None:
         """A request that is whole; None where more of it is to come, or nobody waits for the answer any more."""
         try:
             data = connection.recv(1 << 16)
@@ -181,10 +153,10 @@ class _Reaper:
         if not buffer.endswith(b"\n"):
             return None
         del self._reading[connection]
-        return Request(**json.loads(buffer))
+        return SimpleNamespace(**json.loads(buffer))
 
-    def _start(self, connection: socket.socket, request: Request) -> None:
-        report = Report()
+    def _start(self, connection: socket.socket, request: SimpleNamespace) -> None:
+        report = SimpleNamespace(started=False, cancelled=False, timed_out=False, stuck=False)
         if self._cancels:
             report.cancelled = True
             self._answer(connection, report)
@@ -192,9 +164,9 @@ class _Reaper:
         begun = self._clock()
         try:
             # The same file for both streams is opened once, or they would overwrite each other.
-            with Path(request.stdout).open("wb") as out, contextlib.ExitStack() as opened:
+            with open(request.stdout, "wb") as out, contextlib.ExitStack() as opened:  # noqa: PTH123
                 same = request.stdout == request.stderr
-                err = out if same else opened.enter_context(Path(request.stderr).open("wb"))
+                err = out if same else opened.enter_context(open(request.stderr, "wb"))  # noqa: PTH123
                 process = subprocess.Popen(
                     request.argv,
                     cwd=request.cwd,
@@ -216,8 +188,7 @@ class _Reaper:
         report.started = True
         with contextlib.suppress(OSError):
             connection.sendall(b"%d\n" % process.pid)
-        deadline = begun + request.timeout
-        self._runs[process.pid] = _ReapedProcess(connection, request, report, process, begun, deadline)
+        self._runs[process.pid] = _ReapedProcess(connection, request, report, process, begun)
 
     def _cancel(self, run: _ReapedProcess) -> None:
         run.report.cancelled = run.report.cancelled or not run.report.timed_out
@@ -308,10 +279,10 @@ class _Reaper:
             _kill_children()
         self._answer(run.connection, run.report)
 
-    def _answer(self, connection: socket.socket, report: Report) -> None:
+    def _answer(self, connection: socket.socket, report: SimpleNamespace) -> None:
         # The asker may have gone away; a report is far smaller than a socket's buffer.
         with contextlib.suppress(OSError):
-            connection.sendall(json.dumps(asdict(report)).encode() + b"\n")
+            connection.sendall(json.dumps(vars(report)).encode() + b"\n")
         self._hang_up(connection)
 
     def _let_go(self, connection: socket.socket) -> None:
@@ -337,9 +308,12 @@ class _Reaper:
             self._reap()
             self._tend()
         _kill_children()
-        for run in runs:
-            if run.request.private:
-                shutil.rmtree(run.request.private, ignore_errors=True)
+        if runs:
+            from shutil import rmtree  # noqa: PLC0415 - where the toolkit died
+
+            for run in runs:
+                if run.request.private:
+                    rmtree(run.request.private, ignore_errors=True)
 
 
 def _send_signal_to_group(group: int, number: signal.Signals) -> None:
@@ -353,13 +327,14 @@ def _kill_children() -> None:
 
     Linux only; what left its group elsewhere cannot be found.
     """
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    children = f"/proc/self/task/{os.getpid()}/children"
     for _ in range(100):
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
         try:
-            pids = [int(pid) for pid in children.read_text(encoding="ascii").split()]
+            with open(children, encoding="ascii") as file:  # noqa: PTH123
+                pids = [int(pid) for pid in file.read().split()]
         except OSError:
             return
         if not pids:
@@ -395,7 +370,3 @@ def main() -> None:
     # Nothing that is started may keep a folder busy, or the control socket open.
     os.chdir("/")
     _Reaper(control, wake).serve()
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.engine.processes.reaper import Report, Request
+from iree_gauntlet.engine.processes import reaper
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.system.short_process import TAIL_LINES, name_signal, read_tail
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Command
 
 
+# As a module it is compiled once, here, and not at each start as a script is.
+_REAPER = "import sys; sys.path.append(sys.argv[1]); import reaper; reaper.main()"
 _GRACE_SECONDS = 2.0
 _KILL_PATIENCE_SECONDS = 15.0
 # Room that standard output gets in the tail next to a long standard error: iree-run-module and
@@ -48,6 +50,38 @@ _DISK_FULL_BYTES = 1 << 20
 _PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
 _LINKER = "IREE_LLVM_EMBEDDED_LINKER_PATH"
 _DISK_FULL_WORDS = ("no space left on device", "disk quota exceeded")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A process to start; paths are absolute, times are seconds."""
+
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    stdout: str
+    stderr: str
+    timeout: float
+    grace: float
+    kill_patience: float
+    private: str
+
+
+@dataclass(slots=True)
+class Report:
+    """How it went; not `started` where it was `cancelled`, or for an error of the system. `stuck` as of `Outcome`."""
+
+    started: bool = False
+    error_number: int = 0
+    error_text: str = ""
+    error_file: str = ""
+    status: int = 0
+    timed_out: bool = False
+    cancelled: bool = False
+    stuck: bool = False
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_rss_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +206,11 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
         with self._lock:
             self._closed = True
             control, self._control = self._control, None
-            reaper, self._reaper = self._reaper, None
+            process, self._reaper = self._reaper, None
         if control is not None:
             control.close()
-        if reaper is not None:
-            reaper.wait()
+        if process is not None:
+            process.wait()
 
     def _ask(self, request: Request) -> Report:
         """Hand a request over and wait for its report.
@@ -215,7 +249,7 @@ class Supervisor(contextlib.AbstractContextManager["Supervisor"]):
                     # -I -S: neither the user's environment nor their packages have a say in it, and it starts in
                     # a few milliseconds. A session of its own: Ctrl-C in the terminal is not for it.
                     self._reaper = subprocess.Popen(
-                        [sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper.py"))],
+                        [sys.executable, "-I", "-S", "-B", "-c", _REAPER, str(Path(reaper.__file__).parent)],
                         stdin=theirs.fileno(),
                         stdout=subprocess.DEVNULL,
                         start_new_session=True,

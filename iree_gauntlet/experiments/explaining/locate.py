@@ -168,7 +168,7 @@ class DispatchSearch:
         `elsewhere` is asked where the same dispatches give the same for every target: whether the fault is found before
         them, so that no others are tried.
         """
-        held = self._hold_against_reference(target_side(self.tools, self.program), elsewhere)
+        held = self._hold_against_reference(elsewhere)
         if held is None:
             return Located(
                 why="no reference gives the expected numbers either: the fault lies before the dispatches (in the "
@@ -234,9 +234,9 @@ class DispatchSearch:
     def _name_dispatches(self, items: Iterable[TracedDispatch | UnfinishedDispatch]) -> str:
         return ", ".join(self.program.dispatches[item.dispatch].name for item in items)
 
-    def _hold_against_reference(self, target: TracedSide, elsewhere: Callable[[], bool]) -> _Held | None:
+    def _hold_against_reference(self, elsewhere: Callable[[], bool]) -> _Held | None:
         """The target against the same dispatches for another target; where there are none, against other dispatches."""
-        held = None
+        held = target = None
         count, timeout = len(self.program.dispatches), self.tools.failure.timeout
         for by_values in (False, True):
             chosen = self._find_reference(by_values=by_values)
@@ -248,6 +248,8 @@ class DispatchSearch:
             self.say(f"tracing {count} dispatches against {name}{', by their values' if by_values else ''}")
             folder, flags = "trace_values" if by_values else "trace", _REFERENCES[name]
             module = self._make_reference(f"{folder}_reference", flags, device, by_values=by_values, traced=True)
+            # Where nothing is right, nobody asks what the target does.
+            target = target or target_side(self.tools, self.program)
             reference = replace(target, device=_REFERENCE_DEVICE, modules=(str(module),))
             trace = trace_both(self.tools, folder, (target, reference), timeout, by_values=by_values)
             held = _Held(name, device, trace, by_values)

@@ -131,7 +131,7 @@ def compare_log_ratios(
     edge = math.log1p(least)
     looks = plan.reached(ratios.size)
     interval, p_slower, p_faster = Interval(-math.inf, math.inf), 1.0, 1.0
-    walsh = sort_walsh_averages(ratios[: plan.max_blocks])
+    _require_averageable(ratios[: plan.max_blocks])
     for look, level in looks:
         # Only prefixes: every look sees what was there when it was made.
         walsh = sort_walsh_averages(ratios[:look])
@@ -226,10 +226,16 @@ def compute_log_ratios(blocks: Sequence[Block], location: Location = Location.MI
 
 def sort_walsh_averages(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The n(n+1)/2 averages (vᵢ + vⱼ)/2, i ≤ j, rising; of 1 to 1,000 finite values."""
+    _require_averageable(values)
+    rows, columns = _list_pairs(values.size)
+    averages = (values[rows] + values[columns]) / 2
+    averages.sort()
+    return averages
+
+
+def _require_averageable(values: NDArray[np.float64]) -> None:
     if not 1 <= values.size <= _MAX_BLOCKS or not np.isfinite(values).all():
         raise EvidenceError(f"{values.size} log ratios, expected 1 to {_MAX_BLOCKS} finite numbers")
-    rows, columns = _list_pairs(values.size)
-    return np.sort((values[rows] + values[columns]) / 2)
 
 
 def rank_estimate(walsh: NDArray[np.float64]) -> float:
@@ -250,7 +256,7 @@ def rank_interval(walsh: NDArray[np.float64], level: float) -> Interval:
 
 def rank_p_above(walsh: NDArray[np.float64], edge: float) -> float:
     """One-sided p-value against "the location is at most `edge`"; averages on the edge count for it."""
-    above = int(walsh.size - np.searchsorted(walsh, edge, side="right"))
+    above = int(walsh.size - walsh.searchsorted(edge, side="right"))
     return float(_compute_upper_tail(_count(walsh))[above])
 
 
