@@ -28,6 +28,8 @@ _MOST_NAMES = 3
 # Google Benchmark's time units.
 MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _LONGEST_REASON = 300
+# What journals of earlier versions say of an end by a signal that was no crash.
+_BLAMELESS = ("ran out of disk space", "ran into its limit of memory")
 # Signals that come from a person, a job system or the kernel's want of memory, and say nothing of the tool.
 SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
@@ -346,22 +348,28 @@ class Result(Recorded):
         return self.failure is FailureKind.CRASHES
 
     def as_dict(self) -> dict[str, Any]:
-        """As of everything that is recorded; null stands for no statistics, and who did not wait does not say so."""
+        """As of everything that is recorded; null stands for no statistics, and who did not wait does not say so.
+
+        What ended by a signal says that it was no crash by a null.
+        """
         record = {**Recorded.as_dict(self), "statistics": self.statistics or None}
-        for name in ("waited_seconds", "worker", "failure"):
+        for name in ("waited_seconds", "worker") if self.signal else ("waited_seconds", "worker", "failure"):
             if not record[name]:
                 del record[name]
         return record
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """As `Recorded.from_dict`; its statistics are read as well."""
+        """As `Recorded.from_dict`; of journals that do not say how it failed, a crash is known by its signal."""
         result = super(Result, cls).from_dict(data)
         try:
             _ = result.known, [result.measure(figure) for figure in Figure if figure.row.statistic]
         except ValueError as error:
             raise RecordError("statistics", error) from error
-        return result
+        if "failure" in data or result.signal in ("", *SENT_SIGNALS):
+            return result
+        blameless = result.timed_out or any(words in result.reason for words in _BLAMELESS)
+        return result if blameless else replace(result, failure=FailureKind.CRASHES)
 
 
 def find_unapplied(goldens: Iterable[Golden], checks: Iterable[Check], sku: str) -> tuple[Golden, ...]:

@@ -108,6 +108,8 @@ def compare(
             where, how = ("a cluster", "Give --cluster") if begun.opening.elsewhere else here
             raise UsageError(f"{shown(named)} was begun on {where}", f"{how} to go on with it.")
         before = begun.opening.options | {name: now[name] for name in _MAY_CHANGE if name in now}
+        # Earlier versions have the options' as one text, in which blanks within a name and between two are the same.
+        before["sides"] = tuple(side.asked for side in begun.opening.sides.values())
         require_as_begun("comparison", shown(named), now, before)
         budget = {} if "budget" in now else {"budget": begun.opening.rules.budget_seconds / 60}
         asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)

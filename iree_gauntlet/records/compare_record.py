@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import work_change
+from iree_gauntlet.formatting import format_outside, work_change
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening, MachineFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_events, read_journal
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
@@ -194,7 +194,7 @@ class WorkVerdict(Recorded):
 
     Attributes:
         verdict: a `Work` of `measuring/instructions/work.py`.
-        parts: what each part of a call says.
+        parts: what each part of a call says; none in records of earlier versions, which judged it as a whole.
         cpu: what the modules were compiled for; empty for what the spec says.
         outside: the difference that is in no dispatch; None where the counter does not know dispatches.
         with_fma: the counts with fused multiply-adds; None where they were not taken.
@@ -208,7 +208,7 @@ class WorkVerdict(Recorded):
     counter: str
     cpu: str
     outside: int | None = None
-    parts: tuple[WorkPart, ...]
+    parts: tuple[WorkPart, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     with_fma: dict[str, int] | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
@@ -231,8 +231,11 @@ class WorkVerdict(Recorded):
 
     @property
     def change_by_part(self) -> str:
-        """`+0.3440 %: in dispatches +38 (+0.0088 %), …`."""
-        return f"{self.change}: {'; '.join(part.description for part in self.parts)}"
+        """`+0.3440 %: in dispatches +38 (+0.0088 %), …`; of earlier versions `+0.3440 %, 98 % of it outside of …`."""
+        a, b = self.counts
+        if self.parts:
+            return f"{self.change}: {'; '.join(part.description for part in self.parts)}"
+        return f"{self.change}{format_outside(b - a, self.outside)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,7 +228,8 @@ def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], iree: Toolchain
         return {}
     before = record.run.toolchain
     other = f"IREE ({before.compiler or 'none'})" if before.identity != iree.identity else ""
-    if before.runtime_identity != iree.runtime_identity:
+    # Journals of earlier versions do not say which runtime it was.
+    if before.runtime_identity and before.runtime_identity != iree.runtime_identity:
         other = other or f"runtime ({before.runtime})"
     if other:
         raise UsageError(f"{run_dir} was run with another {other}", "Start a new run: one run judges one IREE.")
