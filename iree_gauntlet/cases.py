@@ -417,7 +417,7 @@ class Case:
         """What keeps a stage from running; empty where nothing does."""
         return self.blocked_reason if self.blocked_at in (None, stage) else ""
 
-    def goldens_at(self, stage: Stage) -> tuple[Golden, ...]:
+    def list_goldens(self, stage: Stage) -> tuple[Golden, ...]:
         """Its goldens that a stage holds figures against."""
         return tuple(golden for golden in self.goldens if golden.field.stage is stage)
 

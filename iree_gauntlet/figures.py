@@ -228,20 +228,12 @@ WORK_MARGIN = Margin(0.001)
 CALL_MARGIN = Margin(0.0001)
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
-def _hundredths(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def _megabytes(value: float) -> str:
+def _format_megabytes(value: float) -> str:
     return f"{value / 1e6:,.0f}"
-
-
-def _kilobytes(value: float) -> str:
-    return f"{value / 1e3:,.0f}"
 
 
 class Figure(StrEnum):
@@ -328,12 +320,12 @@ class Figure(StrEnum):
         "compile_seconds",
         "compile time",
         "s",
-        _seconds,
+        _format_seconds,
         Stage.COMPILE,
         "tool_seconds",
         Combination.SUM,
         column=Column("compile", ColumnKind.DURATION, rank=3),
-        matrix=MatrixView("compile_seconds", "compile s", 2, _seconds, "Compile time", "s", _hundredths),
+        matrix=MatrixView("compile_seconds", "compile s", 2, _format_seconds, "Compile time", "s", "{:.2f}".format),
         metric="compile-time",
         trend=Trend("compile_s", "s", 7, Effect.OTHER, noisy=True),
     )
@@ -345,7 +337,9 @@ class Figure(StrEnum):
         Stage.COMPILE,
         "peak_rss_bytes",
         Combination.LARGEST,
-        matrix=MatrixView("compile_peak_bytes", "memory MB", 5, _megabytes, "Compile memory", "MB", _megabytes),
+        matrix=MatrixView(
+            "compile_peak_bytes", "memory MB", 5, _format_megabytes, "Compile memory", "MB", _format_megabytes
+        ),
         pair="compile memory",
         trend=Trend("compile_peak_bytes", "B", 8, Effect.OTHER, noisy=True),
     )
@@ -392,7 +386,9 @@ class Figure(StrEnum):
             "bytes", GoldenRule.ROOM, Stage.COMPSTAT, "golden_size", "golden_binary_size", baseline=1.01, whole=True
         ),
         column=Column("bytes", ColumnKind.NUMBER, rank=4),
-        matrix=MatrixView("binary_size_bytes", "size", 3, byte_size, "Module size", "kB", _kilobytes),
+        matrix=MatrixView(
+            "binary_size_bytes", "size", 3, byte_size, "Module size", "kB", lambda value: f"{value / 1e3:,.0f}"
+        ),
         # Sizes differ by a few bytes between any two releases.
         jump=Jump("size", "Module size (5 % and more), bytes", 4, Margin(0.05)),
         metric="size",

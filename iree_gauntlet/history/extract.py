@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_events import ToolchainFacts
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
-    from iree_gauntlet.results import Check
 
 
 _REASON_CHARACTERS = 200
@@ -142,7 +141,8 @@ def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[Hist
         foreign = stage is Stage.COMPILE and not figure.is_exact and not compiled
         if trend is None or part or foreign or (figure is Figure.TIME and wrong) or not math.isfinite(value):
             continue
-        golden, limit = _hold_against(figures.checks.get(figure))
+        check = figures.checks.get(figure)
+        golden, limit = (check.golden, check.limit) if check else (None, None)
         if figure is Figure.TIME and figures.samples is not None:
             rounds, disturbed = figures.samples.real_time_ms, bool(figures.disturbed) or figures.is_marked
             yield HistoryFigure(trend.name, value, figures.statistic, rounds, disturbed, golden, limit)
@@ -151,10 +151,6 @@ def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[Hist
             yield HistoryFigure(f"{trend.name}{kind}", value, golden=golden, limit=limit, flags=counted_flags)
         else:
             yield HistoryFigure(trend.name, value, golden=golden, limit=limit)
-
-
-def _hold_against(check: Check | None) -> tuple[float | None, float | None]:
-    return (None, None) if check is None else (check.golden, check.limit)
 
 
 def _format_flags(steps: Iterable[StepOutcome], *, counted: bool = False) -> str:

@@ -39,12 +39,12 @@ class Effects:
     other: float = 0.05
     size: float = 0.001
 
-    def margin_of(self, trend: Trend | None) -> Margin:
+    def find_margin(self, trend: Trend | None) -> Margin:
         """Within which values of a figure are the same; of another one than ours, every change counts."""
         shares = {Effect.TIME: self.time, Effect.OTHER: self.other, Effect.SIZE: self.size}
         return Margin() if trend is None else trend.margin if trend.effect is None else Margin(shares[trend.effect])
 
-    def noise_of(self, trend: Trend | None) -> float:
+    def find_noise(self, trend: Trend | None) -> float:
         """As a difference of logarithms, of a figure that statistics judge."""
         return math.log1p(self.time if trend is not None and trend.effect is Effect.TIME else self.other)
 
@@ -60,9 +60,9 @@ def judge(series: Iterable[Series], effects: Effects) -> tuple[Finding, ...]:
     silent = 0
     for item in series:
         if _is_exact(item):
-            exact += _list_exact_changes(item, effects.margin_of(item.key.trend))
+            exact += _list_exact_changes(item, effects.find_margin(item.key.trend))
             continue
-        found = _list_noisy_changes(item, effects.noise_of(item.key.trend))
+        found = _list_noisy_changes(item, effects.find_noise(item.key.trend))
         likely += found
         silent += not found
     adjusted = adjust_p_values([*(item.p_value or 0.0 for item in likely), *([1.0] * silent)])

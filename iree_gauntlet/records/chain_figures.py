@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
-    from iree_gauntlet.results import Check, CpuShares, OutputComparison, Samples
+    from iree_gauntlet.results import Check, OutputComparison, Samples
 
 
 NOTHING = "–"
+_RANKS = {False: 0, True: 1, None: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +75,21 @@ class ChainFigures:
     def format_cell(self, figure: Figure) -> str:
         """A figure in a table of runs, with what it was held against; a dash where there is none."""
         value, check = self.values.get(figure), self.find_check(figure)
-        match figure:
-            case Figure.ERROR:
-                return self._format_quality()
-            case Figure.TIME:
-                return self._format_time()
-            case Figure.COMPILE_TIME if self.compile_cached:
-                return "cached" if value is None else f"{duration(value)} (cached)"
-            case Figure.COMPILE_TIME:
-                return NOTHING if value is None else duration(value)
-            case Figure.CALL_INSTRUCTIONS if check is not None and check.limit is not None:
-                value = self.values.get(Figure.INSTRUCTIONS, value)
+        if figure is Figure.ERROR:
+            return self._format_quality()
+        if figure is Figure.TIME and self.samples is not None and self.samples.real_time_ms:
+            # The mean, whichever is held against a golden.
+            mean = format_mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms)
+            return f"{mean} *" if self.is_marked else mean
+        limit = None if check is None else check.limit
+        if figure is Figure.CALL_INSTRUCTIONS and limit is not None:
+            value = self.values.get(Figure.INSTRUCTIONS, value)
         if value is None:
-            return NOTHING
+            return "cached" if figure is Figure.COMPILE_TIME and self.compile_cached else NOTHING
+        if figure is Figure.COMPILE_TIME:
+            return f"{duration(value)} (cached)" if self.compile_cached else duration(value)
         write = figure.row.write
-        return write(value) if check is None or check.limit is None else f"{write(value)} / {write(check.limit)}"
+        return write(value) if limit is None else f"{write(value)} / {write(limit)}"
 
     def _format_quality(self) -> str:
         """`max error 1.2e-05 (≤ 0.0001 + 1e-05·|expected|)`, `12 of 384 differ (3.1 %)`, or a dash."""
@@ -107,12 +108,6 @@ class ChainFigures:
             else "differs"
         )
         return f"{differing}, {error} (> {output.allowed})" if error else differing
-
-    def _format_time(self) -> str:
-        """The mean, `9.10 ± 0.12`, in ms; `9.10 ± 0.12 *` of a time that was disturbed."""
-        if self.samples is None or not self.samples.real_time_ms:
-            return NOTHING
-        return format_mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms) + (" *" if self.is_marked else "")
 
     @property
     def least_time_cell(self) -> str:
@@ -135,9 +130,16 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     compiles = [step for step in list_own_compiles(chain) if step.verdict is not Verdict.SKIPPED]
     timed = [step for step in chain.steps if step.samples is not None]
     counts = [step.known for step in chain.steps if step.stage is Stage.COUNT and step.known.counter]
-    checks = {figure: check for figure in Figure if (check := _find_worst(chain, figure)) is not None}
+    # The check of a figure that failed, else one that was made, else any.
+    ranked = sorted((check for step in chain.steps for check in step.checks), key=lambda check: _RANKS[check.passed])
+    checks = {figure: check for check in reversed(ranked) for figure in Figure if check.metric == figure}
     measured = {figure: _measure(chain, figure, checks.get(figure)) for figure in Figure}
     values = {figure: value for figure, value in measured.items() if value is not None}
+    # Of the last benchmark, which is the one whose times count.
+    shares = timed[-1].known.machine if timed else CpuShares()
+    busy, stolen = shares.busy_share, shares.steal_share
+    causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
+    causes += [f"other machines of the host took {100 * stolen:.0f} % of the CPUs"] if stolen > STEAL_SHARE else []
     if Figure.INSTRUCTIONS_OUTSIDE not in values and values.pop(Figure.INSTRUCTIONS, None) is not None:
         # It is not known which are in dispatches: what was held against a golden is the whole call.
         checks |= {Figure.CALL_INSTRUCTIONS: checks.pop(Figure.INSTRUCTIONS)} if Figure.INSTRUCTIONS in checks else {}
@@ -148,7 +150,7 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
         samples=timed[-1].samples if timed else None,
         compile_cached=bool(compiles) and all(step.cache and step.cache.hit for step in compiles),
         statistic=timed[-1].time_statistic if timed else Statistic.MEAN,
-        disturbed=_format_disturbed(timed[-1].known.machine) if timed else "",
+        disturbed="; ".join(causes),
         is_marked=bool(timed and timed[-1].known.disturbed),
         counted_by=", ".join(filter(None, (counts[-1].counter, counts[-1].cpu))) if counts else "",
     )
@@ -189,12 +191,6 @@ def _combine_passed(
     return combine(known) if known and len(known) == len(steps) else None
 
 
-def _find_worst(chain: ChainOutcome, figure: Figure) -> Check | None:
-    """The check of a figure that failed, else one that was made, else any."""
-    own = [check for step in chain.steps for check in step.checks if check.metric == figure]
-    return min(own, key=lambda check: {False: 0, True: 1, None: 2}[check.passed], default=None)
-
-
 def _rank_error(error: float | None) -> float:
     """NaN as an infinite one, none below all."""
     return -1.0 if error is None else math.inf if math.isnan(error) else error
@@ -202,14 +198,6 @@ def _rank_error(error: float | None) -> float:
 
 def _measure_error(output: OutputComparison) -> float:
     return _rank_error(output.max_abs_error or 0.0)
-
-
-def _format_disturbed(shares: CpuShares) -> str:
-    """What the machine did besides; of the last benchmark, which is the one whose times count."""
-    busy, stolen = shares.busy_share, shares.steal_share
-    causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
-    causes += [f"other machines of the host took {100 * stolen:.0f} % of the CPUs"] if stolen > STEAL_SHARE else []
-    return "; ".join(causes)
 
 
 def format_chain_verdict(chain: ChainOutcome) -> str:

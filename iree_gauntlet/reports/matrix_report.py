@@ -323,7 +323,10 @@ def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base
             # Counts of two kinds of counters are not compared.
             comparable = before and cell.figures.counted_by == base.figures.counted_by
             return f"{text} {work_change(before, value)}" if before and comparable else text
-    return _append_change(text, value, before) if figure.is_exact else _append_ratio(text, value, before)
+    if figure.is_exact:
+        return _append_change(text, value, before)
+    share = _compute_ratio(value, before)
+    return text if share is None else f"{text} {format_factor(share)}{_format_arrow(share, _SAME_TIME)}"
 
 
 def format_factor(value: float) -> str:
@@ -331,11 +334,6 @@ def format_factor(value: float) -> str:
     if not math.isfinite(value):
         return f"×{value}"
     return f"×{value:.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
-
-
-def _append_ratio(text: str, value: float | None, base: float | None) -> str:
-    share = _compute_ratio(value, base)
-    return text if share is None else f"{text} {format_factor(share)}{_format_arrow(share, _SAME_TIME)}"
 
 
 def _append_change(text: str, value: float, base: float | None) -> str:

@@ -218,7 +218,8 @@ def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
     for figure in sorted(Figure, key=lambda figure: figure.row.optional):
         key, value = figure.row.key_in_summary, figures.values.get(figure)
         if key and (value is not None or not figure.row.optional):
-            document[key] = _describe_figure(value, figures.checks.get(figure))
+            limit = _describe_limit(figures.checks.get(figure))
+            document[key] = None if value is None else {"measured": value, **limit}
     document[Figure.TIME.row.key_in_summary] = time
     return {**document, "steps": [_describe_step(step) for step in chain.steps]}
 
@@ -243,10 +244,6 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         **({"worker": step.worker} if step.worker else {}),
         **({"unsupported": step.unsupported.as_dict()} if step.unsupported else {}),
     }
-
-
-def _describe_figure(measured: float | None, check: Check | None) -> dict[str, Any] | None:
-    return None if measured is None else {"measured": measured, **_describe_limit(check)}
 
 
 def _describe_limit(check: Check | None) -> dict[str, Any]:
