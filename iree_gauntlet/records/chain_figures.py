@@ -10,6 +10,7 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.figures import Combination, Figure, Statistic
 from iree_gauntlet.formatting import duration, format_error, format_mean_and_spread, milliseconds, percent, whole
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
+from iree_gauntlet.results import CpuShares
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
