@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.session import open_session
@@ -36,6 +36,7 @@ from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.toolchains.flags import NO_FLAGS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from iree_gauntlet.cases import Stage  # noqa: TC001 - read at run time
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
+from iree_gauntlet.stages import Stage  # noqa: TC001 - a record's field is read by its type
 
 
 @dataclass(frozen=True, slots=True)

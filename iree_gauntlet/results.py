@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.cases import FailureKind, Golden, Metric, Verdict
+from iree_gauntlet.cases import Golden, Metric, Verdict
 from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
+from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

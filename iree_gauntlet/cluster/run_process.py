@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import EXPECTED_OUTPUT, Stage, Verdict
+from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict
 from iree_gauntlet.cluster.health import DeviceHealth
 from iree_gauntlet.cluster.link import (
     BrokenRunError,
@@ -150,14 +150,14 @@ class HereSteps:
                             return failed
                         done = self._done[name] = self._engine.result_of(need)
             if not done.verdict.counts_as_pass:
-                missing = self._list_missing(need) if need.stage is Stage.FETCH else ()
+                missing = self._list_missing(need) if need.stage.row.fetches else ()
                 reason = f"{name} failed here: {done.reason}"
                 return Done(replace(done, verdict=Verdict.ERROR, reason=reason), missing)
         return None
 
     def _list_missing(self, step: Step) -> tuple[str, ...]:
         # What it failed for want of: a fetch goes on without these.
-        left = (EXPECTED_OUTPUT,) if step.stage is Stage.FETCH else ()
+        left = (EXPECTED_OUTPUT,) if step.stage.row.fetches else ()
         wanted = (item.url for item in step.inputs if item.url and item.role not in left)
         return tuple(url for url in wanted if not self._store.present(url))
 

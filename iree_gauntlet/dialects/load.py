@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, Kind, Origin, Stage
+from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Origin, Parameters
 from iree_gauntlet.dialects.configured_suites import has_word
 from iree_gauntlet.dialects.locations import flag_variables, names_device, with_device
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
@@ -39,11 +39,11 @@ from iree_gauntlet.dialects.torch_models import TorchTests
 from iree_gauntlet.dialects.torch_schema import has_type, list_json_files, read_torch_specs_below
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import resolve_links
+from iree_gauntlet.stages import FailureKind, Kind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from iree_gauntlet.cases import Argument, Parameters
     from iree_gauntlet.targets import Target
 
 

@@ -22,18 +22,17 @@ from iree_gauntlet.cases import (
     Case,
     Expectation,
     Golden,
-    Kind,
     Metric,
     Module,
     Origin,
     Parameters,
     Program,
-    Stage,
     Statistic,
 )
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, SpecReader, is_url
 from iree_gauntlet.dialects.sharktank_schema import PROGRAMS, Benchmark, Blob, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Builder, Loaded, SourceFields, Spec, base_case, find_defined_twice
+from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.targets import FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:

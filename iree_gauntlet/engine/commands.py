@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.artifacts.program_parameters import archive_name
-from iree_gauntlet.cases import (
-    COUNTED,
-    MAIN,
-    Argument,
-    ArgumentOrder,
-    Case,
-    MadeValues,
-    Module,
-    OnnxImport,
-    Parameters,
-    Stage,
-)
+from iree_gauntlet.cases import COUNTED, MAIN, Argument, ArgumentOrder, Case, MadeValues, Module, OnnxImport, Parameters
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage, Verdict
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from iree_gauntlet.cases import Verdict
     from iree_gauntlet.steps import Step
 
 
@@ -298,7 +297,7 @@ class ReadyQueue(StepGraph):
         resources = step.resources
         if resources.exclusive:
             ready = self._exclusive
-        elif step.stage is Stage.FETCH:
+        elif step.stage.row.fetches:
             ready = self._fetches
         elif resources.cores == 0:
             ready = self._coreless
@@ -335,7 +334,7 @@ class ReadyQueue(StepGraph):
 
     def _count(self, step: Step, one: int) -> None:
         super()._count(step, one)
-        self._fetching += one * (step.stage is Stage.FETCH)
+        self._fetching += one * (step.stage.row.fetches)
         self._busy += one * (step.resources.cores > 0)
         self._devices[step.resources.device] += one
         if step.resources.exclusive:

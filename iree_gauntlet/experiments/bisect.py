@@ -13,7 +13,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.rounds.blocks import (
     AB,
     CONTROL,
@@ -74,6 +73,7 @@ from iree_gauntlet.measuring.statistics.rounds import (
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectFound, BisectRow, Judged
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.settings import shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.candidates import list_commits
 
 if TYPE_CHECKING:

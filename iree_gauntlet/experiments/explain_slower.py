@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, gpu_of
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
@@ -48,6 +48,7 @@ from iree_gauntlet.records.compare_record import RecordedVerdict, comparison_nam
 from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.results import Result
 from iree_gauntlet.settings import resolve_links, shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet import messages
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.batches import Batched
 from iree_gauntlet.engine.operator_suites import make_batches, operator_performers, started_runs
@@ -63,6 +62,7 @@ from iree_gauntlet.requests import (
     require_as_begun,
 )
 from iree_gauntlet.settings import find_runs_folder, format_typed_command, resolve_links, shown
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iree_gauntlet.cases import COUNTED, MAIN, Stage, Verdict
+from iree_gauntlet.cases import COUNTED, MAIN, Verdict
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
 from iree_gauntlet.engine.rounds.blocks import Pair, PairEvidence, ways
@@ -36,6 +36,7 @@ from iree_gauntlet.records.compare_record import (
     WhereChanged,
 )
 from iree_gauntlet.results import Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 
 # The last event of a worker's log: its machine, and why there is no verdict.
 ENDED = "measured here"
-_MADE = (Stage.IMPORT, Stage.COMPILE)
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
 _LONGEST_REPETITION = 3600.0
 _ALL_CPUS = "all"
@@ -421,7 +421,8 @@ def units_of(
         for side, step in zip(sides, both, strict=True):
             for item in side.planned:
                 result = side.record.results.get(item.id)
-                if item.id in step.needs and item.stage in _MADE and result and result.cache and result.cache.key:
+                makes = item.id in step.needs and item.stage.row.makes_modules
+                if makes and result and result.cache and result.cache.key:
                     needs.append(MadeByWorker(f"{side.name} {item.id}", result.cache.key, result.worker))
         resources = replace(both[0].resources, exclusive=True)
         units.append(replace(both[0], needs=tuple(item.need for item in needs), resources=resources))

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import __version__
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.journal_format import explain_unreadable
@@ -16,6 +16,7 @@ from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matrix_cell
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
 from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, PointRecord
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -126,7 +127,7 @@ def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
 def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
     figures, cell = collect_chain_figures(chain), make_matrix_cell(chain)
     # A program that gives other numbers is another one: its time is no time of the model.
-    wrong = any(step.stage == "threshold" and step.verdict.blocks for step in chain.steps)
+    wrong = any(step.stage is Stage.THRESHOLD and step.verdict.blocks for step in chain.steps)
     if cell.time_ms is not None and figures.samples is not None and not wrong:
         golden, limit = _hold_against(figures.time)
         rounds = figures.samples.real_time_ms
@@ -170,8 +171,6 @@ def _format_flags(steps: Iterable[StepOutcome], *, counted: bool = False) -> str
         f"{step.name} {_FOLDER.sub('=', flag)}"
         for step in steps
         for flag in step.flags
-        if (step.stage == "compile" or (step.stage == "benchmark" and not counted))
-        and step.of_count is counted
-        and not _PLACES.match(flag)
+        if step.stage.row.in_series and step.of_count is counted and not _PLACES.match(flag)
     }
     return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:12]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Case, Kind, Stage, Verdict, exit_code_of
+from iree_gauntlet.cases import Case, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import make_plan
@@ -28,6 +28,7 @@ from iree_gauntlet.reports.details import list_findings
 from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.stages import CHECKS
 from iree_gauntlet.steps import Step, make_step_id
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("iree_gauntlet")
-_CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
-_STAGES = (*_CHECKS.values(),)
 
 
 class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] # pytest types it as a function's attribute
@@ -143,7 +142,7 @@ class ModelTestSession:
         required = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
         conduct = ConductRequest(force_recompile=settings.force_recompile)
-        plan = make_plan(cases, _STAGES, plan_context(self._machine, run_dir, conduct))
+        plan = make_plan(cases, CHECKS.values(), plan_context(self._machine, run_dir, conduct))
         if plan.problems:
             raise SpecError(list(plan.problems))
         plan = on_devices_here(imports_possible(plan, self._machine), self._machine)
@@ -208,7 +207,7 @@ class ModelTestSession:
         self._journal.close()
 
     def _check_of(self, case: Case) -> Step:
-        return self._steps[make_step_id(case.chain, _CHECKS[case.kind])]
+        return self._steps[make_step_id(case.chain, CHECKS[case.kind])]
 
     def _list_needed(self, last: Step) -> list[Step]:
         """The steps that lead to one, and that one, each behind what it needs."""

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.figures import duration, format_error, format_mean_and_spread, milliseconds, percent, whole
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.results import CpuShares, StepStatistics
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

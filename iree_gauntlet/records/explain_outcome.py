@@ -16,7 +16,6 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.figures import one_line
 from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
@@ -386,7 +385,7 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
 
     def explain(step: StepOutcome) -> StepOutcome:
         case = known.get(step.chain)
-        own = step.stage in (Stage.COMPILE, Stage.THRESHOLD) and not step.role and step.verdict.blocks
+        own = step.stage.row.is_explained and not step.role and step.verdict.blocks
         # A resumed run may have come out otherwise since.
         if case is None or not case.done or not own or step.reason != one_line(case.asked.reason):
             return step

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage  # noqa: TC001 - read by its type
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import counted, one_line
 from iree_gauntlet.journal_events import EndEvent, ExperimentOpening, MachineFacts, ToolchainFacts
@@ -17,6 +16,7 @@ from iree_gauntlet.journal_format import JOURNAL, explain_unreadable, read_event
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outcome, remarks_of_record
+from iree_gauntlet.stages import Stage  # noqa: TC001 - a record's field is read by its type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

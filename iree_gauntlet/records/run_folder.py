@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import counted, listed
 from iree_gauntlet.journal_format import JOURNAL, read_journal
@@ -239,7 +239,7 @@ def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], iree: Toolchain
         if result is None or step.id not in planned or not result.verdict.stands:
             continue
         files = [path for role, path in step.outputs if role != ACTUAL_OUTPUT]
-        if step.stage is Stage.FETCH:
+        if step.stage.row.fetches:
             files += [item.path for item in step.inputs]
         made = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
         if made and _pick_essence(planned[step.id]) == _pick_essence(step):

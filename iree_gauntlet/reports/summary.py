@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.diagnostics import group_failures
 from iree_gauntlet.document import (
     Bars,
@@ -40,6 +40,7 @@ from iree_gauntlet.records.chain_figures import collect_chain_figures, make_matr
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts
 from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_unapplied
 from iree_gauntlet.reports.report_files import RecordOrigin, provenance
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
@@ -87,8 +88,6 @@ _GROUP_COLUMNS = (
     Column("cases", ColumnKind.NUMBER),
     *(Column(title) for title in ("stage", "diagnostic", "for example")),
 )
-# Stages whose failures `explain` is about.
-_EXPLAINED = (Stage.COMPILE, Stage.THRESHOLD)
 _CHANGED_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("figure"),
@@ -143,7 +142,7 @@ def run_document(
     blocks += [*_show_figures(outcome, figures, len(shown)), *_describe_changed(before)]
     blocks += [Paragraph((line,)) for line in (*_describe_judged(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
-    if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
+    if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         named = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", named)))
     if any(_breaks_golden(step) for step in bad):
@@ -256,7 +255,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     verdicts = ", ".join(format_verdicts(counts).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
-    compared = (step for step in outcome.steps if step.stage == "threshold" and NOTHING_COMPARED not in step.notes)
+    compared = (step for step in outcome.steps if step.stage is Stage.THRESHOLD and NOTHING_COMPARED not in step.notes)
     numbers = sum(step.verdict.is_conclusive for step in compared)
     timed = [step for step in outcome.steps if step.samples is not None]
     unjudged = not judged["time_ms"] and any(check.metric == "time_ms" for _, check in checks)

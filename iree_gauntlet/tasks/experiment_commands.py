@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
     BisectRequest,
@@ -24,6 +23,7 @@ from iree_gauntlet.requests import (
     ToolchainRequest,
     options_of,
 )
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.tasks.cluster_commands import machines_of
 from iree_gauntlet.tasks.task_options import (
     BATCH,

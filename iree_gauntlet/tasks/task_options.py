@@ -44,10 +44,10 @@ from iree_gauntlet.targets import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.cases import Stage
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import Defaults
+    from iree_gauntlet.stages import Stage
 
 
 SELECTION = options_of(SelectionRequest)

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.cases import MAIN, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size, duration, format_error, milliseconds
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock

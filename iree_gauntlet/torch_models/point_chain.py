@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.settings import shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.build_files import VariantPlan
@@ -120,8 +121,7 @@ class PointChain(TorchChain):
 
     def profile(self, variant: Variant, kind: str) -> Step:
         """Traces a variant (`TRACE`), or watches its memory (`MEMORY_ROLE`)."""
-        step = self.step(Stage.BENCHMARK, f"{kind}{variant.label}")
-        return self.ran(step, [self._input(variant)], exclusive=True)
+        return self.ran(self.step(Stage.BENCHMARK, f"{kind}{variant.label}"), [self._input(variant)])
 
     def made(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
         """A variant as it was built and compiled."""

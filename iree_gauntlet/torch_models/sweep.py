@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
@@ -24,6 +24,7 @@ from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.records.sweep_record import UNREADABLE_SWEEP, SweepAsked
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
 from iree_gauntlet.settings import expand_home, find_runs_folder, format_typed_command, shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.devices import check_device

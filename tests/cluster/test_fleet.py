@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from iree_gauntlet.cases import Golden, Metric, Origin, Stage, Statistic, Verdict
+from iree_gauntlet.cases import Golden, Metric, Origin, Statistic, Verdict
 from iree_gauntlet.cluster.fleet import Demand, Fleet, FleetQueue, Seat, list_demands
+from iree_gauntlet.stages import Stage
 from tests.support.simulated_fleet import CPU, GPU, offer, step
 
 

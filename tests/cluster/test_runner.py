@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, OrderAnswer, Refused, Supplied, Unfit
 from iree_gauntlet.results import Result
+from iree_gauntlet.stages import Stage
 from tests.support.simulated_fleet import CPU, GPU, SimulatedLink, offer, simulated, step
 
 if TYPE_CHECKING:

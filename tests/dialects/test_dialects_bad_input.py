@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.load import read_specs
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.errors import Problem, UsageError
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.budgets import part_of_the_examples
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, load, plan, problems_of_tree, write_tree

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, words, write_tree
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, config, load_ops, problems_of_ops
 from tests.support.spec_trees import argv_of, plan, write_tree

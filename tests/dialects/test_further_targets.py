@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES, Target, flags_for, target_flags
 from tests.support import spec_trees, torch_trees
 from tests.support.spec_trees import CPU, argv_of, load, plan, write_tree

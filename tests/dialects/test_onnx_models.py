@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.load import CaseSet, load_cases, read_specs
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.onnx_suite import COMPILE_FLAGS, TESTS, ZOO, config, file_over, name_of
 from tests.support.spec_trees import CPU, argv_of, plan, step_of, write_tree

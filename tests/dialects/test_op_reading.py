@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.json_text import find_item_lines, find_line, list_comments, read_plain_json
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import SelectionRequest, read
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.tasks.inspect import lint
 from tests.support.op_trees import add_onnx, config, load_ops, problems_of_ops
 from tests.support.spec_trees import plan

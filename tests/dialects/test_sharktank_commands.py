@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.places import CORPUS
 from tests.support.spec_trees import CPU, load, plan, step_of

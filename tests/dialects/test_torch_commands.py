@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Metric, Stage, Statistic
+from iree_gauntlet.cases import Metric, Statistic
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.places import CORPUS
 from tests.support.spec_trees import CPU, argv_of, plan, step_of, write_tree

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Metric, Origin, Stage, Statistic
+from iree_gauntlet.cases import Metric, Origin, Statistic
 from iree_gauntlet.dialects.load import ExpectedFailure, read_specs, read_torch_specs
 from iree_gauntlet.dialects.locations import target_of_flags
 from iree_gauntlet.dialects.selection import Include, explain_no_match
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 from tests.support.spec_trees import BENCHMARK as SHARKTANK_BENCHMARK
 from tests.support.spec_trees import CPU, SECOND, argv_of, plan, step_of, write_tree

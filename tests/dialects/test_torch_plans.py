@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.selection import Include
+from iree_gauntlet.stages import Stage
 from tests.support.spec_trees import argv_of, plan, step_of, write_tree
 from tests.support.torch_trees import ALL_STAGES, EVERYWHERE, MODULE, QUALITY, TREE, load_torch, quality_file, without
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Stage, Statistic
+from iree_gauntlet.cases import Statistic
 from iree_gauntlet.dialects.json_text import find_line, with_value
+from iree_gauntlet.stages import Stage
 from tests.support.spec_trees import plan, step_of, write_tree
 from tests.support.torch_trees import BENCHMARK, COMPSTAT, MODULE, QUALITY, TREE, load_torch, without
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Golden, Metric, Stage, Verdict
+from iree_gauntlet.cases import Golden, Metric, Verdict
 from iree_gauntlet.engine.run_start import held_against, with_compile_statistics
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.goldens.goldens import check_figure
 from iree_gauntlet.results import OutputComparison, Result
+from iree_gauntlet.stages import Stage
 from tests.support.spec_trees import BENCHMARK, FIRST, load, plan, write_tree
 from tests.support.torch_trees import COMPSTAT, MODULE, QUALITY
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.processes.compile_client import (
     CompileAnswer,
@@ -27,6 +26,7 @@ from iree_gauntlet.engine.processes.compile_client import (
     served,
 )
 from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.workers.iree_side import compile_server
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times

@@ -13,7 +13,7 @@ import pytest
 
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
@@ -25,6 +25,7 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.reports.progress_text import format_finished
 from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.toolchains.flags import NO_FLAGS
 from tests.support.clocks import Clock

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.engine.rounds import blocks as taking
 from iree_gauntlet.engine.rounds.blocks import BlockTaker
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
 from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.torch_models.peers import BLOCKS, PointEvidence, TorchRound, median_ms, speedup, take_interleaved
 from tests.support.command_line import LIMIT_SECONDS

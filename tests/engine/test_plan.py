@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Metric, Origin, Stage
+from iree_gauntlet.cases import Metric, Origin
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.engine.commands import make_counted_flags
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.requests import ToolchainRequest
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.flags import Translation, UnknownFlag

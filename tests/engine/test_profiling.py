@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispatches
 from iree_gauntlet.records.compare_record import MeasuredNs
 from iree_gauntlet.reports.compare_report import make_dispatch_blocks
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.scheduler import ReadyQueue, ScheduleLimits, Scheduler
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Resources, Step
 from tests.support.steps import make_step
 

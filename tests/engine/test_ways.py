@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.engine.rounds.blocks import spread, steadiest, ways
 from iree_gauntlet.figures import format_cpus
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources, Step
 
 if TYPE_CHECKING:

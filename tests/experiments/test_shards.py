@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.shards import (
@@ -26,6 +25,7 @@ from iree_gauntlet.experiments.shards import (
 )
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.requests import ShardRequest
+from iree_gauntlet.stages import Stage
 from tests.support.journal_builder import HIT, JournalBuilder
 from tests.support.steps import make_step
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import COUNTED, Stage, Verdict
+from iree_gauntlet.cases import COUNTED, Verdict
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
@@ -45,6 +45,7 @@ from iree_gauntlet.reports.compare_report import make_compile_blocks
 from iree_gauntlet.reports.compare_rows import list_rows
 from iree_gauntlet.requests import CompareRequest, ConductRequest
 from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
 from tests.support.clocks import Clock
 from tests.support.documents import block_lines, block_markdown

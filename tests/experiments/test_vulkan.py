@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.op_trees import COMPILE_FLAGS, config
 from tests.support.processes import running, wait_until

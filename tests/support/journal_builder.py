@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.journal_events import EndEvent, RunEvent
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.results import Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Step
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources
 from iree_gauntlet.torch_models.peers import AgainstPlace, make_iree_rounds, measure
 from iree_gauntlet.torch_models.torch_chain import make_torch_words

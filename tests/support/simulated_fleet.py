@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
 from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Resources, Step
 from tests.support.clocks import Clock
 from tests.support.steps import make_step

@@ -18,8 +18,8 @@ from iree_gauntlet.toolchains.flags import Translation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from iree_gauntlet.cases import Stage
     from iree_gauntlet.errors import Problem
+    from iree_gauntlet.stages import Stage
     from iree_gauntlet.steps import Step
 
 __all__ = [

@@ -9,7 +9,7 @@ from iree_gauntlet.steps import Step
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
-    from iree_gauntlet.cases import Stage
+    from iree_gauntlet.stages import Stage
 
 __all__ = ["make_step"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases, read_specs
 from iree_gauntlet.dialects.selection import Include
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import Target
 from tests.support.spec_trees import CPU
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.run_start import MissingFile, describe_missing, find_missing_files, without_missing_files
 from iree_gauntlet.settings import Configuration, Mirror
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Step, StepInput
 from tests.support.steps import make_step
 

@@ -16,8 +16,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.results import Result, Samples
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models.agreement import ContractionErrors
 from iree_gauntlet.torch_models.bench_result import _say_sensitivity, make_result_lines

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, DispatchTime, ProfileError
 from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.requests import RunRequest
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 from iree_gauntlet.upkeep.xfail_update import NewFailure, update, with_expected_failures
 from tests.support.journal_builder import JournalBuilder

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, ModuleEntry, link_or_copy
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
@@ -23,6 +23,7 @@ from iree_gauntlet.engine.modules.modules import is_edited
 from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import BATCH_MODEL, CacheLookup, Step
 from iree_gauntlet.system.atomic import write_atomic
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.diagnostics import without_expectation
 from iree_gauntlet.engine.processes.supervisor import Supervisor, find_linker
 from iree_gauntlet.engine.session import interruptible
@@ -223,7 +222,7 @@ class FailureForms:
     def of_program(self, why: str) -> Contents:
         """All of the program, with what it is given and expected to give; GauntletError where a file is not there."""
         files = BundleFiles()
-        compiles = self.failure.stage is Stage.COMPILE
+        compiles = self.failure.stage.row.makes_modules
         program = self._take(self.failure.program, PROGRAM, files)
         arguments = () if compiles else self._name_files(files)
         tool = "iree-compile" if compiles else "iree-run-module"
@@ -240,7 +239,7 @@ class FailureForms:
         failure = self.failure
         what = (f"{failure.case}: {without_expectation(failure.result.full_reason)}", *found)
         flags = files.add_flags(failure.flags, failure.compile_cwd)
-        device = "" if failure.stage is Stage.COMPILE else failure.device
+        device = "" if failure.stage.row.makes_modules else failure.device
         return Contents(title, what, program, flags, device, arguments, files, self.iree, self.symptom)
 
     def _take(self, path: Path, name: str, files: BundleFiles) -> bytes:

@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import MAIN, OnnxImport, Stage
+from iree_gauntlet.cases import MAIN, OnnxImport
 from iree_gauntlet.engine.workbench import onnxruntime_version
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.explaining.failures import program_of
 from iree_gauntlet.experiments.explaining.flow_program import TOLERANCES, HeldTensor
 from iree_gauntlet.experiments.explaining.locate import finite
 from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Golden, Metric, Stage, Statistic, Verdict
+from iree_gauntlet.cases import Golden, Metric, Statistic, Verdict
 from iree_gauntlet.figures import whole
 from iree_gauntlet.measuring.goldens.goldens import covers, release_of
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:

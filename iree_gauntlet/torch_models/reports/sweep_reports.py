@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, read_written_memory_profile
@@ -23,6 +22,7 @@ from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
 from iree_gauntlet.settings import expand_home, shown
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.reports.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
