@@ -105,7 +105,7 @@ class _Planner:
         asked = Stage.PARAMETERS in stages or self._stages == {Stage.FETCH}
         # What comes after the weights calls the model, with them and with its inputs.
         rows = [stage.row for stage in self._stages]
-        self._called = {kind for row in rows if Stage.PARAMETERS in row.after for kind in row.kinds}
+        self._called = {kind for row in rows if Stage.PARAMETERS in row.upstream for kind in row.kinds}
         self._with_made = {case.id for case in self._active if asked or case.kind in self._called}
         self._made = {made.module.id: made.module for case in self._active for _, made in self._list_made_values(case)}
         # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
