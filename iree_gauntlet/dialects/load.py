@@ -240,7 +240,7 @@ def load_cases(
     cases, required = loaded.cases, loaded.required
     names = {f"{item.model}/{item.submodel}" for item in (*specs, *required.values())}
     problems = loaded.problems | _find_duplicates(cases) | _find_unmatched(expected_failures, names)
-    cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind != "quality", case.id))
+    cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind is not Kind.QUALITY, case.id))
     words = frozenset().union(*(expression.words for expression in loaded.expressions.values()))
     return CaseSet(
         tuple(adjusted(case, expected_failures, device) for case in cases),
@@ -301,7 +301,7 @@ def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
     problems: set[Problem] = set()
     shared = {case.chain for case in cases if case.order is ArgumentOrder.MODULES_FIRST}
     for case in cases:
-        kind = "" if case.chain in shared else "benchmark" if case.kind == "benchmark" else "regression"
+        kind = "" if case.chain in shared else "benchmark" if case.kind is Kind.BENCHMARK else "regression"
         other = first.setdefault(f"{case.chain}:{kind}", case)
         if other.origin.file != case.origin.file:
             name = f"{case.model}/{case.submodel}"

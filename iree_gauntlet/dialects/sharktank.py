@@ -102,7 +102,7 @@ class Sharktank(Builder[Spec]):
     def finish(self) -> None:
         """Adds the regressions whose modules the cases use, where they were not selected themselves."""
         cases = self.loaded.cases
-        have = {module.id for case in cases if case.kind != "benchmark" for module in case.modules}
+        have = {module.id for case in cases if case.kind is not Kind.BENCHMARK for module in case.modules}
         for case in cases:
             for module in case.modules:
                 elsewhere = module.program.url and module.origin.file != case.origin.file

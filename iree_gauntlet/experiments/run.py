@@ -134,7 +134,7 @@ def run(
     hold: Stage | None = None,
     brief: bool = False,
 ) -> EndedRun:
-    """Plans, runs and reports; the steps of a stage that is on `hold` are planned, and not run.
+    """Plans, runs and reports; steps of a stage that is on `hold`, and what comes after it, are planned, and not run.
 
     `brief`: it is a part of something larger, which reports on it.
     """
