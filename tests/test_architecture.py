@@ -46,8 +46,8 @@ WORKERS = "workers"
 # What `tools/size.py` counts may not grow beyond; lower them with what they hold.
 MOST = {
     "files": 312,
-    "lines": 79_800,
-    "code": 56_370,
+    "lines": 79_795,
+    "code": 56_367,
     "docs": 9_835,
     "imports": 6_100,
     "keys": 385,

@@ -270,10 +270,9 @@ class _Planner:
         skipped = dict(case.skips)
         for module in self._list_owned(case) if Stage.COMPILE not in skipped else ():
             yield from list_files(module, self._context)
-        everything = self._stages == {Stage.FETCH}
         required = case.id in self._required_ids
         kind = Kind.BENCHMARK if required and case.kind is not Kind.COMPILE else case.kind
-        if CHECKS.get(kind) in skipped or not (everything or kind in self._called):
+        if CHECKS.get(kind) in skipped or not (self._stages == {Stage.FETCH} or kind in self._called):
             return
         for item in case.parameters:
             yield "parameters", item.url

@@ -175,7 +175,7 @@ class ModelTestSession:
         Raises:
             StepError: an error kept something of it from being made.
         """
-        needed = self._list_needed(self._check_of(case))
+        needed = self._list_needed(case)
         self._perform(needed[:-1])
         for step in needed[:-1]:
             if self._verdicts[step.id].is_error:
@@ -188,7 +188,7 @@ class ModelTestSession:
             TestFailure: something that it needs failed.
             StepError: an error kept it from being judged, or it could not be decided.
         """
-        needed = self._list_needed(self._check_of(case))
+        needed = self._list_needed(case)
         self._perform(needed)
         for step in needed[:-1]:
             if self._verdicts[step.id] is Verdict.FAILED:
@@ -206,11 +206,8 @@ class ModelTestSession:
         self._journal.end(exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False)
         self._journal.close()
 
-    def _check_of(self, case: Case) -> Step:
-        return self._steps[make_step_id(case.chain, CHECKS[case.kind])]
-
-    def _list_needed(self, last: Step) -> list[Step]:
-        """The steps that lead to one, and that one, each behind what it needs."""
+    def _list_needed(self, case: Case) -> list[Step]:
+        """The steps that lead to a case's check, and the check, each behind what it needs."""
         ordered: dict[str, Step] = {}
 
         def visit(step: Step) -> None:
@@ -219,7 +216,7 @@ class ModelTestSession:
                     visit(self._steps[need])
             ordered[step.id] = step
 
-        visit(last)
+        visit(self._steps[make_step_id(case.chain, CHECKS[case.kind])])
         return list(ordered.values())
 
     def _perform(self, steps: Sequence[Step]) -> None:
