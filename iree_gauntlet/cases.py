@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure, Statistic  # noqa: TC001 - read by their types
 from iree_gauntlet.recorded import Recorded, RecordError
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Kind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,20 +28,6 @@ MAIN = "main"
 COUNTED = "count"
 # Role of a file that nothing reads but the comparison of a threshold step.
 EXPECTED_OUTPUT = "expected_output"
-
-
-class Kind(StrEnum):
-    """What a case checks."""
-
-    COMPILE = "compile"
-    QUALITY = "quality"
-    COMPSTAT = "compstat"
-    BENCHMARK = "benchmark"
-
-
-# Those that specs and options name. A model that is a Python function is exported first, by a command of its own; a
-# reference is made where a threshold step needs one.
-SPEC_STAGES = tuple(stage for stage in Stage if stage not in (Stage.EXPORT, Stage.REFERENCE))
 
 
 class ArgumentOrder(StrEnum):
@@ -155,27 +141,6 @@ _RANKS = {verdict: rank for rank, verdict in enumerate(_WORST_FIRST)}
 def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
     """The exit code of a run whose steps have these verdicts."""
     return ExitCode.worst([verdict.exit_code for verdict in verdicts])
-
-
-class FailureKind(StrEnum):
-    """How what is tested fails. What is the fault of a spec, of the machine or of the toolkit is none of these."""
-
-    DOES_NOT_COMPILE = "does not compile"
-    CRASHES = "crashes"
-    DOES_NOT_RUN = "does not run"
-    WRONG_NUMBERS = "wrong numbers"
-    MISSES_A_GOLDEN = "misses a golden"
-
-
-# How IREE can fail at a stage; at all others, what fails is not what is tested.
-KINDS_AT: dict[Stage, tuple[FailureKind, ...]] = {
-    Stage.IMPORT: (FailureKind.DOES_NOT_COMPILE, FailureKind.CRASHES),
-    Stage.COMPILE: (FailureKind.DOES_NOT_COMPILE, FailureKind.CRASHES),
-    Stage.THRESHOLD: (FailureKind.CRASHES, FailureKind.DOES_NOT_RUN, FailureKind.WRONG_NUMBERS),
-    Stage.COMPSTAT: (FailureKind.MISSES_A_GOLDEN,),
-    Stage.COUNT: (FailureKind.MISSES_A_GOLDEN,),
-    Stage.BENCHMARK: (FailureKind.CRASHES, FailureKind.DOES_NOT_RUN, FailureKind.MISSES_A_GOLDEN),
-}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -345,7 +310,7 @@ class Expectation:
     @property
     def possible_kinds(self) -> tuple[FailureKind, ...]:
         """Those that can come of its stage."""
-        return tuple(kind for kind in KINDS_AT.get(self.stage, ()) if kind in self.kinds)
+        return tuple(kind for kind in self.stage.row.failures if kind in self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +385,11 @@ class Case:
     def list_goldens(self, stage: Stage) -> tuple[Golden, ...]:
         """Its goldens that a stage holds figures against."""
         return tuple(golden for golden in self.goldens if golden.field.stage is stage)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """All that it checks."""
+        return (self.kind, Kind.COMPSTAT) if self.compile_statistics else (self.kind,)
 
     @property
     def chain(self) -> str:

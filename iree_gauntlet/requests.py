@@ -9,21 +9,16 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iree_gauntlet.cases import SPEC_STAGES
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import SPEC_STAGES, STAGES, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 DEFAULT_SUITE = "suites/cpu.toml"
 # What an option takes that takes all the words behind a task.
 SEVERAL = "words"
-_TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.COUNT, Stage.BENCHMARK)
-# What a resumed session keeps where it is not given again; all else that it keeps is as it was begun.
-KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in _TIMED_STAGES))
-_KEPT_CONDUCT = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *KEPT_UNLESS_GIVEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +50,16 @@ class Option:
         return isinstance(self.default, list) or self.takes == SEVERAL
 
 
+_TIMEOUTS = {
+    stage: Option(f"timeout_{stage}", 0.0, f"{row.limits} (default {row.timeout:g}, or the spec's).", unit="seconds")
+    for stage, row in STAGES.items()
+    if row.limits
+}
+# What a resumed session keeps where it is not given again; all else that it keeps is as it was begun.
+KEPT_UNLESS_GIVEN = ("force_recompile", *(option.name for option in _TIMEOUTS.values()))
+_KEPT_CONDUCT = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *KEPT_UNLESS_GIVEN)
+
+
 def option(
     default: Any, text: str, *, short: str = "", choices: tuple[str, ...] = (), unit: str = "", takes: str = ""
 ) -> Any:
@@ -63,13 +68,27 @@ def option(
     Where the default is a tuple it is repeatable.
     """
     plain = list(default) if isinstance(default, tuple) else default
-    return field(default=default, metadata={"option": Option("", plain, text, short, choices, unit, takes)})
+    return field(default=default, metadata={"options": {None: Option("", plain, text, short, choices, unit, takes)}})
 
 
 def options_of(request: type, *names: str) -> tuple[Option, ...]:
     """The options of a request, or those of them that are named."""
-    found = [replace(item.metadata["option"], name=item.name) for item in fields(request) if "option" in item.metadata]
-    return tuple(item for item in found if not names or item.name in names)
+    return tuple(item for _, _, item in _list_options(request) if not names or item.name in names)
+
+
+def _list_options(request: Any) -> Iterator[tuple[str, Stage | None, Option]]:
+    """(field, key, option) of a request or its class: with a key, the option's value is that of a pair in the field."""
+    for item in fields(request):
+        for key, declaration in item.metadata.get("options", {}).items():
+            yield item.name, key, replace(declaration, name=declaration.name or item.name)
+
+
+def _collect_options(request: Any) -> dict[str, Any]:
+    """The values of a request's options, by name."""
+    return {
+        item.name: getattr(request, name) if key is None else dict(getattr(request, name)).get(key, item.default)
+        for name, key, item in _list_options(request)
+    }
 
 
 def dashed(name: str) -> str:
@@ -86,8 +105,15 @@ def read(request: type[_Request], values: Mapping[str, Any]) -> _Request:
 
 
 def values_of(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that are options of a request, by name; errors as of `read`."""
-    return {item.name: value_of(item, values[item.name]) for item in options_of(request) if item.name in values}
+    """Those of the values that are options of a request, by field; errors as of `read`."""
+    arguments: dict[str, Any] = {}
+    for name, key, item in _list_options(request):
+        value = value_of(item, values[item.name]) if item.name in values else None
+        if key is None and item.name in values:
+            arguments[name] = value
+        elif key is not None and value:
+            arguments[name] = (*arguments.get(name, ()), (key, value))
+    return arguments
 
 
 def value_of(item: Option, value: Any) -> Any:
@@ -276,14 +302,7 @@ class ConductRequest:
     )
     confirm_seconds: float = option(300.0, "Seconds that one golden time may take to be confirmed.", unit="seconds")
     disturbed: str = _disturbed()
-    timeout_import: float = option(0.0, "Seconds for an import (default 600, or the spec's).", unit="seconds")
-    timeout_parameters: float = option(
-        0.0, "Seconds for synthetic weights (default 3600, or the spec's).", unit="seconds"
-    )
-    timeout_compile: float = option(0.0, "Seconds for a compile (default 1800, or the spec's).", unit="seconds")
-    timeout_threshold: float = option(0.0, "Seconds for a threshold run (default 600, or the spec's).", unit="seconds")
-    timeout_count: float = option(0.0, "Seconds to count instructions (default 1800, or the spec's).", unit="seconds")
-    timeout_benchmark: float = option(0.0, "Seconds for a benchmark (default 900, or the spec's).", unit="seconds")
+    timeouts: tuple[tuple[Stage, float], ...] = field(default=(), metadata={"options": _TIMEOUTS})
     counter: str = option(
         "auto",
         "What counts instructions: hardware (the CPU's own counter), valgrind, or auto: hardware if it can be read.",
@@ -310,11 +329,6 @@ class ConductRequest:
         """Whether the first failure ends the run."""
         return self.fail_fast or not self.keep_going
 
-    @property
-    def timeouts(self) -> dict[Stage, float]:
-        """Seconds by stage, where they were given."""
-        return {stage: seconds for stage in _TIMED_STAGES if (seconds := getattr(self, f"timeout_{stage}"))}
-
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
@@ -336,7 +350,7 @@ class RunRequest:
     defaults: Defaults = Defaults()
     stages: tuple[Stage, ...] = option(
         (),
-        "Only these stages (repeatable): fetch, import, compile, threshold, compstat, count, benchmark.",
+        f"Only these stages (repeatable): {', '.join(stage for stage in SPEC_STAGES if not stage.row.is_local)}.",
         choices=SPEC_STAGES,
     )
     instructions: bool = option(
@@ -369,14 +383,21 @@ class RunRequest:
     def kept(self) -> dict[str, Any]:
         """The options that a resumed run keeps, by name."""
         toolchain = {name: value for name, value in asdict(self.toolchain).items() if name != "cache_dir"}
-        conduct = {name: getattr(self.conduct, name) for name in _KEPT_CONDUCT}
+        options = self.conduct_options
+        conduct = {name: options[name] for name in _KEPT_CONDUCT}
         return asdict(self.selection) | toolchain | asdict(self.shard) | conduct | {"instructions": self.instructions}
+
+    @property
+    def conduct_options(self) -> dict[str, Any]:
+        """The options that say how it is conducted, where it goes and how it fetches, by name."""
+        parts = (self.conduct, self.folder, self.network)
+        return {name: value for part in parts for name, value in _collect_options(part).items()}
 
     def with_kept(self, values: Mapping[str, Any]) -> RunRequest:
         """The same request with other values of options that a resumed run keeps, but for what is given again."""
         values = {**values, **{name: now for name, now in given([self.conduct]).items() if name in KEPT_UNLESS_GIVEN}}
         parts = {name: getattr(self, name) for name in ("selection", "toolchain", "shard", "conduct")}
-        read_parts = {name: read(type(part), asdict(part) | values) for name, part in parts.items()}
+        read_parts = {name: read(type(part), _collect_options(part) | values) for name, part in parts.items()}
         return replace(self, instructions=self.instructions or bool(values.get("instructions")), **read_parts)
 
 
@@ -504,12 +525,8 @@ def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before
 
 def given(requests: Iterable[Any]) -> dict[str, Any]:
     """The options of requests that differ from their defaults, by name."""
-    return {
-        item.name: value
-        for request in requests
-        for item in fields(request)
-        if "option" in item.metadata and (value := getattr(request, item.name)) != item.default
-    }
+    pairs = ((_collect_options(request), _collect_options(type(request)())) for request in requests)
+    return {name: value for values, usual in pairs for name, value in values.items() if value != usual[name]}
 
 
 def _list_values(value: Any) -> list[Any]:

@@ -6,9 +6,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.cases import KINDS_AT, MAIN, Allclose, FailureKind, Golden, OnnxImport, Origin
+from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, read_text
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -181,7 +181,7 @@ class Step(Recorded):
         if data.get("expect_failure"):
             # Whether by a crash, by no crash, or (null) by either.
             crash = data.get("expect_crash")
-            possible = KINDS_AT.get(Stage(read_text(data, "stage")), ())
+            possible = Stage(read_text(data, "stage")).row.failures
             kinds = tuple(kind for kind in possible if crash in (None, kind is FailureKind.CRASHES))
         role = name.removeprefix(read_text(data, "stage")).removeprefix(".") or MAIN
         earlier = {"sku": "", "folder": "", "timeout": 0.0, "role": role, "expect_kinds": kinds}

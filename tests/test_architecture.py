@@ -46,10 +46,10 @@ WORKERS = "workers"
 # What `tools/size.py` counts may not grow beyond; lower them with what they hold.
 MOST = {
     "files": 312,
-    "lines": 79_800,
-    "code": 56_400,
-    "docs": 9_850,
-    "imports": 6_110,
+    "lines": 79_795,
+    "code": 56_367,
+    "docs": 9_835,
+    "imports": 6_100,
     "keys": 385,
     "any": 615,
     "not_none": 4,

@@ -15,18 +15,13 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cluster.offers import LOCAL
 from iree_gauntlet.engine.scheduler import StepGraph
 from iree_gauntlet.figures import GoldenRule
-from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
+    from iree_gauntlet.cases import Verdict
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.cases import Verdict
     from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
     from iree_gauntlet.steps import Step
-
-
-# What they make is large, and quickly made where it is used.
-_MADE_WHERE_USED = (Stage.PARAMETERS, Stage.REFERENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +76,7 @@ def list_demands(steps: Sequence[Step]) -> dict[str, Demand]:
             timed = any(golden.field.rule is GoldenRule.TIMED for golden in step.goldens)
             demand = Demand(resources.device, step.sku if timed else "", uses=True, exclusive=resources.exclusive)
         else:
-            bound = step.stage in _MADE_WHERE_USED or bool(dict(step.cache.ingredients).get("host"))
+            bound = step.stage.row.is_local or bool(dict(step.cache.ingredients).get("host"))
             demand = Demand(devices.get(step.chain, "") if bound else "", exclusive=resources.exclusive)
         demands[step.id] = demand
     return demands

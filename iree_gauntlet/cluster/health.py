@@ -22,7 +22,6 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.results import SENT_SIGNALS
-from iree_gauntlet.stages import Stage
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.short_process import ask, name_signal
@@ -197,7 +196,7 @@ class DeviceHealth:
     def of(cls, run: Opened, devices: Sequence[DeviceOffer]) -> tuple[DeviceHealth, dict[str, str]]:
         """The checks of a worker's devices, and what is wrong with those that do not pass, by name."""
         toolchain = run.machine.toolchain
-        if toolchain is None or not {Stage.THRESHOLD, Stage.BENCHMARK} & {step.stage for step in run.steps}:
+        if toolchain is None or not any(step.stage.row.runs_modules for step in run.steps):
             return cls(run.session, {}), {}
         records = run.machine.cache_dir / "cluster" / "health.json"
         names = {device.uri: device.name for device in devices}

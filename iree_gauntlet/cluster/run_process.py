@@ -45,7 +45,6 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import COMPARISON_FILE
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.results import Result
-from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -151,14 +150,14 @@ class HereSteps:
                             return failed
                         done = self._done[name] = self._engine.result_of(need)
             if not done.verdict.counts_as_pass:
-                missing = self._list_missing(need) if need.stage is Stage.FETCH else ()
+                missing = self._list_missing(need) if need.stage.row.fetches else ()
                 reason = f"{name} failed here: {done.reason}"
                 return Done(replace(done, verdict=Verdict.ERROR, reason=reason), missing)
         return None
 
     def _list_missing(self, step: Step) -> tuple[str, ...]:
         # What it failed for want of: a fetch goes on without these.
-        left = (EXPECTED_OUTPUT,) if step.stage is Stage.FETCH else ()
+        left = (EXPECTED_OUTPUT,) if step.stage.row.fetches else ()
         wanted = (item.url for item in step.inputs if item.url and item.role not in left)
         return tuple(url for url in wanted if not self._store.present(url))
 

@@ -17,7 +17,6 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.link import Answered, Broken, Joined, Left, Made, Order, OrderEvent, Refused, Supplied, Unfit
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.results import Result
-from iree_gauntlet.stages import Stage
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ _PATIENCE_SECONDS = 120.0
 _REMARKABLE_SECONDS = 10.0
 _TURN_SECONDS = 0.5
 _SHOW_SECONDS = 1.0
-_MOVED_BY_KEY = (Stage.IMPORT, Stage.COMPILE)
 
 
 @dataclass(slots=True)
@@ -280,7 +278,7 @@ class ClusterRunner:
         result = Result.from_dict(answer.result)
         result = replace(result, worker=order.where, notes=(*result.notes, *self._notes.get(step.id, ())))
         self._keep(step, answer)
-        if result.verdict is Verdict.PASSED and step.stage in _MOVED_BY_KEY and result.cache and result.cache.key:
+        if result.verdict is Verdict.PASSED and step.stage.row.makes_modules and result.cache and result.cache.key:
             self._made[step.id] = Made(step.id, result.cache.key, (order.seat.worker,))
         del self._under_way[step.id]
         self._conclude(step, result)

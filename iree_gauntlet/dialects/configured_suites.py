@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.cases import Case, Kind
+    from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.selection import Include
     from iree_gauntlet.errors import Problem
+    from iree_gauntlet.stages import Kind
 
 
 _CONFIG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
+from iree_gauntlet.cases import OnnxImport
 from iree_gauntlet.dialects.json_text import find_line
 from iree_gauntlet.dialects.spec_file import (
     FieldError,
@@ -34,6 +34,7 @@ from iree_gauntlet.dialects.spec_file import (
 )
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.formatting import parse_c_float, parse_c_integer, split_values
+from iree_gauntlet.stages import DEFAULT_STAGES, SPEC_STAGES
 from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:
@@ -230,14 +231,12 @@ Truth = Annotated[
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]}),
 ]
 WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_check_whole)]
+# The stages of a run of which nobody says what is done.
+_USUAL = ", ".join(stage for stage in SPEC_STAGES if any(stage in (one, *one.row.upstream) for one in DEFAULT_STAGES))
 Timeouts = Annotated[
     dict[str, Positive],
     Checked(_check_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}}),
-    Field(
-        default_factory=dict,
-        description="Seconds by stage: fetch, import, parameters, compile, threshold, compstat, benchmark; "
-        "options of the command line override them.",
-    ),
+    Field(default_factory=dict, description=f"Seconds by stage: {_USUAL}; options of the command line override them."),
 ]
 # Fields that may be left out.
 Flags = Annotated[list[Flag], Field(default_factory=list)]

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, FailureKind, Kind, Origin
+from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Origin, Parameters
 from iree_gauntlet.dialects.configured_suites import has_word
 from iree_gauntlet.dialects.locations import flag_variables, names_device, with_device
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
@@ -39,11 +39,11 @@ from iree_gauntlet.dialects.torch_models import TorchTests
 from iree_gauntlet.dialects.torch_schema import has_type, list_json_files, read_torch_specs_below
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import resolve_links
+from iree_gauntlet.stages import FailureKind, Kind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from iree_gauntlet.cases import Argument, Parameters
     from iree_gauntlet.stages import Stage
     from iree_gauntlet.targets import Target
 
@@ -241,7 +241,7 @@ def load_cases(
     cases, required = loaded.cases, loaded.required
     names = {f"{item.model}/{item.submodel}" for item in (*specs, *required.values())}
     problems = loaded.problems | _find_duplicates(cases) | _find_unmatched(expected_failures, names)
-    cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind != "quality", case.id))
+    cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind is not Kind.QUALITY, case.id))
     words = frozenset().union(*(expression.words for expression in loaded.expressions.values()))
     return CaseSet(
         tuple(adjusted(case, expected_failures, device) for case in cases),
@@ -302,7 +302,7 @@ def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
     problems: set[Problem] = set()
     shared = {case.chain for case in cases if case.order is ArgumentOrder.MODULES_FIRST}
     for case in cases:
-        kind = "" if case.chain in shared else "benchmark" if case.kind == "benchmark" else "regression"
+        kind = "" if case.chain in shared else "benchmark" if case.kind is Kind.BENCHMARK else "regression"
         other = first.setdefault(f"{case.chain}:{kind}", case)
         if other.origin.file != case.origin.file:
             name = f"{case.model}/{case.submodel}"

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import Field
 
-from iree_gauntlet.cases import MAIN, ArgumentOrder, Case, Expectation, Kind, Module, OnnxImport, Origin, Program
+from iree_gauntlet.cases import MAIN, ArgumentOrder, Case, Expectation, Module, OnnxImport, Origin, Program
 from iree_gauntlet.dialects.configured_suites import (
     Config,
     ConfiguredBuilder,
@@ -38,7 +38,7 @@ from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import resolve_links
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import Kind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from iree_gauntlet.cases import Expectation, FailureKind, Origin
+from iree_gauntlet.cases import Expectation, Origin
 from iree_gauntlet.dialects.configured_suites import (
     Config,
     ConfiguredSpec,
@@ -35,7 +35,7 @@ from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strang
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, problem_at
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import resolve_links
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ _EXAMPLE = """{
   "iree_compile_flags": ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"],
   "iree_run_module_flags": ["--device=local-sync"]
 }"""
-_RUNS = (Stage.THRESHOLD, Stage.BENCHMARK)
+_RUNS = tuple(stage for stage in Stage if stage.row.runs_modules)
 # The stages that the entries of a list do without, and those at which they are expected to fail, and how.
 _SKIPS: dict[str, tuple[Stage, ...]] = {"skip_compile_tests": (Stage.COMPILE, *_RUNS), "skip_run_tests": _RUNS}
 _CRASH = (FailureKind.CRASHES,)

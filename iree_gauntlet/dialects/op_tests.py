@@ -9,19 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
-from iree_gauntlet.cases import (
-    MAIN,
-    Allclose,
-    Argument,
-    ArgumentOrder,
-    Case,
-    FailureKind,
-    Golden,
-    Kind,
-    Module,
-    Origin,
-    Program,
-)
+from iree_gauntlet.cases import MAIN, Allclose, Argument, ArgumentOrder, Case, Golden, Module, Origin, Program
 from iree_gauntlet.dialects.configured_suites import ConfiguredBuilder, read_markers
 from iree_gauntlet.dialects.fields import TENSOR_TYPE, read_tolerant
 from iree_gauntlet.dialects.locations import (
@@ -49,7 +37,7 @@ from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.figures import Figure, Statistic
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Kind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -139,7 +127,7 @@ def _make_cases(
     if not read.benchmark:
         # One that is compared too, and gives wrong numbers, can still be measured.
         expected = tuple(
-            item for item in expected if item.stage is not Stage.BENCHMARK or FailureKind.CRASHES in item.kinds
+            item for item in expected if Kind.QUALITY in item.stage.row.kinds or FailureKind.CRASHES in item.kinds
         )
     written = [flag for flag in document.iree_run_module_flags if flag.startswith(_OUTPUT)]
     run_flags = tuple(flag for flag in document.iree_run_module_flags if flag not in written)

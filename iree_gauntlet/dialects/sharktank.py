@@ -19,7 +19,6 @@ from iree_gauntlet.cases import (
     Case,
     Expectation,
     Golden,
-    Kind,
     Module,
     Origin,
     Parameters,
@@ -29,7 +28,7 @@ from iree_gauntlet.dialects.locations import EXTERNAL_HINT, SpecReader, is_url
 from iree_gauntlet.dialects.sharktank_schema import PROGRAMS, Benchmark, Blob, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Builder, Loaded, SourceFields, Spec, base_case, find_defined_twice
 from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.targets import FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class Sharktank(Builder[Spec]):
     def finish(self) -> None:
         """Adds the regressions whose modules the cases use, where they were not selected themselves."""
         cases = self.loaded.cases
-        have = {module.id for case in cases if case.kind != "benchmark" for module in case.modules}
+        have = {module.id for case in cases if case.kind is not Kind.BENCHMARK for module in case.modules}
         for case in cases:
             for module in case.modules:
                 elsewhere = module.program.url and module.origin.file != case.origin.file

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from iree_gauntlet.cases import Case, Origin
+from iree_gauntlet.cases import Case, Module, Origin
 from iree_gauntlet.errors import Problem
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.cases import Kind, Module
     from iree_gauntlet.dialects.fields import StrictDocument
     from iree_gauntlet.dialects.selection import Include, MarkerExpression
     from iree_gauntlet.targets import Target

@@ -10,27 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from iree_gauntlet.cases import KINDS_AT, SPEC_STAGES, FailureKind, Origin
+from iree_gauntlet.cases import Case, Origin
 from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, about, expecting, one_of, read_table
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.settings import resolve_links
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import DEFAULT_STAGES, SPEC_STAGES, FailureKind, Stage
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.load import AnySpec
 
 
-_STAGES = tuple(stage.value for stage in SPEC_STAGES)
 # It is a part of the names of runs.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
-DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 
 
 def _check_reason(text: str) -> str:
@@ -46,7 +43,7 @@ def _require_target(text: str, sku: str = "") -> Target:
     return target
 
 
-_Stage = Annotated[str, one_of("stage", _STAGES)]
+_Stage = Annotated[str, one_of("stage", [stage.value for stage in SPEC_STAGES])]
 _Kind = Annotated[str, one_of("kind", [kind.value for kind in FailureKind])]
 
 
@@ -66,7 +63,7 @@ class _ExpectTable(StrictDocument):
 
     @model_validator(mode="after")
     def _check_kind(self) -> _ExpectTable:
-        known = KINDS_AT.get(Stage(self.stage), ())
+        known = Stage(self.stage).row.failures
         if self.kind is not None and self.kind not in known:
             message = f"{self.kind!r} cannot come of the stage {self.stage!r}"
             raise FieldError("kind", f"{message}: expected {', '.join(known) or 'no kind'}")

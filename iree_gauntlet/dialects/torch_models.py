@@ -18,7 +18,6 @@ from iree_gauntlet.cases import (
     Case,
     Expectation,
     Golden,
-    Kind,
     MadeValues,
     Module,
     Origin,
@@ -39,7 +38,7 @@ from iree_gauntlet.dialects.torch_schema import (
     read_module_definition,
 )
 from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import CHECKS, Kind
 from iree_gauntlet.targets import Target, parse_target
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ _NOTES = {
     " golden_time_ms, which goes before it, is for the fastest repetition, with tolerance_factor",
     "pipeline_mlir": "pipeline_mlir is passed over, as in iree-test-suites: a module definition in 'modules' counts",
 }
-_CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
     asked = next((each for each in targets if each.covers(target)), None)
     sku = asked.sku if asked else ""
     kind = Kind(document.type)
-    expected_failure = Expectation(_CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers"))
+    expected_failure = Expectation(CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers"))
     case = replace(
         base_case(spec, TORCH_MODELS, kind, replace(target, sku=sku), used, document.timeouts),
         parameters=weights,

@@ -55,13 +55,14 @@ from iree_gauntlet.dialects.spec_file import (
     problem_at,
     without_strange_fields,
 )
+from iree_gauntlet.stages import Kind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
 # What a definition's steps do; of a test, each other stage has its own step.
-_MODULE_STAGES = ("fetch", "import", "compile")
+_MODULE_STAGES = [str(stage) for stage in Stage if Kind.COMPILE in stage.row.kinds]
 # Words of pytest that would do something else than mark, in a suite that pytest runs too.
 _PYTEST_WORDS = ("parametrize", "usefixtures", "filterwarnings", "skipif", "timeout", "tryfirst", "trylast")
 

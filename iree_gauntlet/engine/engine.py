@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iree_gauntlet.cases import EXPECTED_OUTPUT, FailureKind, Verdict, exit_code_of
+from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import judge_process, require_whole_files, with_expectation
-from iree_gauntlet.engine.modules.modules import Kept, ModuleMaker, read_dispatch_count
+from iree_gauntlet.engine.modules.modules import MAKERS, Kept, ModuleMaker, read_dispatch_count
 from iree_gauntlet.engine.modules.shared_modules import until_cancelled
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, gpu_of
@@ -32,7 +32,7 @@ from iree_gauntlet.measuring.machine.machine_state import free_memory, list_benc
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, find_new_and_gone
 from iree_gauntlet.results import CacheUse, Check, Fetched, Result, find_unapplied, shorten
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
@@ -132,10 +132,9 @@ class Engine:
     def __post_init__(self) -> None:
         self._quiet = QuietStretch(self.session.locks, self.session.progress.waiting)
         self._maker = ModuleMaker(self.session, self.workbench, self.options.made_again)
-        made = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.REFERENCE)
         self._performers = {
             Stage.FETCH: self._fetch,
-            **dict.fromkeys(made, self._maker.make),
+            **dict.fromkeys(MAKERS, self._maker.make),
             Stage.COUNT: self._count,
             Stage.THRESHOLD: self._check_numbers,
             Stage.COMPSTAT: self._check_compile_statistics,
@@ -228,7 +227,7 @@ class Engine:
                 verdict = Verdict.SKIPPED if step.skip else Verdict.ERROR
                 result = Result(verdict, step.skip or step.blocked, notes=() if step.skip else step.notes)
             else:
-                if step.stage is Stage.THRESHOLD:
+                if step.command:
                     self._require_expected(step)
                 with self._hold_locks(step) as waited:
                     result = self._performers[step.stage](step)
@@ -302,8 +301,7 @@ class Engine:
             if exclusive and step.resources.cores:
                 stack.enter_context(self.session.quiet(device))
             elif step.resources.cores:
-                # A count is the same whatever else there is: it waits for nobody.
-                if step.stage is not Stage.COUNT:
+                if step.stage.row.waits:
                     stack.enter_context(self._quiet.held())
                 if device and not device.startswith("local-"):
                     stack.enter_context(self.session.locks.device_lock(device, self.session.progress.waiting))
@@ -334,7 +332,7 @@ class Engine:
         return until_cancelled(partial(self.workbench.store.fetch, url), self.session.cancelled, f"{url}: interrupted")
 
     def _require_expected(self, step: Step) -> None:
-        """Makes sure of the expected outputs of a threshold step, as far as they are fetched."""
+        """Makes sure of the outputs that a step expects, as far as they are fetched."""
         expected = [item.url for item in step.inputs if item.role == EXPECTED_OUTPUT and item.url]
         errors = [error for url in expected if (error := self._not_had.pop(url, None))]
         if errors:

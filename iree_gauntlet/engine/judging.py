@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import FailureKind, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.formatting import listed
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,13 +31,8 @@ _OF_ITSELF = ("SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
 _DEVICE_LOST = re.compile(
     r"VK_ERROR_DEVICE_LOST|CUDA_ERROR_(?:DEVICE_UNAVAILABLE|ECC_UNCORRECTABLE)|hipErrorECCNotCorrectable"
 )
-# How a step fails whose tool ends with an error of its own; at other stages it is no tool of IREE's.
-_ORDINARY = {
-    Stage.IMPORT: FailureKind.DOES_NOT_COMPILE,
-    Stage.COMPILE: FailureKind.DOES_NOT_COMPILE,
-    Stage.THRESHOLD: FailureKind.DOES_NOT_RUN,
-    Stage.BENCHMARK: FailureKind.DOES_NOT_RUN,
-}
+# How a step fails whose tool ends with an error of its own; at stages with neither it is no tool of IREE's.
+_ORDINARY = (FailureKind.DOES_NOT_COMPILE, FailureKind.DOES_NOT_RUN)
 # What tools say of a function, a device, a flag, a target or a file that is not there, or is none; and what it means.
 _MISTAKES = tuple(
     (re.compile(pattern), text)
@@ -129,7 +124,8 @@ def judge_process(
     unknown = next(filter(None, map(_UNKNOWN_CHIP.search, lines)), None)
     if unknown:
         failure += _CHIP_ADVICE if unknown[0].endswith(("ROCM target", "Vulkan target")) else _NVIDIA_ADVICE
-    kind = None if error else FailureKind.CRASHES if outcome.signal else _ORDINARY.get(step.stage)
+    ordinary = next((kind for kind in _ORDINARY if kind in step.stage.row.failures), None)
+    kind = None if error else FailureKind.CRASHES if outcome.signal else ordinary
     return Result(
         Verdict.ERROR if error or outcome.signal else Verdict.FAILED,
         shorten(f"{tool} {error or failure}"),
@@ -138,14 +134,13 @@ def judge_process(
         timed_out=outcome.timed_out,
         tail=tuple(outcome.tail),
         notes=tuple(outcome.notes),
-        failure=kind if step.stage in _ORDINARY else None,
+        failure=kind if ordinary else None,
     )
 
 
 def _describe_mistake(step: Step, said: str, reason: str) -> str:
     """What the spec asks for that is not there, or is none, behind the tool's name; empty where that is not why."""
-    runs = step.stage in (Stage.THRESHOLD, Stage.BENCHMARK)
-    if step.command and runs and (damaged := _describe_unreadable(step.command)):
+    if step.command and step.stage.row.runs_modules and (damaged := _describe_unreadable(step.command)):
         return damaged
     for pattern, text in _MISTAKES:
         if found := pattern.search(said):

@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Case, FailureKind, Verdict
+from iree_gauntlet.cases import Case, Verdict
 from iree_gauntlet.dialects.op_suites import DIALECT
 from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.modules.batches import (
@@ -48,7 +48,7 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.machine.machine_state import total_memory
 from iree_gauntlet.measuring.numerics.tolerances import TOLERANCE_FLAGS, parse_tolerances
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import COUNTED, EXPECTED_OUTPUT, MAIN, Case, FailureKind, Kind, MadeValues, Module, Origin
+from iree_gauntlet.cases import COUNTED, EXPECTED_OUTPUT, MAIN, Case, MadeValues, Module, Origin
 from iree_gauntlet.dialects.locations import problem_of_flag
 from iree_gauntlet.engine.commands import (
     Places,
@@ -19,7 +19,6 @@ from iree_gauntlet.engine.commands import (
     parameters_role,
 )
 from iree_gauntlet.engine.plan_modules import (
-    DEFAULT_TIMEOUTS,
     PlanContext,
     compile_step,
     count_step,
@@ -29,7 +28,7 @@ from iree_gauntlet.engine.plan_modules import (
     reference_step,
 )
 from iree_gauntlet.measuring.numerics.tolerances import find_void_tolerances, find_wrong_tolerances
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import CHECKS, FailureKind, Kind, Stage
 from iree_gauntlet.steps import (
     ACTUAL_OUTPUT,
     NOTHING_COMPARED,
@@ -48,34 +47,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.journal_events import Device
     from iree_gauntlet.toolchains.flags import Translation
-
-
-_UPSTREAM: dict[Stage, tuple[Stage, ...]] = {
-    Stage.IMPORT: (Stage.FETCH,),
-    Stage.PARAMETERS: (Stage.FETCH, Stage.IMPORT),
-    Stage.COMPILE: (Stage.FETCH, Stage.IMPORT),
-    Stage.REFERENCE: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
-    Stage.THRESHOLD: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.REFERENCE),
-    Stage.COMPSTAT: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
-    # It compiles for itself: its modules are others.
-    Stage.COUNT: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS),
-    Stage.BENCHMARK: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE),
-}
-
-# The stages for which a case of a kind is planned. A compile-only case belongs to the threshold tests, as in
-# the programs that run it today.
-_BEFORE = (Stage.FETCH, Stage.IMPORT, Stage.COMPILE)
-_WORK: dict[Kind, frozenset[Stage]] = {
-    Kind.COMPILE: frozenset({*_BEFORE, Stage.THRESHOLD}),
-    Kind.QUALITY: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.REFERENCE, Stage.THRESHOLD}),
-    Kind.COMPSTAT: frozenset({*_BEFORE, Stage.COMPSTAT}),
-    Kind.BENCHMARK: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.COUNT, Stage.BENCHMARK}),
-}
-
-
-def _work(case: Case) -> frozenset[Stage]:
-    """The stages for which a case is planned."""
-    return _WORK[case.kind] | {Stage.COMPSTAT} if case.compile_statistics else _WORK[case.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +95,21 @@ def _format_uncounted(case: Case) -> str:
 
 class _Planner:
     def __init__(self, cases: CaseSet, stages: frozenset[Stage], context: PlanContext) -> None:
-        self._stages = stages | {before for stage in stages for before in _UPSTREAM.get(stage, ())}
+        self._stages = stages.union(*(stage.row.upstream for stage in stages))
         self._context = context
-        self._selected = [case for case in cases.cases if stages & _work(case)]
+        kinds = frozenset(kind for stage in stages for kind in (*stage.row.kinds, *stage.row.compiles_for))
+        self._selected = [case for case in cases.cases if not kinds.isdisjoint(case.kinds)]
         self._active = [case for case in self._selected if not _is_idle(case)]
         self._used = {module.id for case in self._active for module in case.modules}
         # Synthetic weights of a case are of use where its check is planned, or where they are asked for themselves.
         asked = Stage.PARAMETERS in stages or self._stages == {Stage.FETCH}
-        timed = bool(self._stages & {Stage.COUNT, Stage.BENCHMARK})
-        checked = {kind: Stage.THRESHOLD in self._stages if kind is Kind.QUALITY else timed for kind in Kind}
-        self._with_made = {case.id for case in self._active if asked or checked[case.kind]}
+        # What comes after the weights calls the model, with them and with its inputs.
+        rows = [stage.row for stage in self._stages]
+        self._called = {kind for row in rows if Stage.PARAMETERS in row.upstream for kind in row.kinds}
+        self._with_made = {case.id for case in self._active if asked or case.kind in self._called}
         self._made = {made.module.id: made.module for case in self._active for _, made in self._list_made_values(case)}
         # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
-        others = [case for case in cases.cases if not stages & _work(case) and _makes_modules(case)]
+        others = [case for case in cases.cases if kinds.isdisjoint(case.kinds) and _makes_modules(case)]
         self._needed = self._used | self._made.keys()
         needed = (case for case in (*cases.required, *others) if self._needed & {module.id for module in case.modules})
         self._required = list(needed)
@@ -155,6 +128,14 @@ class _Planner:
         self._problem_of_flag = cache(problem_of_flag)
         self._places = Places(context.run_dir, self._owners, lambda url: self._find_artifact(url)[0])
         self._counted = replace(self._places, counted=True)
+        planners = {
+            Stage.REFERENCE: self._plan_reference,
+            Stage.THRESHOLD: self._plan_threshold,
+            Stage.COMPSTAT: self._plan_compile_statistics,
+            Stage.COUNT: self._plan_count,
+            Stage.BENCHMARK: self._plan_benchmark,
+        }
+        self._planners = [({*stage.row.kinds}, plan) for stage, plan in planners.items() if stage in self._stages]
         self._chains: dict[str, list[Case]] = {}
         for case in (*self._required, *self._selected):
             self._chains.setdefault(case.chain, []).append(case)
@@ -170,7 +151,9 @@ class _Planner:
             if Stage.PARAMETERS in self._stages:
                 for scope, made in self._list_made_values(case):
                     self._plan_parameters(case, scope, made)
-            self._plan_checks(case)
+            for kinds, plan in self._planners:
+                if not kinds.isdisjoint(case.kinds):
+                    plan(case)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
@@ -190,26 +173,12 @@ class _Planner:
         required = case.id in self._required_ids
         return [module for module in modules if not required or module.id in self._needed]
 
-    def _plan_checks(self, case: Case) -> None:
-        if case.reference and Stage.REFERENCE in self._stages and not _is_idle(case):
-            # Of a program that compiles: the compiler reports one that does not, once.
-            step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
-            self._add(reference_step(step, case.modules[-1], self._context))
-        if case.kind is Kind.QUALITY and Stage.THRESHOLD in self._stages:
-            self._plan_threshold(case)
-        if (case.kind is Kind.COMPSTAT or case.compile_statistics) and Stage.COMPSTAT in self._stages:
-            self._plan_compile_statistics(case)
-        if case.kind is Kind.BENCHMARK and Stage.COUNT in self._stages:
-            self._plan_count(case)
-        if case.kind is Kind.BENCHMARK and Stage.BENCHMARK in self._stages:
-            self._plan_benchmark(case)
-
     def _list_module_needs(self, modules: Iterable[Module]) -> tuple[str, ...]:
         owners = [(self._owners.get(module.id), module) for module in modules]
         return tuple(make_step_id(owner.chain, Stage.COMPILE, module.role) for owner, module in owners if owner)
 
     def _compute_timeout(self, case: Case, stage: Stage) -> float:
-        return self._context.timeouts.get(stage, dict(case.timeouts).get(stage, DEFAULT_TIMEOUTS[stage]))
+        return self._context.timeouts.get(stage, dict(case.timeouts).get(stage, stage.row.timeout))
 
     def _make_input(self, role: str, url: str) -> StepInput:
         """A URL's file as an input of a step."""
@@ -220,8 +189,8 @@ class _Planner:
         """A step with what all steps of a case have in common, and more fields."""
         siblings = self._chains[case.chain]
         own = role in (MAIN, COUNTED)
-        known = [item for other in siblings for item in other.expectations if item.stage is stage and own]
-        expected = known[0] if known else None
+        known = (item for other in siblings for item in other.expectations if item.stage is stage and own)
+        expected = next(known, None)
         return Step(
             id=make_step_id(case.chain, stage, role),
             chain=case.chain,
@@ -235,6 +204,7 @@ class _Planner:
             folder=self._places.folder(case.chain, stage, role),
             timeout=self._compute_timeout(case, stage),
             origin=case.origin,
+            resources=Resources(stage.row.cores, stage.row.is_alone, case.device if stage.row.runs_modules else ""),
             expect_failure=f"{expected.reason} ({expected.origin.file})" if expected else "",
             expect_kinds=expected.possible_kinds if expected else (),
             expect_match=expected.match if expected else "",
@@ -250,6 +220,11 @@ class _Planner:
             # Its reason is its own, whatever the results of the steps before it.
             step = replace(step, needs=(), resources=Resources(cores=0))
         self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
+
+    def _add_check(self, case: Case, stage: Stage, wrong: str = "", **more: Any) -> None:
+        """Adds a step of a stage that is about the whole case; `wrong` with its flags keeps it from running."""
+        skip = case.skip_reason or dict(case.skips).get(stage, "")
+        self._add(self._make_step(case, stage, blocked=case.blocked(stage) or wrong, skip=skip, **more))
 
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
@@ -286,7 +261,7 @@ class _Planner:
         reason = f"{missing} of {len(inputs)} files not fetched before" if missing else "all files are known by hash"
         step = self._make_step(cases[0], Stage.FETCH)
         files = tuple(inputs.values())
-        self._add(replace(step, inputs=files, resources=Resources(cores=0), cache=CacheLookup(reason=reason)))
+        self._add(replace(step, inputs=files, cache=CacheLookup(reason=reason)))
 
     def _list_wanted(self, case: Case) -> Iterable[tuple[str, str]]:
         """(role, URL) of the files that the planned stages of a case read."""
@@ -295,11 +270,9 @@ class _Planner:
         skipped = dict(case.skips)
         for module in self._list_owned(case) if Stage.COMPILE not in skipped else ():
             yield from list_files(module, self._context)
-        everything = self._stages == {Stage.FETCH}
         required = case.id in self._required_ids
-        stage = Stage.BENCHMARK if case.kind is Kind.BENCHMARK or required else Stage.THRESHOLD
-        runs = stage in self._stages or (stage is Stage.BENCHMARK and Stage.COUNT in self._stages)
-        if stage in skipped or (not everything and (case.kind is Kind.COMPILE or not runs)):
+        kind = Kind.BENCHMARK if required and case.kind is not Kind.COMPILE else case.kind
+        if CHECKS.get(kind) in skipped or not (self._stages == {Stage.FETCH} or kind in self._called):
             return
         for item in case.parameters:
             yield "parameters", item.url
@@ -385,6 +358,12 @@ class _Planner:
             made.append(StepInput("reference", f"{self._places.folder(case.chain, Stage.REFERENCE)}/reference.zip"))
         return (*modules, *made, *(self._make_input(role, url) for role, url in files if url))
 
+    def _plan_reference(self, case: Case) -> None:
+        if case.reference and not _is_idle(case):
+            # Of a program that compiles: the compiler reports one that does not, once.
+            step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
+            self._add(reference_step(step, case.modules[-1], self._context))
+
     def _plan_threshold(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-run-module")
         notes = (*notes, *(item.message for item in find_void_tolerances(case)))
@@ -397,47 +376,38 @@ class _Planner:
         argv = make_threshold_argv(self._context.run_module, case, flags, self._places, folder)
         if not case.reference and all(item.value == "(ignored)" for item in case.expected_outputs):
             notes = (*notes, NOTHING_COMPARED)
-        self._add(
-            self._make_step(
-                case,
-                Stage.THRESHOLD,
-                needs=(
-                    *self._list_module_needs((*case.modules, *case.extra_modules)),
-                    *self._list_made_needs(case),
-                    *((make_step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
-                    *self._fetch_needs([case.chain]),
-                ),
-                command=Command(argv, case.working_directory or folder),
-                inputs=self._run_inputs(case),
-                outputs=tuple((ACTUAL_OUTPUT, f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))),
-                cache=CacheLookup(reason="runs every time"),
-                resources=Resources(cores=1, device=case.device),
-                blocked=case.blocked(Stage.THRESHOLD) or unknown or "; ".join(problem.in_one_line for problem in wrong),
-                skip=case.skip_reason or dict(case.skips).get(Stage.THRESHOLD, ""),
-                goldens=case.list_goldens(Stage.THRESHOLD),
-                notes=notes,
-                allclose=case.allclose,
-            )
+        self._add_check(
+            case,
+            Stage.THRESHOLD,
+            unknown or "; ".join(problem.in_one_line for problem in wrong),
+            needs=(
+                *self._list_module_needs((*case.modules, *case.extra_modules)),
+                *self._list_made_needs(case),
+                *((make_step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
+                *self._fetch_needs([case.chain]),
+            ),
+            command=Command(argv, case.working_directory or folder),
+            inputs=self._run_inputs(case),
+            outputs=tuple((ACTUAL_OUTPUT, f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))),
+            cache=CacheLookup(reason="runs every time"),
+            goldens=case.list_goldens(Stage.THRESHOLD),
+            notes=notes,
+            allclose=case.allclose,
         )
 
     def _plan_compile_statistics(self, case: Case) -> None:
         main = case.modules[-1]
         folder = self._places.module_folder(main)
         files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
-        self._add(
-            self._make_step(
-                case,
-                Stage.COMPSTAT,
-                needs=self._list_module_needs([main]),
-                inputs=files,
-                cache=CacheLookup(reason="read from the module"),
-                resources=Resources(cores=0),
-                goldens=case.list_goldens(Stage.COMPSTAT),
-                idle_goldens=case.idle_goldens,
-                blocked=case.blocked_reason,
-                skip=case.skip_reason,
-                notes=case.notes,
-            )
+        self._add_check(
+            case,
+            Stage.COMPSTAT,
+            needs=self._list_module_needs([main]),
+            inputs=files,
+            cache=CacheLookup(reason="read from the module"),
+            goldens=case.list_goldens(Stage.COMPSTAT),
+            idle_goldens=case.idle_goldens,
+            notes=case.notes,
         )
 
     def _plan_count(self, case: Case) -> None:
@@ -484,25 +454,17 @@ class _Planner:
     def _plan_benchmark(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
         argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._places)
-        folder = self._places.folder(case.chain, Stage.BENCHMARK)
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
-        self._add(
-            self._make_step(
-                case,
-                Stage.BENCHMARK,
-                needs=(
-                    *self._list_module_needs(case.modules),
-                    *self._list_made_needs(case),
-                    *self._fetch_needs([*chains, case.chain]),
-                ),
-                command=Command(argv, case.working_directory or folder),
-                inputs=self._run_inputs(case),
-                cache=CacheLookup(reason="runs every time"),
-                resources=Resources(cores=1, exclusive=True, device=case.device),
-                goldens=case.list_goldens(Stage.BENCHMARK),
-                golden_keys=case.golden_keys,
-                blocked=case.blocked(Stage.BENCHMARK) or unknown,
-                skip=case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, ""),
-                notes=notes,
-            )
+        made = (*self._list_module_needs(case.modules), *self._list_made_needs(case))
+        self._add_check(
+            case,
+            Stage.BENCHMARK,
+            unknown,
+            needs=(*made, *self._fetch_needs([*chains, case.chain])),
+            command=Command(argv, case.working_directory or self._places.folder(case.chain, Stage.BENCHMARK)),
+            inputs=self._run_inputs(case),
+            cache=CacheLookup(reason="runs every time"),
+            goldens=case.list_goldens(Stage.BENCHMARK),
+            golden_keys=case.golden_keys,
+            notes=notes,
         )

@@ -29,22 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.measuring.instructions.counters import Counter
+    from iree_gauntlet.stages import Stage
     from iree_gauntlet.toolchains.flags import Translation
 
 
-# Seconds. A fetch is bounded by its stall timeout, not by its size.
-DEFAULT_TIMEOUTS: dict[Stage, float] = {
-    Stage.FETCH: 24 * 3600.0,
-    Stage.EXPORT: 3600.0,
-    Stage.IMPORT: 600.0,
-    Stage.PARAMETERS: 3600.0,
-    Stage.COMPILE: 1800.0,
-    Stage.REFERENCE: 1800.0,
-    Stage.THRESHOLD: 600.0,
-    Stage.COMPSTAT: 60.0,
-    Stage.COUNT: 1800.0,
-    Stage.BENCHMARK: 900.0,
-}
 # Ingredients and inputs of this prefix are files that a flag or an ONNX file names; the flag's or their name follows.
 FILE_ROLE = "file "
 # A new number disowns all counts that were made before.

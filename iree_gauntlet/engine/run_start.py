@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, parse_source
-from iree_gauntlet.cases import Case, Golden, Kind, Origin, Verdict
+from iree_gauntlet.cases import Case, Golden, Origin, Verdict
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import Plan, blocked
@@ -26,7 +26,7 @@ from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.settings import shown
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.steps import NOTHING_COMPARED, Resources, Step
 from iree_gauntlet.toolchains.devices import find_device
 
@@ -214,7 +214,7 @@ def redo_changed(
         elif before is not None and step.id in record.results and before.command != step.command:
             causes[step.id] = ""
     # A fetch only looks after files: what became of them is said by those that read them.
-    made_again = {step.id for step in steps if step.id in causes and step.stage is not Stage.FETCH}
+    made_again = {step.id for step in steps if step.id in causes and not step.stage.row.fetches}
     while more := {
         step.id: next(need for need in step.needs if need in made_again)
         for step in steps
@@ -271,7 +271,7 @@ def find_missing_files(
     """
     wanted: dict[str, list[str]] = {}
     for step in steps:
-        if step.stage is Stage.FETCH and not (step.skip or step.blocked) and step.id not in finished:
+        if step.stage.row.fetches and not (step.skip or step.blocked) and step.id not in finished:
             for item in step.inputs:
                 wanted.setdefault(item.url, []).append(step.id)
     from iree_gauntlet.dialects.load import list_urls  # noqa: PLC0415 - it brings pydantic
@@ -312,7 +312,7 @@ def without_missing_files(steps: Iterable[Step], missing: Sequence[MissingFile])
             for item in step.inputs
             if item.url in urls or ((path := file_path(item.url)) and not os.path.exists(path))  # noqa: PTH110
         ]
-        if step.stage is not Stage.FETCH or not gone:
+        if not step.stage.row.fetches or not gone:
             return step
         more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
         count = f"{len(gone)} of {len(step.inputs)} files {'is' if len(gone) == 1 else 'are'} missing"

@@ -13,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.stages import Stage
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -299,7 +297,7 @@ class ReadyQueue(StepGraph):
         resources = step.resources
         if resources.exclusive:
             ready = self._exclusive
-        elif step.stage is Stage.FETCH:
+        elif step.stage.row.fetches:
             ready = self._fetches
         elif resources.cores == 0:
             ready = self._coreless
@@ -336,7 +334,7 @@ class ReadyQueue(StepGraph):
 
     def _count(self, step: Step, one: int) -> None:
         super()._count(step, one)
-        self._fetching += one * (step.stage is Stage.FETCH)
+        self._fetching += one * (step.stage.row.fetches)
         self._busy += one * (step.resources.cores > 0)
         self._devices[step.resources.device] += one
         if step.resources.exclusive:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.cases import Allclose, FailureKind, Verdict
+from iree_gauntlet.cases import Allclose, Verdict
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
 from iree_gauntlet.engine.judging import EXPECTED, find_changed_goldens, judge_process, require_whole_files, values_of
 from iree_gauntlet.errors import GauntletError
@@ -38,6 +38,7 @@ from iree_gauntlet.measuring.numerics.arrays import (
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances
 from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.stages import FailureKind
 from iree_gauntlet.steps import ACTUAL_OUTPUT
 from iree_gauntlet.system.short_process import TAIL_LINES
 

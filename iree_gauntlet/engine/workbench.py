@@ -187,7 +187,7 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         host_of=lambda flags: read_host_cpu().identity if means_host(flags) else "",
         lookup=lookup,
         counter=cache(partial(find_counter, conduct.counter, conduct.count_cpu)),
-        timeouts=conduct.timeouts,
+        timeouts=dict(conduct.timeouts),
         force_recompile=conduct.force_recompile,
         # What a user's PYTHONPATH names must not stand in for the importer of the IREE that was chosen.
         python_env=(("PYTHONPATH", toolchain.compiler.site_packages),)

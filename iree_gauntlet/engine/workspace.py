@@ -14,6 +14,7 @@ from iree_gauntlet.dialects.spec_file import problem_of_field, read_toml, with_l
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder, shown
+from iree_gauntlet.stages import DEFAULT_STAGES, Stage
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
 
 if TYPE_CHECKING:
@@ -143,12 +144,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     # Specs bring pydantic; `--help` answers without it.
     from iree_gauntlet.dialects.load import load_cases, read_specs  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
-    from iree_gauntlet.dialects.suite import (  # noqa: PLC0415
-        DEFAULT_STAGES,
-        find_idle_includes,
-        find_unselected_failures,
-        with_failures_of,
-    )
+    from iree_gauntlet.dialects.suite import find_idle_includes, find_unselected_failures, with_failures_of  # noqa: PLC0415
     from iree_gauntlet.engine.trust import list_risks, require_plain_settings  # noqa: PLC0415
 
     if request.untrusted:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folder
-from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.judging import find_first_error
@@ -237,15 +236,11 @@ def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> 
 
 def chain_of(chosen: Chosen, metric: str) -> str:
     """The one chain that is selected and has what the metric needs; UsageError where it is not one."""
-    kind: Kind | None = None
-    if metric in _TIMED_METRICS or EXACT_METRICS[metric] is Stage.COUNT:
-        kind = Kind.BENCHMARK
-    elif EXACT_METRICS[metric] is Stage.THRESHOLD:
-        kind = Kind.QUALITY
-    chains = sorted({case.chain for case in chosen.selection.cases.cases if kind in (None, case.kind)})
+    kinds = EXACT_METRICS.get(metric, Stage.BENCHMARK).row.kinds
+    chains = sorted({case.chain for case in chosen.selection.cases.cases if case.kind in kinds})
     if not chains:
         raise UsageError(
-            f"nothing that is selected has a {kind} spec, which --metric {metric} needs",
+            f"nothing that is selected has a {kinds[0]} spec, which --metric {metric} needs",
             "`list` shows the checks of each model.",
         )
     if len(chains) > 1:
@@ -413,9 +408,8 @@ def _find_fault(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
             continue
         reason = (result.full_reason if result else "") or "it did not end"
         label = step.id.removeprefix(f"{chain}:")
-        if result is None or step.stage in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
-            return False, f"{label}: {reason}"
-        return result.verdict.counts_as_failure or result.crashed or result.timed_out, f"{label}: {reason}"
+        bad = result and (result.verdict.counts_as_failure or result.crashed or result.timed_out)
+        return bool(bad and step.stage.row.failures), f"{label}: {reason}"
     return None, ""
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.cases import Kind
 from iree_gauntlet.engine.profiling import describe_difference
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
@@ -63,7 +62,7 @@ from iree_gauntlet.records.compare_record import (
 )
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import Kind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

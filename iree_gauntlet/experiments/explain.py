@@ -55,7 +55,6 @@ from iree_gauntlet.records.explain_outcome import (
 from iree_gauntlet.records.run_folder import LATEST, asked_for, run_named
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import resolve_links, shown
-from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.toolchain import COMPILE, RUN_MODULE
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ class _FailureExplainer:
         failure = self.tools.failure
         self.notes.say(failure.kind)
         key: tuple[str, ...] = (failure.case, failure.stage)
-        if failure.stage is Stage.COMPILE:
+        if failure.stage.row.makes_modules:
             key = (self._program_sha256, *failure.flags)
         if key in self.twins:
             case, bundle = self.twins[key]
@@ -263,7 +262,7 @@ class _FailureExplainer:
             if step.chain != failure.case or step.role != MAIN or step.id not in self.record.starts:
                 continue
             began = datetime.fromisoformat(self.record.starts[step.id]).timestamp()
-            for item in step.inputs if step.stage in (Stage.IMPORT, Stage.COMPILE, failure.stage) else ():
+            for item in step.inputs if step.stage.row.makes_modules or step.stage is failure.stage else ():
                 now = replace(item, sha256="")
                 if by_time != bool(item.sha256) and is_changed(now, item.sha256, began, verified.sha256):
                     return shown(Path(file_path(item.url)))
@@ -272,7 +271,7 @@ class _FailureExplainer:
     def _fail_again(self) -> Symptom | None:
         """What it shows when it is done twice more, as it was; None where it passes."""
         tools, failure = self.tools, self.tools.failure
-        compiles = failure.stage is Stage.COMPILE
+        compiles = failure.stage.row.makes_modules
         timeout = failure.compile_timeout if compiles else failure.timeout
         if failure.result.timed_out:
             timeout = min(timeout, _HANG_SECONDS)
@@ -293,7 +292,7 @@ class _FailureExplainer:
         """What is at fault in it, what shows that to others, and which switches mend it."""
         begun: tuple[Future[ProbedSwitch], ...] = ()
         early = False
-        if self.tools.failure.stage is Stage.COMPILE:
+        if self.tools.failure.stage.row.makes_modules:
             self.notes.say("reducing the program")
             reduced: Reduced | None = None
             why = "what was made of it does not show the failure"
@@ -454,7 +453,7 @@ class _Probes:
         flags = [*(word for word in failure.flags if word.partition("=")[0] != setting), flag]
         file = f"probe_{setting.removeprefix('--')}.vmfb"
         ran = self.tools.cached_compile(file, flags)
-        if failure.stage is not Stage.COMPILE:
+        if not failure.stage.row.makes_modules:
             if not ran.passed:
                 return ProbedSwitch(name, flag, "unknown", f"does not compile: {_find_first_error(ran)}")
             with self.running:

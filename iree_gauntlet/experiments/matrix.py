@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
@@ -72,16 +72,14 @@ def matrix(
     # A mistake in the selection is reported before anything is installed.
     chosen = choose(request, machines)
     request, folder = chosen.request, experiment.folder
-    others: dict[str, Any] = {"cache_dir": request.toolchain.cache_dir}
-    for part in (request.conduct, request.folder, request.network):
-        others |= asdict(part)
+    options = {"cache_dir": request.toolchain.cache_dir, **request.conduct_options}
     opening = MatrixOpening(
         suite=chosen.selection.name,
         irees=asked,
         selection={name: value for name, value in request.kept.items() if name in _KEPT},
         defaults=asdict(request.defaults),
         stages=request.stages or None,
-        options={name: value for name, value in others.items() if name not in ("batch", "last_failed")},
+        options={name: value for name, value in options.items() if name not in ("batch", "last_failed")},
     )
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):

@@ -136,7 +136,7 @@ def run(
     hold: Stage | None = None,
     brief: bool = False,
 ) -> EndedRun:
-    """Plans, runs and reports; the steps of a stage that is on `hold` are planned, and not run.
+    """Plans, runs and reports; steps of a stage that is on `hold`, and what comes after it, are planned, and not run.
 
     `brief`: it is a part of something larger, which reports on it.
     """
@@ -158,7 +158,8 @@ def run(
                 elsewhere = held.enter_context(chosen.machines.taking_part(chosen, machine, run_dir, progress))
             plan, shard = _plan(chosen, machine, run_dir, elsewhere)
             later = tuple(step for step in plan.steps if step.stage is hold)
-            plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
+            others = (step for step in plan.steps if hold not in (step.stage, *step.stage.row.upstream))
+            plan = replace(plan, steps=tuple(others))
             parts = RunParts(machine, run_dir, progress, runs, elsewhere, measured=hold is not None)
             engine, steps, finished = held.enter_context(_open_engine(plan, shard, chosen, parts))
         with engine.recorded() as performed:

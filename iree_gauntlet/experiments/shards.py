@@ -15,21 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Case, Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.journal_events import RunShard
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.recorded import read_json
 from iree_gauntlet.records.run_folder import run_named
-from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.requests import ShardRequest
@@ -154,7 +152,7 @@ def estimate_costs(records: Sequence[JournalRecord]) -> dict[str, float]:
         served: set[str] = set()
         for step in planned:
             result = record.results.get(step.id)
-            if result is None or step.stage is Stage.FETCH or result.verdict is Verdict.SKIPPED:
+            if result is None or step.stage.row.fetches or result.verdict is Verdict.SKIPPED:
                 continue
             chains = members[step.id] if step.id in batches else [step.chain]
             for chain in chains:

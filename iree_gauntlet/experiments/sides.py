@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 # The last event of a worker's log: its machine, and why there is no verdict.
 ENDED = "measured here"
-_MADE = (Stage.IMPORT, Stage.COMPILE)
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
 _LONGEST_REPETITION = 3600.0
 _ALL_CPUS = "all"
@@ -422,7 +421,8 @@ def units_of(
         for side, step in zip(sides, both, strict=True):
             for item in side.planned:
                 result = side.record.results.get(item.id)
-                if item.id in step.needs and item.stage in _MADE and result and result.cache and result.cache.key:
+                makes = item.id in step.needs and item.stage.row.makes_modules
+                if makes and result and result.cache and result.cache.key:
                     needs.append(MadeByWorker(f"{side.name} {item.id}", result.cache.key, result.worker))
         resources = replace(both[0].resources, exclusive=True)
         units.append(replace(both[0], needs=tuple(item.need for item in needs), resources=resources))

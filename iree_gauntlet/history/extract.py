@@ -127,7 +127,7 @@ def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
 def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
     figures = collect_chain_figures(chain)
     # A program that gives other numbers is another one: its time is no time of the model.
-    wrong = any(step.stage == "threshold" and step.verdict.blocks for step in chain.steps)
+    wrong = any(step.stage is Stage.THRESHOLD and step.verdict.blocks for step in chain.steps)
     # A module from the cache was compiled in another run, which has its time.
     compiled = compiled_there and not figures.compile_cached
     counted_flags = _format_flags(chain.steps, counted=True)
@@ -159,8 +159,6 @@ def _format_flags(steps: Iterable[StepOutcome], *, counted: bool = False) -> str
         f"{step.name} {_FOLDER.sub('=', flag)}"
         for step in steps
         for flag in step.flags
-        if (step.stage == "compile" or (step.stage == "benchmark" and not counted))
-        and step.of_count is counted
-        and not _PLACES.match(flag)
+        if step.stage.row.in_series and step.of_count is counted and not _PLACES.match(flag)
     }
     return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:12]

@@ -22,7 +22,6 @@ _DATA_JS = re.compile(rb"\s*window\.BENCHMARK_DATA\s*=\s*(.*?);?\s*\Z", re.DOTAL
 # To milliseconds.
 _TIMES = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "seconds": 1e3}
 _PER_ITERATION = re.compile(r"/(?:iter|op)\Z")
-_JOB_TYPES = ("quality", "benchmark", "compstat")
 # Of iree-test-suites' tables, the columns of each figure: measured, golden, and up to which it passes.
 _COLUMNS = {
     "benchmark": {"time_ms": ("Current Time (ms)", "Golden Time (ms)", "Threshold (ms)")},
@@ -80,7 +79,7 @@ def _read_document(file: Path, content: Any, given: ImportFacts) -> Iterable[His
         case {"arch": _, "machine": _} if file.name == "machine.json":
             # asv's, beside its results, which say it too.
             return ()
-        case dict() if content and set(content) <= set(_JOB_TYPES):
+        case dict() if content and set(content) <= {"quality", *_COLUMNS}:
             return _read_job_summary(file, content, given)
         case dict():
             raise ValueError(f"its fields are {', '.join(list(content)[:5]) or 'none'}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import Case, Kind, Verdict, exit_code_of
+from iree_gauntlet.cases import Case, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import make_plan
@@ -28,7 +28,7 @@ from iree_gauntlet.reports.details import list_findings
 from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import CHECKS
 from iree_gauntlet.steps import Step, make_step_id
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("iree_gauntlet")
-_CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
-_STAGES = (*_CHECKS.values(),)
 
 
 class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] # pytest types it as a function's attribute
@@ -144,7 +142,7 @@ class ModelTestSession:
         required = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
         conduct = ConductRequest(force_recompile=settings.force_recompile)
-        plan = make_plan(cases, _STAGES, plan_context(self._machine, run_dir, conduct))
+        plan = make_plan(cases, CHECKS.values(), plan_context(self._machine, run_dir, conduct))
         if plan.problems:
             raise SpecError(list(plan.problems))
         plan = on_devices_here(imports_possible(plan, self._machine), self._machine)
@@ -177,7 +175,7 @@ class ModelTestSession:
         Raises:
             StepError: an error kept something of it from being made.
         """
-        needed = self._list_needed(self._check_of(case))
+        needed = self._list_needed(case)
         self._perform(needed[:-1])
         for step in needed[:-1]:
             if self._verdicts[step.id].is_error:
@@ -190,7 +188,7 @@ class ModelTestSession:
             TestFailure: something that it needs failed.
             StepError: an error kept it from being judged, or it could not be decided.
         """
-        needed = self._list_needed(self._check_of(case))
+        needed = self._list_needed(case)
         self._perform(needed)
         for step in needed[:-1]:
             if self._verdicts[step.id] is Verdict.FAILED:
@@ -208,11 +206,8 @@ class ModelTestSession:
         self._journal.end(exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False)
         self._journal.close()
 
-    def _check_of(self, case: Case) -> Step:
-        return self._steps[make_step_id(case.chain, _CHECKS[case.kind])]
-
-    def _list_needed(self, last: Step) -> list[Step]:
-        """The steps that lead to one, and that one, each behind what it needs."""
+    def _list_needed(self, case: Case) -> list[Step]:
+        """The steps that lead to a case's check, and the check, each behind what it needs."""
         ordered: dict[str, Step] = {}
 
         def visit(step: Step) -> None:
@@ -221,7 +216,7 @@ class ModelTestSession:
                     visit(self._steps[need])
             ordered[step.id] = step
 
-        visit(last)
+        visit(self._steps[make_step_id(case.chain, CHECKS[case.kind])])
         return list(ordered.values())
 
     def _perform(self, steps: Sequence[Step]) -> None:

@@ -22,7 +22,6 @@ from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
 from iree_gauntlet.journal_format import explain_unreadable, read_events
 from iree_gauntlet.recorded import Recorded, RecordError
 from iree_gauntlet.records.outcome import Explanation
-from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -386,7 +385,7 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
 
     def explain(step: StepOutcome) -> StepOutcome:
         case = known.get(step.chain)
-        own = step.stage in (Stage.COMPILE, Stage.THRESHOLD) and not step.role and step.verdict.blocks
+        own = step.stage.row.is_explained and not step.role and step.verdict.blocks
         # A resumed run may have come out otherwise since.
         if case is None or not case.done or not own or step.reason != one_line(case.asked.reason):
             return step

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import COUNTED, VERDICTS, FailureKind, Golden, Origin, Verdict, exit_code_of
+from iree_gauntlet.cases import COUNTED, VERDICTS, Golden, Origin, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.formatting import counted, listed, one_line
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunTarget, ToolchainFacts
 from iree_gauntlet.recorded import UNRECORDED
 from iree_gauntlet.results import Result, find_unapplied
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import BATCH_MODEL
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class ChainOutcome:
     @property
     def verdict(self) -> Verdict:
         """The worst of its steps; skipped where nothing of it ran, but that its files were fetched."""
-        own = [step for step in self.steps if not (step.stage == "fetch" and step.verdict is Verdict.PASSED)]
+        own = [step for step in self.steps if not (step.stage.row.fetches and step.verdict is Verdict.PASSED)]
         return Verdict.worst(step.verdict for step in own or self.steps)
 
 

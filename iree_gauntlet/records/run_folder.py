@@ -12,7 +12,6 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import counted, listed
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
-from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import ACTUAL_OUTPUT
 
 if TYPE_CHECKING:
@@ -240,7 +239,7 @@ def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], iree: Toolchain
         if result is None or step.id not in planned or not result.verdict.stands:
             continue
         files = [path for role, path in step.outputs if role != ACTUAL_OUTPUT]
-        if step.stage is Stage.FETCH:
+        if step.stage.row.fetches:
             files += [item.path for item in step.inputs]
         made = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
         if made and _pick_essence(planned[step.id]) == _pick_essence(step):

@@ -70,7 +70,7 @@ def _find_origin(step: StepOutcome) -> Origin:
     )
     found = next(goldens, step.origin)
     # Of wrong numbers, where the right ones are named.
-    return replace(found, field=_EXPECTED) if step.stage == Stage.THRESHOLD and not found.field else found
+    return replace(found, field=_EXPECTED) if step.stage is Stage.THRESHOLD and not found.field else found
 
 
 def _locate(origin: Origin, workspace: str) -> dict[str, str]:

@@ -32,6 +32,7 @@ from iree_gauntlet.document import (
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.formatting import LOOKS, clean, one_line
 from iree_gauntlet.reports.draw import draw_block, draw_column, draw_held_bar, tone
+from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -52,17 +53,17 @@ ENDINGS = {ExitCode.OK: "passed", ExitCode.FAILED: "failed", ExitCode.USAGE: "er
 def render_html(document: Document) -> str:
     """The page; ends with a newline."""
     numbers = itertools.count()
-    template = _make_environment().get_template("document.html")
+    environment = _make_environment()
     scripts = PageScripts(document.in_files)
     code, _, meaning = document.ending.partition(": ")
     ending = Markup()
     if document.exit_code is not None:
         ending = _make_badge(ENDINGS.get(document.exit_code, "inconclusive"), meaning) + Markup(" · {}").format(code)
     return (
-        template.render(
+        environment.get_template("document.html").render(
             document=document,
             scripts=scripts,
-            style=Markup(_read_shipped("page.css")),  # noqa: S704 - our own
+            style=Markup(environment.get_template("page.css").render(stages=Stage) + "\n"),  # noqa: S704 - our own
             ending=ending,
             inlined=partial(_inline_text, numbers=numbers),
             ink=INK,
@@ -77,7 +78,7 @@ def _make_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True, finalize=_clean, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.loader = jinja2.DictLoader({"document.html": _read_shipped("document.html")})
+    environment.loader = jinja2.FunctionLoader(_read_shipped)
     environment.filters |= {
         "kind": lambda block: type(block).__name__,
         "heading": _make_heading,

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
@@ -30,13 +30,13 @@ from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
 from iree_gauntlet.reports.report_files import Reports, make_pages
 from iree_gauntlet.reports.summary import run_document
+from iree_gauntlet.stages import CHECKS, Kind
 from iree_gauntlet.system.collector import pause_collector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from iree_gauntlet.cases import Origin
     from iree_gauntlet.document import Document
     from iree_gauntlet.records.outcome import ChainOutcome, StepOutcome
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
@@ -53,11 +53,10 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 # Beginning of the names of its files.
 JOB_SUMMARY = "job_summary."
 _NOT_KNOWN = "N/A"
-_TYPES = {"threshold": "quality", "benchmark": "benchmark", "compstat": "compstat"}
 _HEADERS = {
-    "quality": ["Name", "Status"],
-    "benchmark": ["Name", "Current Time (ms)", "Golden Time (ms)", "Tolerance Factor", "Threshold (ms)", "Status"],
-    "compstat": [
+    Kind.QUALITY: ["Name", "Status"],
+    Kind.BENCHMARK: ["Name", "Current Time (ms)", "Golden Time (ms)", "Tolerance Factor", "Threshold (ms)", "Status"],
+    Kind.COMPSTAT: [
         "Name",
         "Golden Dispatch Count",
         "Current Dispatch Count",
@@ -109,11 +108,11 @@ def make_job_summary(outcome: RunOutcome) -> Summary:
     """The tests of torch models by type: `{type: {"headers": […], "rows": [[…]]}}`; empty where there are none."""
     verdicts = {step.id: step.verdict for step in outcome.steps}
     found: Summary = {}
-    for stage, kind in _TYPES.items():
-        steps = [step for step in outcome.steps if step.dialect == "torch-models" and step.stage == stage]
+    for kind, headers in _HEADERS.items():
+        steps = [step for step in outcome.steps if step.dialect == "torch-models" and step.stage is CHECKS[kind]]
         rows = [_make_row(kind, step, _classify(step, verdicts)) for step in steps]
         if rows:
-            found[kind] = {"headers": _HEADERS[kind], "rows": sorted(rows, key=lambda row: str(row[0]))}
+            found[str(kind)] = {"headers": headers, "rows": sorted(rows, key=lambda row: str(row[0]))}
     return found
 
 
@@ -132,11 +131,11 @@ def _format_job_summary(summary: Summary, outcome: RunOutcome) -> str:
     return "\n".join(parts) + explained
 
 
-def _make_row(kind: str, step: StepOutcome, status: str) -> list[Any]:
+def _make_row(kind: Kind, step: StepOutcome, status: str) -> list[Any]:
     name = f"{step.model}/{step.submodel}.json"
     goldens = {golden.metric: golden for golden in step.goldens}
     figures: list[Any] = []
-    if kind == "benchmark":
+    if kind is Kind.BENCHMARK:
         golden = goldens.get(Figure.TIME)
         by_mean = golden is not None and golden.statistic == Statistic.MEAN
         measured = None if step.samples is None else step.samples.mean_ms if by_mean else step.samples.min_ms
@@ -145,7 +144,7 @@ def _make_row(kind: str, step: StepOutcome, status: str) -> list[Any]:
             most = golden.value * golden.factor
             limit = [_format_milliseconds(golden.value), str(golden.factor), _format_milliseconds(most)]
         figures = [_format_milliseconds(measured), *limit]
-    elif kind == "compstat":
+    elif kind is Kind.COMPSTAT:
         for figure in (Figure.DISPATCHES, Figure.SIZE):
             golden = goldens.get(figure)
             figures += [_round_whole(golden.value if golden else None), _round_whole(step.measure(figure))]

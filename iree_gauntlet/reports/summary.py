@@ -80,8 +80,6 @@ _GROUP_COLUMNS = (
     Column("cases", ColumnKind.NUMBER),
     *(Column(title) for title in ("stage", "diagnostic", "for example")),
 )
-# Stages whose failures `explain` is about.
-_EXPLAINED = (Stage.COMPILE, Stage.THRESHOLD)
 _CHANGED_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("figure"),
@@ -136,7 +134,7 @@ def run_document(
     blocks += [*_show_figures(outcome, figures, len(shown)), *_describe_changed(before)]
     blocks += [Paragraph((line,)) for line in (*_describe_judged(outcome), format_cache_line(outcome))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
-    if any(step.stage in _EXPLAINED and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
+    if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         named = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", named)))
     if any(_breaks_golden(step) for step in bad):
@@ -249,7 +247,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     verdicts = ", ".join(format_verdicts(counts).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
-    compared = (step for step in outcome.steps if step.stage == "threshold" and NOTHING_COMPARED not in step.notes)
+    compared = (step for step in outcome.steps if step.stage is Stage.THRESHOLD and NOTHING_COMPARED not in step.notes)
     numbers = sum(step.verdict.is_conclusive for step in compared)
     timed = [step for step in outcome.steps if step.samples is not None]
     unjudged = not judged[Figure.TIME] and any(check.metric == Figure.TIME for _, check in checks)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from iree_gauntlet.cases import MAIN, FailureKind, Origin, Verdict
+from iree_gauntlet.cases import MAIN, Origin, Verdict
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
@@ -20,7 +20,7 @@ from iree_gauntlet.measuring.machine.machine_state import list_benchmark_warning
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.results import Result, Samples, shorten
 from iree_gauntlet.settings import shown
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import (
@@ -118,10 +118,10 @@ class Chain(TorchChain):
         files = [item for program in build.programs for item in (*program.inputs, *program.outputs)]
         inputs = (*runnable, *(StepInput("input", str(self.exported() / item.file)) for item in files))
         ready = self.ran(self.step(Stage.THRESHOLD), inputs, tuple(compiles))
-        loop = self.ran(self.step(Stage.BENCHMARK), inputs, (ready.id,), exclusive=True)
+        loop = self.ran(self.step(Stage.BENCHMARK), inputs, (ready.id,))
         steps += [ready, loop]
         if self.options.trace != "none":
-            steps.append(self.ran(self.step(Stage.BENCHMARK, TRACE), inputs, (loop.id,), exclusive=True))
+            steps.append(self.ran(self.step(Stage.BENCHMARK, TRACE), inputs, (loop.id,)))
         if self.options.against:
             # It takes the machine for each block of its rounds by itself.
             steps.append(self.ran(self.step(Stage.BENCHMARK, AGAINST), inputs, (loop.id,), cores=0))

@@ -102,15 +102,10 @@ class ModelSession(ABC):
                         copy.replace(path)
             engine.announce(steps)
             # Compiles may run in parallel, since their programs lack the weights; else one model is held at a time.
-            light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
+            light = [step for step in steps if step.stage.row.makes_modules]
             for group in ([light] if light else []) + [[step] for step in steps if step not in light]:
                 verdicts = engine.perform(group, verdicts)
         return verdicts
-
-    def perform(self, step: Step) -> Result:
-        """A step that is not the engine's own."""
-        performers = {Stage.EXPORT: self._export, Stage.THRESHOLD: self.check, Stage.BENCHMARK: self.benchmark}
-        return performers[step.stage](step)
 
     def ask(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> WorkerAnswer:
         """Runs a measuring program to its end; arguments as for `make_worker_command`."""
@@ -155,7 +150,7 @@ class ModelSession(ABC):
         known, processes = self.workbench.flags_of(BENCHMARK_MODULE), self.session.processes
         return tracing.trace(traced, level, path, self.chain.toolchain, processes, known, call_ms=call_ms)
 
-    def _export(self, step: Step) -> Result:
+    def export(self, step: Step) -> Result:
         """Fills the step's folder, and keeps what it finds there."""
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -229,5 +224,8 @@ class ModelSession(ABC):
 
 def perform_by_chain(sessions: Mapping[str, ModelSession]) -> Mapping[Stage, Callable[[Step], Result]]:
     """What executes the stages that are not the engine's own: of each step, the session of its chain."""
-    stages = (Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK)
-    return dict.fromkeys(stages, lambda step: sessions[step.chain].perform(step))
+    return {
+        Stage.EXPORT: lambda step: sessions[step.chain].export(step),
+        Stage.THRESHOLD: lambda step: sessions[step.chain].check(step),
+        Stage.BENCHMARK: lambda step: sessions[step.chain].benchmark(step),
+    }

@@ -121,8 +121,7 @@ class PointChain(TorchChain):
 
     def profile(self, variant: Variant, kind: str) -> Step:
         """Traces a variant (`TRACE`), or watches its memory (`MEMORY_ROLE`)."""
-        step = self.step(Stage.BENCHMARK, f"{kind}{variant.label}")
-        return self.ran(step, [self._input(variant)], exclusive=True)
+        return self.ran(self.step(Stage.BENCHMARK, f"{kind}{variant.label}"), [self._input(variant)])
 
     def made(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
         """A variant as it was built and compiled."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.cases import MAIN, FailureKind, Verdict
+from iree_gauntlet.cases import MAIN, Verdict
 from iree_gauntlet.engine.rounds.blocks import BlockTaker
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.arrays import is_float
@@ -52,7 +52,7 @@ from iree_gauntlet.records.sweep_record import (
     VariantRecord,
 )
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.agreement import OutputErrors, compare_tensors, split_pieces

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program
 from iree_gauntlet.engine.commands import Places
-from iree_gauntlet.engine.plan_modules import DEFAULT_TIMEOUTS, PlanContext, compile_step
+from iree_gauntlet.engine.plan_modules import PlanContext, compile_step
 from iree_gauntlet.errors import GauntletError, ToolchainError, UsageError
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.stages import Stage
@@ -321,7 +321,7 @@ class TorchChain(ABC):
             stage=stage,
             role=role,
             folder=str(self.folder(stage, role)),
-            timeout=DEFAULT_TIMEOUTS[stage],
+            timeout=stage.row.timeout,
             origin=self.origin,
         )
 
@@ -361,23 +361,16 @@ class TorchChain(ABC):
         done = replace(done, needs=(imported.id,), command=done.command and replace(done.command, env=self.env))
         return self._looked_up(done, {**dict(done.cache.ingredients), **self._environment}) if self.env else done
 
-    def ran(
-        self,
-        step: Step,
-        inputs: Sequence[StepInput],
-        needs: tuple[str, ...] = (),
-        *,
-        cores: int = 1,
-        exclusive: bool = False,
-    ) -> Step:
+    def ran(self, step: Step, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), cores: int = 1) -> Step:
         """A step that runs modules on the device, every time."""
         device, software = self.device, False
         for gpu in self.gpus:
             # By its own name, as `run` has it: two names of one device are one.
             device, software = gpu.uri, gpu.software
-        taken = Resources(cores=cores, device=device, software=software, exclusive=exclusive)
-        every_time = CacheLookup(reason="runs every time")
-        return replace(step, needs=needs, inputs=tuple(inputs), cache=every_time, resources=taken)
+        taken = Resources(cores, bool(cores) and step.stage.row.is_alone, device, software)
+        return replace(
+            step, needs=needs, inputs=tuple(inputs), cache=CacheLookup(reason="runs every time"), resources=taken
+        )
 
     @property
     def _environment(self) -> dict[str, str]:

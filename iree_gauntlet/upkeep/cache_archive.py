@@ -47,7 +47,6 @@ from iree_gauntlet.formatting import byte_size, counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import find_runs_folder
-from iree_gauntlet.stages import Stage
 from iree_gauntlet.system.atomic import sync_folder
 from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
 
@@ -69,8 +68,6 @@ _FORMAT = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 120
 _SHOWN_PROBLEMS = 20
-# Stages that make modules.
-_MAKING = (Stage.IMPORT, Stage.COMPILE)
 
 
 class PackedKind(StrEnum):
@@ -110,7 +107,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
         fetched = _fetch_all(steps, machine.store)
         # Now that every program is known, the modules' keys are known. Synthetic weights are made on the other machine;
         # failures that the cache remembers have no module, and happen there again.
-        hits = [step for step in _plan_steps(selection, machine) if step.stage in _MAKING and step.cache.hit]
+        hits = [step for step in _plan_steps(selection, machine) if step.stage.row.makes_modules and step.cache.hit]
         entries = {key: machine.modules.lookup(key).entry for key in dict.fromkeys(step.cache.key for step in hits)}
         keys = [key for key, entry in entries.items() if entry is not None and entry.files]
     files = [Packed(PackedKind.ARTIFACT, local_name(item.url), item.url, item.sha256, item.bytes) for item in fetched]
@@ -127,7 +124,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
             files.append(Packed(PackedKind.MODULE, key, "", digest.hexdigest(), packed_bytes(folder, key)))
             contents.append(content)
         size = _write(output, selection.name, files, contents)
-    made = sum(step.stage in _MAKING for step in steps)
+    made = sum(step.stage.row.makes_modules for step in steps)
     write_line(f"{output}: {counted(len(fetched), 'artifact')} and {counted(len(keys), 'module')}, {byte_size(size)}")
     if made > len(keys):
         why = "" if machine.toolchain else "; there is no IREE here to tell which modules it needs"
@@ -157,7 +154,7 @@ def _plan_steps(selection: Selection, machine: Workbench) -> Sequence[Step]:
 
 def _fetch_all(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
     """Every file of the network that the steps read; what is made (`random:`) or the user's own (`file:`) stays."""
-    urls = dict.fromkeys(item.url for step in steps if step.stage is Stage.FETCH for item in step.inputs)
+    urls = dict.fromkeys(item.url for step in steps if step.stage.row.fetches for item in step.inputs)
     found: list[Fetched] = []
     failed: list[ArtifactError] = []
     for url in urls:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet import messages
-from iree_gauntlet.cases import Case, Kind
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.engine.workbench import open_workbench
@@ -21,6 +20,7 @@ from iree_gauntlet.progress import Progress
 from iree_gauntlet.recorded import read_json
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.settings import require_ones_own, shown
+from iree_gauntlet.stages import Kind
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.upkeep.recording import (
     ReferenceWorkers,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.document import Cell
     from iree_gauntlet.requests import RunRequest, SelectionRequest

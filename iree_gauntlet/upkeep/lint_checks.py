@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import file_path
@@ -22,6 +21,7 @@ from iree_gauntlet.figures import JUDGED_FIGURES
 from iree_gauntlet.measuring.numerics.arrays import TensorError, explain_refusal
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, shown
+from iree_gauntlet.stages import Kind
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.toolchains.devices import DRIVERS
 from iree_gauntlet.upkeep.recording import changed_since

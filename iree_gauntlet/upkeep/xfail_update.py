@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import tomlkit
 
-from iree_gauntlet.cases import FailureKind, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.diagnostics import find_diagnostic, strip_unstable
 from iree_gauntlet.dialects.json_text import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.dialects.load import read_specs
@@ -30,7 +30,7 @@ from iree_gauntlet.records.outcome import read_outcome, state_of
 from iree_gauntlet.records.run_folder import asked_for, find_newest_run, free_folder, run_named
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, SelectionRequest, read
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import BATCH_MODEL
 from iree_gauntlet.upkeep.spec_goldens import FileChange, hand_out
 
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 # By stage, and whether the tool crashes there.
 _LISTS = dict(zip(itertools.product(("compile", "run"), (False, True)), EXPECTED_LISTS, strict=True))
 _LONGEST_DIAGNOSTIC = 120
-# The result of a broken golden belongs into the golden, not into a list of failures.
-_STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
 # What runs are called that are no suite's.
 _NO_SUITE = "custom"
 _NAME = "expect_failure"
@@ -169,10 +167,11 @@ def _find_new_failures(run: _ReadRun, listed: Sequence[ExpectedFailure]) -> list
             continue
         if result.verdict is not Verdict.FAILED and not result.verdict.is_error:
             continue
-        case, stage = f"{step.model}/{step.submodel}", Stage(step.stage)
+        case, stage = f"{step.model}/{step.submodel}", step.stage
         reason = _shorten_reason(result.reason)
         error = result.verdict.is_error and not result.crashed
-        if error or stage not in _STAGES:
+        # The result of a broken golden belongs into the golden, not into a list of failures.
+        if error or FailureKind.MISSES_A_GOLDEN in stage.row.failures:
             why = "an error is no failure of the product" if error else "golden.update is for figures"
             sys.stderr.write(f"not added {case}, {stage}: {reason} ({why})\n")
             continue
@@ -400,8 +399,7 @@ def _judge_case(steps: Sequence[StepOutcome], results: Mapping[str, Result], exp
     passed: set[str] = set()
     unexpected = False
     for step in steps:
-        stage = Stage(step.stage)
-        name = "compile" if stage is Stage.COMPILE else "run" if stage in (Stage.THRESHOLD, Stage.BENCHMARK) else ""
+        name = "compile" if step.stage is Stage.COMPILE else "run" if step.stage.row.runs_modules else ""
         result = results.get(step.id)
         if result is None:
             return CaseResult(unjudged="it was not finished", unexpected=True)

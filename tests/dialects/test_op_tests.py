@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import FailureKind, Kind
 from iree_gauntlet.dialects.load import load_cases, read_specs
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Kind, Stage
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.flags import Translation, UnknownFlag
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, config, load_ops

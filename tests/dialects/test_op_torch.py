@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
-from iree_gauntlet.cases import Allclose, Argument, Kind
+from iree_gauntlet.cases import Allclose, Argument
 from iree_gauntlet.dialects.op_suites import ELEMENT_TYPES
 from iree_gauntlet.engine.threshold import compare_allclose, with_known_type
 from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, read_npy
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import Kind, Stage
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, add_torch, config, load_ops, problems_of_ops
 from tests.support.spec_trees import argv_of, plan, step_of, write_tree
 from tests.support.toy_project import Project

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from iree_gauntlet.cases import FailureKind, Origin
+from iree_gauntlet.cases import Origin
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
-from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
+from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.engine.workspace import Selection, find_suite, select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import DEFAULT_STAGES, FailureKind, Stage
 from iree_gauntlet.targets import Target
 from tests.support.places import ROOT
 from tests.support.spec_trees import BENCHMARK, CPU, SECOND, load, write_tree

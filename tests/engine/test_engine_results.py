@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Verdict
+from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.engine.judging import find_changed_goldens, find_first_error, judge_process, with_expectation
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.engine.threshold import _find_other_types
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import Command
 from tests.support.steps import make_step
 
@@ -25,7 +25,7 @@ _STEP = make_step(Stage.COMPILE, timeout=5.0)
 _EXPECTING = replace(
     _STEP,
     expect_failure="known (suite.toml)",
-    expect_kinds=KINDS_AT[Stage.COMPILE],
+    expect_kinds=Stage.COMPILE.row.failures,
     expect_origin=Origin("suite.toml", "expect_failure[0]"),
 )
 _NO_CRASH, _CRASH = (FailureKind.DOES_NOT_COMPILE,), (FailureKind.CRASHES,)
@@ -61,8 +61,8 @@ def test_ends_of_a_process(outcome: Outcome, disk_full: bool, verdict: Verdict, 
 @pytest.mark.parametrize(
     ("kinds", "outcome", "verdict", "said"),
     [
-        (KINDS_AT[Stage.COMPILE], Outcome(1), Verdict.XFAILED, "; does not compile, expected: known (suite.toml)"),
-        (KINDS_AT[Stage.COMPILE], Outcome(None, signal="SIGFPE"), Verdict.XFAILED, "; crashes, expected: known"),
+        (Stage.COMPILE.row.failures, Outcome(1), Verdict.XFAILED, "; does not compile, expected: known (suite.toml)"),
+        (Stage.COMPILE.row.failures, Outcome(None, signal="SIGFPE"), Verdict.XFAILED, "; crashes, expected: known"),
         (_NO_CRASH, Outcome(1), Verdict.XFAILED, "; does not compile, expected: known (suite.toml)"),
         (
             _NO_CRASH,

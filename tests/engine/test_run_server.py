@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from iree_gauntlet.cases import KINDS_AT, Allclose, FailureKind, Origin, Verdict
+from iree_gauntlet.cases import Allclose, Origin, Verdict
 from iree_gauntlet.engine.operator_suites import check_served_threshold, run_job
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput, RunServers, RunVerdict
@@ -25,7 +25,7 @@ from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
 from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.numerics.arrays import get_storage_dtype
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import Command, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.native_tools import compile_native, find_native
@@ -123,7 +123,7 @@ def threshold_step(folder: Path, module: str, flags: list[str], cwd: Path, name:
 
 def served(step: Step, servers: RunServers, supervisor: Supervisor) -> Result:
     # Expected to fail, so that the tool is not asked about a failure.
-    step = replace(step, expect_failure="or not", expect_kinds=KINDS_AT[Stage.THRESHOLD])
+    step = replace(step, expect_failure="or not", expect_kinds=Stage.THRESHOLD.row.failures)
     result = check_served_threshold(step, servers, Processes(supervisor, Path(step.folder).parents[1]))
     assert result is not None, "left to the tool"
     return result
@@ -247,7 +247,7 @@ def test_every_type_is_handled_as_the_tool_does(name: str, asked: Asked, tmp_pat
     for expected in ("a", "b"):
         flags = [f"--input={count}x{name}=@a.bin", f"--expected_output={count}x{name}=@{expected}.bin"]
         step = asked.step(f"--function={name}", *flags)
-        failing = replace(step, expect_failure="or not", expect_kinds=KINDS_AT[Stage.THRESHOLD])
+        failing = replace(step, expect_failure="or not", expect_kinds=Stage.THRESHOLD.row.failures)
         result = check_served_threshold(failing, asked.servers, Processes(asked.supervisor, tmp_path))
         wanted = asked.by_tool(step)
         if result is None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Allclose, FailureKind, Golden, Origin, Verdict
+from iree_gauntlet.cases import Allclose, Golden, Origin, Verdict
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.records.run_folder import read_finished_verdicts
+from iree_gauntlet.stages import FailureKind
 from iree_gauntlet.steps import CacheLookup, Command
 from tests.support.journal_builder import JournalBuilder
 

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import KINDS_AT, FailureKind, Origin, Verdict
+from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunEvent, RunShard, RunTarget, ToolchainFacts
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.results import Result
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import CacheLookup, Command, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
@@ -359,7 +359,7 @@ def test_steps_of_earlier_journals_are_read(tmp_path: Path) -> None:
     steps = JournalRecord(tmp_path / "journal.jsonl", steps=tuple(plans)).planned
     assert {step.role for step in steps} == {"pipeline"}
     assert [step.expect_kinds for step in steps] == [
-        KINDS_AT[Stage.THRESHOLD],
+        Stage.THRESHOLD.row.failures,
         (FailureKind.CRASHES,),
         (FailureKind.WRONG_NUMBERS,),
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import FailureKind, Verdict
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.judging import find_first_error, judge_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleEntry
@@ -22,7 +22,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, UnsupportedOperator, shorten
-from iree_gauntlet.stages import Stage
+from iree_gauntlet.stages import FailureKind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,15 +41,14 @@ _UNUSABLE_INPUT = 2
 _PLACED_ERROR = re.compile(r"(:\d+:\d+|<unknown>:0): error: ")
 # Of a linker or a machine that was out of something for a moment.
 _PASSING = re.compile(r"link|Resource temporarily unavailable|Cannot allocate memory|error opening|Permission denied")
-_TOOLS = {
+# What makes the files that the cache keeps. All but modules are our own: not shared, and no fault of IREE's.
+MAKERS = {
     Stage.IMPORT: "the ONNX import",
     Stage.PARAMETERS: "making synthetic weights",
     Stage.COMPILE: "iree-compile",
     Stage.REFERENCE: "onnxruntime",
     Stage.COUNT: "counting instructions",
 }
-# What these make is our own, made by our own programs: not shared, not made again, and no fault of IREE's.
-_OURS = (Stage.PARAMETERS, Stage.REFERENCE, Stage.COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class ModuleMaker:
             if result is not None:
                 return result
         # Synthetic weights are large, and made faster than they are fetched. Dumps are in no cache.
-        shared = None if dumps or step.stage in _OURS else self.workbench.shared
+        shared = None if dumps or not step.stage.row.makes_modules else self.workbench.shared
         answer, note = SharedLookup(), ""
         with cache.making(key, cancelled) as waited:
             # Again: another process may have made it meanwhile.
@@ -138,7 +137,7 @@ class ModuleMaker:
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
-        if self.made_again is None or step.stage in _OURS:
+        if self.made_again is None or not step.stage.row.makes_modules:
             return False
         return not (self.made_again / key).exists()
 
@@ -235,13 +234,13 @@ class ModuleMaker:
         only = [line.strip() for line in lines if line.strip()]
         reason = shorten(said.removeprefix(ours)) or find_first_error(lines)
         reason = reason or (shorten(only[0]) if len(only) == 1 else "")
-        result = judge_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
+        result = judge_process(step, outcome, lines, tool=MAKERS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
         if said and outcome.exit_code == _UNUSABLE_INPUT:
             # Of the data, not of IREE.
             return replace(result, verdict=Verdict.ERROR, reason=reason, failure=None)
-        if step.stage in _OURS:
+        if not step.stage.row.makes_modules:
             # Not the product under test: our own program, or what the spec asks of it.
             return replace(result, verdict=Verdict.ERROR)
         if is_edited(step):

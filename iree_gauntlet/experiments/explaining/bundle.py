@@ -34,7 +34,6 @@ from iree_gauntlet.experiments.explaining.operators import OPERATOR
 from iree_gauntlet.experiments.explaining.tools import CRASH, FAILURE, HANG, WRONG, Symptom
 from iree_gauntlet.formatting import byte_size, counted, listed, take_last_lines
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
-from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.plain_tar import unpack_plain
@@ -223,7 +222,7 @@ class FailureForms:
     def of_program(self, why: str) -> Contents:
         """All of the program, with what it is given and expected to give; GauntletError where a file is not there."""
         files = BundleFiles()
-        compiles = self.failure.stage is Stage.COMPILE
+        compiles = self.failure.stage.row.makes_modules
         program = self._take(self.failure.program, PROGRAM, files)
         arguments = () if compiles else self._name_files(files)
         tool = "iree-compile" if compiles else "iree-run-module"
@@ -240,7 +239,7 @@ class FailureForms:
         failure = self.failure
         what = (f"{failure.case}: {without_expectation(failure.result.full_reason)}", *found)
         flags = files.add_flags(failure.flags, failure.compile_cwd)
-        device = "" if failure.stage is Stage.COMPILE else failure.device
+        device = "" if failure.stage.row.makes_modules else failure.device
         return Contents(title, what, program, flags, device, arguments, files, self.iree, self.symptom)
 
     def _take(self, path: Path, name: str, files: BundleFiles) -> bytes:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Command, Step, StepInput
 
 
-# Stages whose failures are IREE's.
-_STAGES = (Stage.COMPILE, Stage.THRESHOLD)
 # Of a compile: what it writes besides the module, and the source's name.
 _WRITTEN = ("--iree-scheduling-dump-", "--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
 _SPLAT = ("--iree-parameter-splat", "--iree-opt-splat-parameters")
@@ -104,7 +102,7 @@ def find_failures(record: JournalRecord, patterns: Sequence[str]) -> list[Failur
     failed: list[Step] = []
     for step in steps.values():
         result = record.results.get(step.id)
-        if result is not None and step.stage in _STAGES and step.role == MAIN:
+        if result is not None and step.stage.row.is_explained and step.role == MAIN:
             # IREE is at fault: it failed, as expected or not, or a tool crashed or hung.
             broken = result.verdict.is_error and (result.crashed or result.timed_out)
             failed += [step] if broken or result.verdict.counts_as_failure else []
