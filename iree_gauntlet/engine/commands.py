@@ -22,6 +22,7 @@ from iree_gauntlet.cases import (
     Parameters,
     Stage,
 )
+from iree_gauntlet.device_kinds import LOCAL_SYNC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ _LINKER_FLAGS = ("iree-llvmcpu-link-embedded", "iree-llvmcpu-system-linker-path"
 # A batch is reported as so many calls, however many it makes.
 _NOT_COUNTED = ("--benchmark_", "--batch_", "--device=", "--module_mode")
 # A module that is mapped takes no part of the heap, whatever its size is.
-_COUNTED = ("--device=local-sync", "--module_mode=mmap")
+_COUNTED = (f"--device={LOCAL_SYNC.name}", "--module_mode=mmap")
 
 
 @dataclass(frozen=True, slots=True)
