@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.stages import SPEC_STAGES, STAGES, Stage
+from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -176,9 +177,7 @@ class SelectionRequest:
     model_root: str = option(
         "", "Folder or URL to fetch the models of an onnx_models suite from, in place of its URLs."
     )
-    target: tuple[str, ...] = option(
-        (), "Where to run: cpu, rocm, cuda, vulkan, metal, vmvx, or a chip such as gfx942 (repeatable)."
-    )
+    target: tuple[str, ...] = option((), f"Where to run: {', '.join(FAMILIES)}, or a chip such as gfx942 (repeatable).")
     backend: str = option("", "The same as --target, under the sharktank benchmarks' name.")
     rocm_chip: str = option("", "Chip of ROCm targets (default gfx942).")
     sku: str = option("", "Machine whose golden times are checked, such as mi300.")

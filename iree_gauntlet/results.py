@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from iree_gauntlet.cases import Verdict  # noqa: TC001 - read by its type
 from iree_gauntlet.figures import Figure, GoldenRule, Statistic
 from iree_gauntlet.formatting import listed, work_change
 from iree_gauntlet.recorded import UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError, read_number
 from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
-    from iree_gauntlet.cases import Golden, Verdict
     from collections.abc import Iterable, Mapping
+
+    from iree_gauntlet.cases import Golden
 
 
 # What people call a part of a call.

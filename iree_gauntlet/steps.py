@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin
+from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, read_text
 from iree_gauntlet.stages import FailureKind, Stage
 
@@ -80,6 +81,11 @@ class Resources(Recorded):
     exclusive: bool = False
     device: str = ""
     software: bool = False
+
+    @property
+    def accelerator(self) -> str:
+        """The device where that is not the processor: one step at a time uses it. Empty for none."""
+        return "" if is_cpu(self.device) else self.device
 
 
 @dataclass(frozen=True, slots=True)

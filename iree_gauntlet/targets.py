@@ -6,44 +6,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.device_kinds import DEVICE_KINDS, ROCM, DeviceKind
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-FAMILIES = ("cpu", "rocm", "cuda", "vulkan", "metal", "vmvx")
-
-# What people and IREE's flags call the families: backends, devices and HAL target devices.
-_FAMILY_NAMES = {family: family for family in FAMILIES} | {
-    "host": "cpu",
-    "llvm-cpu": "cpu",
-    "local": "cpu",
-    "local-sync": "cpu",
-    "local-task": "cpu",
-    "hip": "rocm",
-    "amdgpu": "rocm",
-    "vulkan-spirv": "vulkan",
-    "metal-spirv": "metal",
-}
-# What is compiled for where a spec does not say it itself, and where that runs.
-DEVICES = {family: family for family in FAMILIES} | {"cpu": "local-task", "rocm": "hip", "vmvx": "local-task"}
-_TARGET_FLAGS = {family: (f"--iree-hal-target-device={device}",) for family, device in DEVICES.items()} | {
-    "cpu": (
-        "--iree-hal-target-device=local",
-        "--iree-hal-local-target-device-backends=llvm-cpu",
-        "--iree-llvmcpu-target-cpu=host",
-    ),
-    "vmvx": ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"),
-}
-CHIP_FLAGS = {"rocm": "--iree-rocm-target", "cuda": "--iree-cuda-target", "vulkan": "--iree-vulkan-target"}
+_KINDS = {kind.family: kind for kind in DEVICE_KINDS if kind.backend}
+FAMILIES = tuple(_KINDS)
+_KINDS_BY_NAME = {name: kind for kind in _KINDS.values() for name in kind.names}
+_CODE_GENERATORS = "|".join(sorted({kind.code_generator for kind in DEVICE_KINDS if kind.code_generator}))
 # Flags that name a target, or are of the code generator of one.
 _OF_ONE_TARGET = re.compile(
-    r"--?iree-(?:hal-target-|hal-local-|(?:hip|rocm|cuda|vulkan|metal|vmvx|spirv|llvmcpu|llvmgpu)-"
-    r"|codegen-(?:llvmcpu|llvmgpu|spirv)-)"
+    rf"--?iree-(?:hal-target-|hal-local-|(?:codegen-)?(?:{_CODE_GENERATORS})-|(?:{'|'.join(_KINDS_BY_NAME)})-)"
 )
-_CHIPS = dict.fromkeys(("cuda", "vulkan", "metal"), re.compile(r"[a-z0-9][a-z0-9._]*")) | {
-    "rocm": re.compile(r"gfx[^\W_]*")
-}
-# How chips begin that are known without their family.
-_CHIP_FAMILIES = {"gfx": "rocm", "sm_": "cuda"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -61,6 +36,11 @@ class Target:
     chip: str = ""
     sku: str = ""
     config: str = ""
+
+    @property
+    def kind(self) -> DeviceKind:
+        """The kind of device of its family; of a family of other people's, only the name is known."""
+        return _KINDS.get(self.family) or DeviceKind(self.family)
 
     @property
     def name(self) -> str:
@@ -81,21 +61,25 @@ def parse_target(name: str, *, chip: str = "", sku: str = "") -> Target | None:
     `sm_80`) and our own (`rocm-gfx942`). `chip` is used on ROCm where the name gives none.
     """
     name = name.strip().lower()
-    family = _FAMILY_NAMES.get(name, "")
-    if family:
-        return Target(family, chip if family == "rocm" else "", sku)
+    kind = _KINDS_BY_NAME.get(name)
+    if kind:
+        return Target(kind.family, chip if kind is ROCM else "", sku)
     family, _, rest = name.partition("-")
-    if name[:3] in _CHIP_FAMILIES:
-        family, rest = _CHIP_FAMILIES[name[:3]], name
-    known = _CHIPS.get(family)
-    return Target(family, rest, sku) if known and known.fullmatch(rest) else None
+    kind = _KINDS.get(family)
+    for other in _KINDS.values():
+        if other.chip_prefix and name.startswith(other.chip_prefix):
+            kind, rest = other, name
+    return Target(kind.family, rest, sku) if kind and kind.chips and re.fullmatch(kind.chips, rest) else None
 
 
 def target_flags(target: Target) -> tuple[str, ...]:
     """What tells the compiler to compile for a target; a CPU is compiled for as it is here, as other frameworks do."""
-    # Metal has no flag for a chip.
-    chip = (f"{CHIP_FLAGS[target.family]}={target.chip}",) if target.chip and target.family in CHIP_FLAGS else ()
-    return (*_TARGET_FLAGS[target.family], *chip)
+    return (*target.kind.target_flags, *target.kind.host_flags, *compose_chip_flags(target))
+
+
+def compose_chip_flags(target: Target) -> tuple[str, ...]:
+    """Compose the compile flag that names the chip of a target; none where there is no chip, or no flag for one."""
+    return tuple(f"{flag}={target.chip}" for flag in target.kind.chip_flags[:1] if target.chip)
 
 
 def flags_for(target: Target, flags: Iterable[str]) -> tuple[str, ...]:

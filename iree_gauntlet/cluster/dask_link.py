@@ -30,7 +30,8 @@ from iree_gauntlet.cluster.link import (
     Unfit,
     UnfitDeviceError,
 )
-from iree_gauntlet.cluster.offers import LOCAL, WorkerOffer
+from iree_gauntlet.cluster.offers import WorkerOffer
+from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.errors import GauntletError, MachinesLostError
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class DaskLink:
             unfit: dict[str, str] = await future
             for device, reason in unfit.items():
                 self._events.put(Refused(name, reason, device))
-            if any(device.name in unfit and device.uri.startswith(LOCAL) for device in offer.devices):
+            if any(device.name in unfit and is_cpu(device.uri) for device in offer.devices):
                 # Whoever computes wrong does not compile right.
                 self._events.put(Refused(name, "its processor failed the health check"))
             else:

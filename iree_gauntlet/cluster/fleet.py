@@ -12,14 +12,14 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cluster.offers import LOCAL
+from iree_gauntlet.device_kinds import is_cpu, split_device
 from iree_gauntlet.engine.scheduler import StepGraph
 from iree_gauntlet.figures import GoldenRule
 
 if TYPE_CHECKING:
-    from iree_gauntlet.cases import Verdict
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from iree_gauntlet.cases import Verdict
     from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
     from iree_gauntlet.steps import Step
 
@@ -44,7 +44,7 @@ class Demand:
         """What it is, for people."""
         if not self.device:
             return "any worker"
-        if self.device.startswith(LOCAL):
+        if is_cpu(self.device):
             return f"the processor as a device (--device cpu{f',sku={self.sku}' if self.sku else ''})"
         return f"device {self.device}" + (f" of SKU {self.sku}" if self.sku else "")
 
@@ -56,11 +56,11 @@ class Demand:
         """Whether a device is of the kind."""
         if self.sku and device.sku != self.sku:
             return False
-        if self.device.startswith(LOCAL):
-            return device.uri.startswith(LOCAL)
-        driver, _, path = self.device.partition("://")
+        if is_cpu(self.device):
+            return is_cpu(device.uri)
+        driver, path = split_device(self.device)
         anyone = not path or path.isdecimal()
-        return device.uri == self.device or (anyone and device.uri.partition("://")[0] == driver)
+        return device.uri == self.device or (anyone and split_device(device.uri)[0] == driver)
 
 
 def list_demands(steps: Sequence[Step]) -> dict[str, Demand]:
@@ -199,7 +199,7 @@ class Fleet:
         host = worker.offer.host
         worker.running += 1
         self._running[host] += 1
-        if seat.device is not None and (seat.exclusive or not seat.device.uri.startswith(LOCAL)):
+        if seat.device is not None and (seat.exclusive or not is_cpu(seat.device.uri)):
             worker.busy.add(seat.device.uri)
         if seat.exclusive:
             self._alone.add(host)

@@ -14,10 +14,11 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cluster.offers import LOCAL
+from iree_gauntlet.device_kinds import ROCM, find_kind, is_cpu
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
 from iree_gauntlet.recorded import Recorded, read_json
@@ -127,12 +128,9 @@ def make_health_checks(
     checks: dict[str, HealthCheck] = {}
     missing: dict[str, str] = {}
     for number, device in enumerate(devices):
-        driver = device.uri.partition("://")[0]
-        if device.uri.startswith(LOCAL):
-            target: Target | None = Target("cpu")
-        else:
-            target = _find_amd_target() if driver == "hip" else parse_target(driver)
-        if target is None:
+        kind = find_kind(device.uri)
+        find_target = _TARGET_FINDERS.get(kind, partial(parse_target, kind.family))
+        if (target := find_target()) is None:
             # What it is compiled for cannot be known here: the run's own steps will tell.
             continue
         module = folder / f"known-good-{number}.vmfb"
@@ -179,7 +177,11 @@ def _find_amd_target() -> Target | None:
         if match and int(match[1]):
             major, rest = divmod(int(match[1]), 10_000)
             found.add(f"gfx{major}{rest // 100:x}{rest % 100:x}")
-    return Target("rocm", found.pop()) if len(found) == 1 else None
+    return Target(ROCM.family, found.pop()) if len(found) == 1 else None
+
+
+# Of kinds whose chip the compiler has to be told.
+_TARGET_FINDERS = {ROCM: _find_amd_target}
 
 
 class DeviceHealth:
@@ -219,7 +221,7 @@ class DeviceHealth:
             self._right[device] = now
         if not timed or now - self._fast[device] < _CHECK_SECONDS:
             return ""
-        with self._session.quiet("" if device.startswith(LOCAL) else device):
+        with self._session.quiet("" if is_cpu(device) else device):
             # Twice: one slow answer may be anything's fault.
             slow = check.slow() and check.slow()
         if not slow:

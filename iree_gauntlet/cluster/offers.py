@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cache_folders import find_toolchains_folder
+from iree_gauntlet.device_kinds import CPU, is_cpu
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts, total_memory
 from iree_gauntlet.recorded import Recorded
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
-LOCAL = "local-"
 _STABLE = ("host", "cpu", "cores", "memory_bytes", "os")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HOW = "--device is NAME=URI, with ,sku=SKU where golden times are checked: gpu0=hip://0,sku=mi300, or cpu."
@@ -83,8 +83,8 @@ def parse_device(text: str) -> DeviceOffer:
     """Reads `NAME=URI,sku=SKU`; `cpu` alone is the processor."""
     head, *more = text.split(",")
     name, equals, uri = head.partition("=")
-    if not equals and name == "cpu":
-        uri = "local-task"
+    if not equals and name == CPU.family:
+        uri = CPU.device
     options = dict(part.partition("=")[::2] for part in more)
     sku = options.pop("sku", "")
     if not _NAME.fullmatch(name) or not uri or options or (more and not sku):
@@ -149,7 +149,7 @@ def _check_device(device: DeviceOffer, toolchain: Toolchain | None) -> DeviceOff
         found = find_device(toolchain, device.uri)
     except ToolchainError as error:
         raise UsageError(f"--device {device.name}: {device.uri} is not here: {error.what}", error.hint) from error
-    local = device.uri.startswith(LOCAL)
+    local = is_cpu(device.uri)
     product = read_host_cpu().name if local else found.name
     if device.sku and _normalise(device.sku) not in _normalise(product):
         says = f"its name is {product}" if product else "its driver does not name the product"

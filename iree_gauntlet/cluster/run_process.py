@@ -31,7 +31,7 @@ from iree_gauntlet.cluster.link import (
     encode,
     with_paths,
 )
-from iree_gauntlet.cluster.offers import LOCAL
+from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
@@ -114,7 +114,7 @@ class HereSteps:
     def on_device(self, name: str, device: str) -> Step:
         """A step, on a device that may be called something else here."""
         step = self._steps[name]
-        if not device or device.startswith(LOCAL) or step.command is None:
+        if not device or is_cpu(device) or step.command is None:
             return step
         argv = tuple(f"--device={device}" if word.startswith("--device=") else word for word in step.command.argv)
         resources = replace(step.resources, device=device)

@@ -35,7 +35,7 @@ from iree_gauntlet.dialects.spec_file import (
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.formatting import parse_c_float, parse_c_integer, split_values
 from iree_gauntlet.stages import DEFAULT_STAGES, SPEC_STAGES
-from iree_gauntlet.targets import DEVICES, FAMILIES, Target, flags_for
+from iree_gauntlet.targets import FAMILIES, Target, flags_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -57,6 +57,7 @@ _BYTES = re.compile(r"(?:[0-9a-fA-F]{2})+")
 # How a file of values begins, behind a type.
 _FILES = ("@", "+")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_DEVICES = [*dict.fromkeys(Target(family).kind.device for family in FAMILIES)]
 OWN_TARGET = "is what the file is for anyway"
 OWN_TARGET_HINT = "Name further targets only."
 
@@ -245,9 +246,7 @@ ForPeople = Annotated[str, Field(default="", description="For people.")]
 Device = Annotated[
     Text | None,
     Field(
-        default=None,
-        description="What it runs on: local-task, hip, cuda, vulkan, metal, or a device's own name.",
-        examples=["local-task", "hip", "cuda", "vulkan", "metal"],
+        default=None, description=f"What it runs on: {', '.join(_DEVICES)}, or a device's own name.", examples=_DEVICES
     ),
 ]
 GoldenCompiler = Annotated[
@@ -319,7 +318,7 @@ class WithTargets(StrictDocument):
 
     def device_for(self, target: Target) -> str:
         """What a further target runs on."""
-        return self.targets[target.family].device or DEVICES[target.family]
+        return self.targets[target.family].device or target.kind.device
 
 
 class ProgramDocument(StrictDocument):

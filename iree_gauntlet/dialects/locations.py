@@ -198,10 +198,11 @@ def target_of_flags(flags: Iterable[str]) -> Target:
     if found is None:
         unknown = next((name for name in named if _NAME.fullmatch(name)), "cpu")
         return Target(unknown)
-    if found.family == "cpu" and values.get(_TARGET_FLAGS[-1]) == "vmvx":
-        return Target("vmvx")
-    of_family = (f"iree-{found.family}-target", *(("iree-hip-target",) if found.family == "rocm" else ()))
-    chip = next((values[name].split(":")[0] for name in of_family if values.get(name)), "")
+    local = parse_target(values.get(_TARGET_FLAGS[-1], ""))
+    if found.kind.is_cpu and local and local.kind.device == found.kind.device:
+        return local
+    names = [flag.lstrip("-") for flag in found.kind.chip_flags]
+    chip = next((values[name].split(":")[0] for name in names if values.get(name)), "")
     return parse_target(f"{found.family}-{chip}") or found
 
 

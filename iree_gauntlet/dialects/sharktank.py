@@ -24,12 +24,13 @@ from iree_gauntlet.cases import (
     Parameters,
     Program,
 )
+from iree_gauntlet.device_kinds import CPU, ROCM
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, SpecReader, is_url
 from iree_gauntlet.dialects.sharktank_schema import PROGRAMS, Benchmark, Blob, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Builder, Loaded, SourceFields, Spec, base_case, find_defined_twice
 from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
 from iree_gauntlet.stages import Kind, Stage
-from iree_gauntlet.targets import FAMILIES, Target, flags_for
+from iree_gauntlet.targets import FAMILIES, Target, compose_chip_flags, flags_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 
 _REGRESSION = "sharktank-regression"
 _BENCHMARK = "sharktank-benchmark"
+_BACKEND_FLAG = "--iree-hal-target-backends"
 _TUNER_FLAG = "--iree-codegen-transform-dialect-library"
 # What specs for ROCm mean by it where nobody names a chip: that of the programs that run them today.
 _DEFAULT_CHIP = "gfx942"
-# What benchmarks of the first generation run on, and with; their own modules are compiled for it.
-_FIRST_DEVICE = "hip"
+# What benchmarks of the first generation run with, on ROCm alone; their own modules are compiled for it.
 _FIRST_FLAG = "--device_allocator=caching"
 
 
@@ -82,7 +83,7 @@ class Sharktank(Builder[Spec]):
                 if family in getattr(other.document, "targets", ())
             }
         fitting = {
-            replace(target, chip=_DEFAULT_CHIP) if target.family == "rocm" and not target.chip else target: None
+            replace(target, chip=_DEFAULT_CHIP) if target.kind is ROCM and not target.chip else target: None
             for target in self.loaded.targets
             if chosen and target.family in families
         }
@@ -199,7 +200,7 @@ def _find_tuner(
     reader: SpecReader, document: RegressionV1 | RegressionV2, target: Target
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], str]:
     """The SKU's tuner file: a flag with a local file, or one with the file of a URL; and what blocks the compile."""
-    if target.family != "rocm" or target.sku not in document.tuner_file:
+    if target.kind is not ROCM or target.sku not in document.tuner_file:
         return (), (), ""
     field, name = ("tuner_file", target.sku), document.tuner_file[target.sku]
     if is_url(name):
@@ -210,30 +211,30 @@ def _find_tuner(
 
 
 def _read_first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _Fields:
-    if target.family == "cpu":
-        flags = (*document.cpu_compiler_flags, "--iree-hal-target-backends=llvm-cpu")
+    if target.kind is CPU:
+        flags = (*document.cpu_compiler_flags, f"{_BACKEND_FLAG}={CPU.backend}")
         return _Fields(
             flags=flags,
             pipeline_flags=flags,
             threshold_args=tuple(document.cpu_threshold_args),
             function=document.run_cpu_function or "",
-            device="local-task",
+            device=CPU.device,
             run_fails="cpu_run_test_expecting_to_fail",
         )
-    rocm = ("--iree-hal-target-backends=rocm", f"--iree-hip-target={target.chip}")
+    rocm = (f"{_BACKEND_FLAG}={ROCM.backend}", f"--iree-hip-target={target.chip}")
     return _Fields(
         flags=(*document.rocm_compiler_flags, *rocm, *tuner),
         pipeline_flags=(*document.rocm_pipeline_compiler_flags, *rocm),
         threshold_args=tuple(document.rocm_threshold_args),
         function=document.run_rocm_function or "",
-        device="hip",
+        device=ROCM.device,
         run_fails="rocm_run_test_expecting_to_fail",
         chips_failing="rocm_compile_chip_expecting_to_fail",
     )
 
 
 def _read_second(document: RegressionV2, target: Target, tuner: tuple[str, ...]) -> _Fields:
-    chip = (f"--iree-rocm-target={target.chip}",) if target.family == "rocm" else ()
+    chip = compose_chip_flags(target)
     fields = _Fields(
         flags=(*document.compiler_flags, *tuner, *chip),
         pipeline_flags=(*document.pipeline_compiler_flags, *chip),
@@ -327,7 +328,7 @@ class _BenchmarkReader(SpecReader):
             parameters=(*parameters, *weights),
             inputs=tuple(Argument(value=text) for text in document.inputs),
             function=document.function_run,
-            device=(document.device or _FIRST_DEVICE) if own_target or paired is None else paired.device,
+            device=(document.device or ROCM.device) if own_target or paired is None else paired.device,
             run_flags=_run_flags(document),
             compile_statistics=True,
             goldens=goldens,
@@ -343,8 +344,7 @@ class _BenchmarkReader(SpecReader):
     def _read_module(self, module: Module) -> Module:
         """Completes the module that a benchmark compiles for itself."""
         document = self._document
-        chip = (f"--iree-rocm-target={module.target.chip}",) if module.target.family == "rocm" else ()
-        backend = () if document.device else ("--iree-hal-target-backends=rocm",)
+        backend = () if document.device else (f"{_BACKEND_FLAG}={ROCM.backend}",)
         field, name = next((field, text) for field in PROGRAMS if (text := getattr(document, field)))
         if field.endswith("_url") or is_url(name):
             url = self.url([field], name)
@@ -355,7 +355,7 @@ class _BenchmarkReader(SpecReader):
                 by_path = field if field.endswith("_path") else ""
                 self._missing.append((by_path, f"the program {found} is missing ({field}); {EXTERNAL_HINT}"))
             url = found.as_uri() if found else ""
-        flags = (*backend, *document.compile_flags, *chip)
+        flags = (*backend, *document.compile_flags, *compose_chip_flags(module.target))
         return replace(module, program=Program(url), flags=flags, origin=Origin(self.spec.name, field))
 
     def _find_weights(self, paired: Case | None) -> tuple[Parameters, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
+from iree_gauntlet.device_kinds import CPU, ROCM
 from iree_gauntlet.dialects.fields import (
     OWN_TARGET,
     OWN_TARGET_HINT,
@@ -60,7 +61,7 @@ _Factors = Annotated[dict[str, Positive], Field(default_factory=dict)]
 PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
 # What the names of spec files end in.
-_FAMILIES_IN_NAMES = ("cpu", "rocm")
+_FAMILIES_IN_NAMES = (CPU.family, ROCM.family)
 
 
 _BLOB_FIELDS = ("source", "value")
@@ -324,7 +325,7 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
         problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
     if isinstance(document, RegressionV2) and family in document.targets:
         problems = [*problems, problem_at(name, text, ["targets", family], OWN_TARGET, OWN_TARGET_HINT)]
-    if isinstance(document, Benchmark) and first and family == "cpu":
+    if isinstance(document, Benchmark) and first and family == CPU.family:
         problems = [problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")]
         document = None
     return _spec(tree, root, path, document, problems, words)
@@ -344,9 +345,9 @@ def _spec(
     submodel = head if head and named and not isinstance(document, RegressionV1) else path.stem
     families = (family,) if named else _FAMILIES_IN_NAMES
     if isinstance(document, RegressionV1):
-        families = ("rocm",) if document.rocm_tests_only else _FAMILIES_IN_NAMES
+        families = (ROCM.family,) if document.rocm_tests_only else _FAMILIES_IN_NAMES
     elif isinstance(document, Benchmark) and document.device is None:
-        families = ("rocm",)
+        families = (ROCM.family,)
     elif isinstance(document, RegressionV2):
         families = (*families, *(further for further in document.targets if further not in families))
     name, model = as_typed(path), path.parent.name

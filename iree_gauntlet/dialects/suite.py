@@ -76,8 +76,7 @@ class SuiteTable(StrictDocument):
     name: Annotated[str, expecting("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
     description: ForPeople
     target: Annotated[str, AfterValidator(lambda text: _require_target(text) and text)] = Field(
-        description="cpu, rocm, cuda, vulkan, metal, vmvx, or a chip such as gfx942; "
-        "the command line may name another.",
+        description=f"{', '.join(FAMILIES)}, or a chip such as gfx942; the command line may name another.",
         examples=["cpu", "vulkan", "cuda", "rocm", "metal", "gfx942", "sm_80"],
     )
     sku: str = about("", "Machine that golden times are for.")

@@ -121,7 +121,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         return None, reader.problems
     used = tuple(module for module in loaded if module)
     # Of several modules, one may not say what it runs on: a scheduler has nothing for a chip.
-    target = max((module.target for module in used), key=lambda target: (bool(target.chip), target.family != "cpu"))
+    target = max((module.target for module in used), key=lambda target: (bool(target.chip), not target.kind.is_cpu))
     asked = next((each for each in targets if each.covers(target)), None)
     sku = asked.sku if asked else ""
     kind = Kind(document.type)

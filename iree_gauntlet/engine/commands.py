@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.artifacts.program_parameters import archive_name
 from iree_gauntlet.cases import COUNTED, MAIN, Argument, ArgumentOrder, Case, MadeValues, Module, OnnxImport, Parameters
+from iree_gauntlet.device_kinds import LOCAL_SYNC
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _LINKER_FLAGS = ("iree-llvmcpu-link-embedded", "iree-llvmcpu-system-linker-path"
 # A batch is reported as so many calls, however many it makes.
 _NOT_COUNTED = ("--benchmark_", "--batch_", "--device=", "--module_mode")
 # A module that is mapped takes no part of the heap, whatever its size is.
-_COUNTED = ("--device=local-sync", "--module_mode=mmap")
+_COUNTED = (f"--device={LOCAL_SYNC.name}", "--module_mode=mmap")
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,8 +303,8 @@ class Engine:
             elif step.resources.cores:
                 if step.stage.row.waits:
                     stack.enter_context(self._quiet.held())
-                if device and not device.startswith("local-"):
-                    stack.enter_context(self.session.locks.device_lock(device, self.session.progress.waiting))
+                if accelerator := step.resources.accelerator:
+                    stack.enter_context(self.session.locks.device_lock(accelerator, self.session.progress.waiting))
             yield time.monotonic() - began
 
     def _fetch(self, step: Step) -> Result:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.device_kinds import DEVICE_KINDS
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.engine.processes.supervisor import Outcome, is_disk_full
 from iree_gauntlet.errors import GauntletError
@@ -82,10 +83,9 @@ PROVENANCE_FILE = "provenance.json"
 # What names a file behind these: opened, read on, or read to its end.
 _FILE_MARKS = ("@", "+", "*")
 _MOST_NAMES = 8
-# What a compiler says of a chip that it does not know; the first of a chip of NVIDIA's that even its help names.
-_UNKNOWN_CHIP = re.compile(r"missing GPU target in #hal\.executable\.target|Unknown (?:CUDA|ROCM|Vulkan) target")
+# The compiler's words for a chip that it does not know.
+_UNKNOWN_CHIPS = {kind: re.compile(kind.unknown_chip) for kind in DEVICE_KINDS if kind.unknown_chip}
 _CHIP_ADVICE = "; this IREE does not know that chip: compile for another one"
-_NVIDIA_ADVICE = f"{_CHIP_ADVICE}, as sm_89 (a newer NVIDIA GPU runs what is compiled for an older one)"
 # What a module keeps of what it exports: declarations, or of programs made of torch's the names of both forms.
 _EXPORTED = re.compile(rb"(?<=func @)[\w$.-]+(?=\()|(?<=\0)[\w.-]+(?=\$async\0)")
 
@@ -121,9 +121,9 @@ def judge_process(
     failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
     if outcome.signal:
         failure = f"crashed with {outcome.signal}"
-    unknown = next(filter(None, map(_UNKNOWN_CHIP.search, lines)), None)
-    if unknown:
-        failure += _CHIP_ADVICE if unknown[0].endswith(("ROCM target", "Vulkan target")) else _NVIDIA_ADVICE
+    matches = (device_kind for line in lines for device_kind, words in _UNKNOWN_CHIPS.items() if words.search(line))
+    if device_kind := next(matches, None):
+        failure += _CHIP_ADVICE + device_kind.chip_hint
     ordinary = next((kind for kind in _ORDINARY if kind in step.stage.row.failures), None)
     kind = None if error else FailureKind.CRASHES if outcome.signal else ordinary
     return Result(

@@ -86,7 +86,7 @@ def _makes_modules(case: Case) -> bool:
 
 def _format_uncounted(case: Case) -> str:
     """Why the instructions of a case are not counted; empty where they are."""
-    if case.target.family != "cpu":
+    if not case.target.kind.is_cpu:
         return f"instructions are counted on CPUs, and {case.target.name} is none"
     runs_badly = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
     expected = [item for item in case.expectations if item.stage is Stage.BENCHMARK and runs_badly & {*item.kinds}]

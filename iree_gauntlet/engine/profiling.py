@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.engine.judging import judge_process
 from iree_gauntlet.engine.processes.supervisor import format_shell_line
 from iree_gauntlet.errors import GauntletError
@@ -204,7 +205,6 @@ def _profile(command: Command, device: str, bundle: Path, invocations: int) -> C
         if not word.startswith(_REPLACED) and word.partition("=")[0] not in _REPLACED_FLAGS
     ]
     devices = [word.partition("=")[2] for word in kept if word.startswith("--device=")] or [device]
-    local = all(name.startswith("local-") for name in devices)
     return replace(
         command,
         argv=(
@@ -212,7 +212,7 @@ def _profile(command: Command, device: str, bundle: Path, invocations: int) -> C
             "--benchmark_format=json",
             f"--benchmark_repetitions={invocations}",
             "--benchmark_min_time=1x",
-            f"--{_MODE}={_CPU_MODE if local else _GPU_MODE}",
+            f"--{_MODE}={_CPU_MODE if all(map(is_cpu, devices)) else _GPU_MODE}",
             f"--{_OUTPUT}={bundle}",
         ),
     )

@@ -66,8 +66,8 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
     found: dict[str, Device | ToolchainError] = {}
 
     def checked(step: Step) -> Step:
-        device = step.resources.device
-        if not device or device.startswith("local-") or machine.toolchain is None:
+        device = step.resources.accelerator
+        if not device or machine.toolchain is None:
             return step
         if device not in found:
             try:

@@ -302,8 +302,7 @@ class ReadyQueue(StepGraph):
         elif resources.cores == 0:
             ready = self._coreless
         else:
-            device = "" if resources.device.startswith("local-") else resources.device
-            ready = self._lanes.setdefault(device, [])
+            ready = self._lanes.setdefault(resources.accelerator, [])
         heapq.heappush(ready, place)
 
     def _with_cores(self) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.device_kinds import ROCM
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match, find_idle_globs
 from iree_gauntlet.dialects.spec_file import problem_of_field, read_toml, with_lines
@@ -360,9 +361,9 @@ def _choose_targets(request: SelectionRequest, defaults: Defaults, suite: Suite 
     sku = request.sku
     if suite and not names:
         found = replace(suite.target, sku=sku or suite.target.sku)
-        return [replace(found, chip=chip) if chip and found.family == "rocm" else found]
+        return [replace(found, chip=chip) if chip and found.kind is ROCM else found]
     if not names:
-        names = ["rocm"] if chip and len(defaults.targets) == 1 else list(defaults.targets)
+        names = [ROCM.family] if chip and len(defaults.targets) == 1 else list(defaults.targets)
     targets: dict[str, Target] = {}
     for name in names:
         # A name that is nobody's may be that of a plugin's backend, for which a config of an operator suite is.

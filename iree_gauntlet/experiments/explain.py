@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN
+from iree_gauntlet.device_kinds import CPU, LOCAL_SYNC, LOCAL_TASK
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.run_start import is_changed
 from iree_gauntlet.engine.workbench import open_workbench
@@ -438,13 +439,13 @@ class _Probes:
 
     def begin(self) -> tuple[Future[ProbedSwitch], ...]:
         """Begin to find out."""
-        of_cpu = any("llvm-cpu" in word for word in self.tools.failure.flags)
+        of_cpu = any(CPU.backend in word for word in self.tools.failure.flags)
         probes = [
             self.pool.submit(self._compile_with, name, flag)
             for name, flag in _PROBES
             if self.tools.knows(COMPILE, flag) and (of_cpu or not flag.startswith("--iree-llvmcpu"))
         ]
-        if self.tools.failure.argv and self.tools.failure.device == "local-task":
+        if self.tools.failure.argv and self.tools.failure.device == LOCAL_TASK.name:
             probes.append(self.pool.submit(self._run_on_one_thread))
         return tuple(probes)
 
@@ -461,7 +462,7 @@ class _Probes:
         return self._judge(name, flag, ran)
 
     def _run_on_one_thread(self) -> ProbedSwitch:
-        failure, flag = self.tools.failure, "--device=local-sync"
+        failure, flag = self.tools.failure, f"--device={LOCAL_SYNC.name}"
         argv = [flag, *(word for word in failure.argv[1:] if not word.startswith("--device="))]
         with self.running:
             ran = self.tools.run_module("probe_local_sync", argv)

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE, find_cache_folder, find_toolchains_folder
+from iree_gauntlet.device_kinds import DEVICE_KINDS
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.formatting import byte_size, counted, signed
@@ -46,19 +47,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.device_kinds import DeviceKind
     from iree_gauntlet.journal_events import Device
     from iree_gauntlet.requests import ToolchainRequest
 
 
 _LOW_DISK_BYTES = 5 * 2**30
-# Target, backend of the compiler, driver of the runtime.
-_TARGETS = (
-    ("cpu", "llvm-cpu", "local-task"),
-    ("rocm", "rocm", "hip"),
-    ("cuda", "cuda", "cuda"),
-    ("vulkan", "vulkan-spirv", "vulkan"),
-    ("metal", "metal-spirv", "metal"),
-)
 # What the toolkit itself works with, and what each is for.
 _PACKAGES = (
     ("invoke", "the tasks"),
@@ -131,7 +125,11 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
             "info",
             f"drivers: {', '.join(list_drivers(toolchain))}; devices: {', '.join(devices(toolchain)) or 'none'}",
         ),
-        **{f"target {target[0]}": partial(_check_target, toolchain, *target) for target in _TARGETS},
+        **{
+            f"target {kind.family}": partial(_check_target, toolchain, kind)
+            for kind in DEVICE_KINDS
+            if kind.backend and kind.drivers
+        },
     }
     for area, look in looks.items():
         try:
@@ -165,13 +163,13 @@ def _check_source_builds() -> DoctorFinding:
     return DoctorFinding("source builds", "ok", text)
 
 
-def _check_target(toolchain: Toolchain, target: str, backend: str, driver: str) -> DoctorFinding:
-    area = f"target {target}"
+def _check_target(toolchain: Toolchain, kind: DeviceKind) -> DoctorFinding:
+    area, backend = f"target {kind.family}", kind.backend
     compiles = backend in compile_backends(toolchain)
     # Only the CPU is expected everywhere; a GPU that is not there is no fault.
-    status: Status = "missing" if target == "cpu" else "info"
+    status: Status = "missing" if kind.is_cpu else "info"
     try:
-        device = find_device(toolchain, driver)
+        device = find_device(toolchain, kind.device)
     except ToolchainError as problem:
         if compiles:
             return DoctorFinding(area, status, f"compiles ({backend}), does not run: {problem.what}", problem.hint)

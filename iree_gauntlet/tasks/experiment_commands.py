@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.device_kinds import CPU, ROCM
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
     BisectRequest,
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 
 
 # The sharktank programs' own defaults, so that their command lines mean the same here.
-_THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
-_BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
+_THRESHOLD = Defaults(model="sdxl", targets=(CPU.family, ROCM.family), sku="mi300")
+_BENCHMARK = Defaults(model="sdxl", targets=(ROCM.family,), sku="mi300")
 _ALL = Defaults(suite=DEFAULT_SUITE)
 
 _SIDES = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.device_kinds import CUDA, find_driver, find_kind, split_device
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_events import Device
 from iree_gauntlet.system.short_process import ask
@@ -43,19 +44,6 @@ _SOFTWARE = re.compile(r"^type: cpu$|^name: (?:llvmpipe|SwiftShader)", re.MULTIL
 # `c/runtime/src/…/file.c:155: UNAVAILABLE; what happened; what was being done`
 _STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (.*)$", re.MULTILINE)
 
-# Drivers that open a device by its own name alone.
-# Those of IREE's own; plugins may bring others.
-DRIVERS = ("amdgpu", "cuda", "hip", "local-sync", "local-task", "metal", "null", "vulkan", "webgpu")
-_WITHOUT_ORDINALS = ("vulkan",)
-_HINTS = {
-    "hip": "install AMD's ROCm runtime (it brings libamdhip64.so) on a machine with a supported AMD GPU; "
-    "/dev/kfd and /dev/dri must be accessible (groups render and video)",
-    "cuda": "install NVIDIA's driver (it brings libcuda.so) on a machine with an NVIDIA GPU, until nvidia-smi lists it",
-    "vulkan": "install the Vulkan loader and a driver, until `vulkaninfo --summary` lists a device; Mesa's are "
-    "apt install mesa-vulkan-drivers (Debian, Ubuntu), dnf install mesa-vulkan-drivers vulkan-loader (Fedora), "
-    "pacman -S vulkan-icd-loader vulkan-swrast (Arch), with lavapipe, which needs no GPU",
-    "metal": "only the runtime for macOS has it: run there",
-}
 _HOST_FLAGS = frozenset({"iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features"})
 _HOST_SECONDS = 30.0
 
@@ -114,7 +102,7 @@ def devices(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
     if answer.exit_code != 0:
         status = _STATUS.search(answer.stderr)
         reason = status[1].strip().rstrip(":") if status else f"exit code {answer.exit_code}"
-        raise ToolchainError(f"{question} failed: {reason}", _HINTS.get(driver, ""))
+        raise ToolchainError(f"{question} failed: {reason}", find_driver(driver).hint)
     return tuple(line.strip() for line in answer.stdout.splitlines() if "://" in line)
 
 
@@ -130,10 +118,9 @@ def describe_devices(toolchain: Toolchain, driver: str) -> tuple[Device, ...]:
         said = " ".join(filter(None, (facts.get("driver"), facts.get("driver_info"))))
         described[uri] = Device(uri, name, said, software=bool(_SOFTWARE.search(text)))
     found = [described.get(uri, Device(uri)) for uri in uris]
-    if driver == "cuda":
-        # IREE's runtime does not say it.
-        versions = _ask_nvidia_drivers()
-        found = [replace(item, driver=versions.get(item.uri.partition("://")[2], "")) for item in found]
+    if ask_versions := _VERSIONS.get(find_kind(driver)):
+        versions = ask_versions()
+        found = [replace(item, driver=versions.get(split_device(item.uri)[1], "")) for item in found]
     return tuple(found)
 
 
@@ -147,6 +134,10 @@ def _ask_nvidia_drivers() -> dict[str, str]:
     return {uuid: f"NVIDIA {version}" for uuid, _, version in pairs if version}
 
 
+# The versions of drivers that IREE's runtime does not report, by the devices' own names.
+_VERSIONS = {CUDA: _ask_nvidia_drivers}
+
+
 def find_device(toolchain: Toolchain, device: str) -> Device:
     """The device that is meant, as `--device=` names it: a driver (`hip`), an ordinal (`hip://1`), or its own URI.
 
@@ -154,7 +145,7 @@ def find_device(toolchain: Toolchain, device: str) -> Device:
         ToolchainError: it is not there, or the runtime does not answer.
     """
     uri = _find_uri(toolchain, device)
-    return next(item for item in describe_devices(toolchain, uri.partition("://")[0]) if item.uri == uri)
+    return next(item for item in describe_devices(toolchain, split_device(uri)[0]) if item.uri == uri)
 
 
 @functools.cache
@@ -168,19 +159,19 @@ def check_device(toolchain: Toolchain, device: str) -> Availability:
 
 def _find_uri(toolchain: Toolchain, device: str) -> str:
     """The device's own URI."""
-    driver, _, path = device.partition("://")
+    driver, path = split_device(device)
     known = list_drivers(toolchain)
     if driver not in known:
         what = f"the runtime {toolchain.runtime.release} has no driver {driver}: it has {', '.join(known)}"
-        raise ToolchainError(what, _HINTS.get(driver, "check the spelling of the device"))
+        raise ToolchainError(what, find_driver(driver).hint or "check the spelling of the device")
     found = devices(toolchain, driver)
     if not found:
-        raise ToolchainError(f"the driver {driver} works and finds no device", _HINTS.get(driver, ""))
+        raise ToolchainError(f"the driver {driver} works and finds no device", find_driver(driver).hint)
     # The first for no path, an ordinal, or its own name.
     path = path.partition("?")[0]
     if not path:
         return found[0]
-    ordinal = path.isdecimal() and driver not in _WITHOUT_ORDINALS
+    ordinal = path.isdecimal() and find_driver(driver).has_ordinals
     chosen = found[int(path) :][:1] if ordinal else [uri for uri in found if uri == f"{driver}://{path}"]
     if not chosen:
         raise ToolchainError(f"{driver} has only {', '.join(found)}", "name one of these")

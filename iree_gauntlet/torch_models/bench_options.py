@@ -13,6 +13,7 @@ import shlex
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from iree_gauntlet.device_kinds import DEVICE_KINDS
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import Option, ToolchainRequest, options_of
 from iree_gauntlet.torch_models.formats import DataFormat
@@ -27,6 +28,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROGRAM = "python -m iree_gauntlet.bench"
 # Texts of the options that other commands have too.
 _SHARED = {option.name: option.help for option in options_of(ToolchainRequest)}
+_CHIP_FLAGS = ", ".join(f"`{kind.chip_flags[0]}`" for kind in DEVICE_KINDS if kind.chip_flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class BenchOptions:
     target: str = _option(
         "",
         "Chip that is compiled for, such as gfx942 or sm_89, where --device is a GPU.",
-        "`--iree-rocm-target`, `--iree-cuda-target`, `--iree-vulkan-target`. A CPU is compiled for as it is here.",
+        f"{_CHIP_FLAGS}. A CPU is compiled for as it is here.",
     )
     torch_python: str = _option(
         "",

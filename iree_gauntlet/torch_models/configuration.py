@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from iree_gauntlet.device_kinds import DEVICE_KINDS, split_device
 from iree_gauntlet.dialects.fields import Checked, StrictDocument, in_schema, present
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.dialects.yaml_file import read_yaml
@@ -51,8 +52,8 @@ _CONFIG_HINT = "It is the config.json of a model of transformers, relative to th
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _QUANTIZATION = "quantization_config_recipe_names"
 _SPARSITY = "sparsity_config_recipe_names"
-# What torch calls devices, and IREE.
-_DEVICES = {"cpu": "local-task", "cuda": "cuda", "mps": "metal", "xpu": "vulkan"}
+# IREE's names of devices by torch's.
+_DEVICES = {kind.torch_device: kind.device for kind in DEVICE_KINDS if kind.torch_device}
 _THREE_SIZES: dict[str, Any] = {
     "type": "array",
     "items": {"type": "integer", "minimum": 0, "maximum": _MOST},
@@ -155,8 +156,8 @@ def _check_set(name: str, info: ValidationInfo) -> str:
 
 
 def _check_device(text: str) -> str:
-    if parse_target(name_iree_device(text).partition("://")[0]) is None:
-        hint = f"Write {', '.join(_DEVICES)}, or a device of IREE such as local-task, hip://0 and cuda://1."
+    if parse_target(split_device(name_iree_device(text))[0]) is None:
+        hint = f"Write {', '.join(sorted(_DEVICES))}, or a device of IREE such as local-task, hip://0 and cuda://1."
         raise FieldError(None, f"there is no device {text!r}", hint)
     return text
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.cases import MAIN, Verdict
+from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.engine.rounds.blocks import BlockTaker
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.arrays import is_float
@@ -314,7 +315,7 @@ class PointSession(ModelSession):
             compiles = self.chain.point.model.torch_compile
             modes = [mode for mode in _MODES[self.against] if compiles or mode == _EAGER]
             # Torch runs on the CPU here: next to another device that says nothing.
-            torch = self._try_torch(step, modes) if modes and self.chain.device.startswith("local-") else None
+            torch = self._try_torch(step, modes) if modes and is_cpu(self.chain.device) else None
             programs: dict[str, Measurement] = {}
             for variant in self._list_measured():
                 calls = _count_calls(self._found[variant.label].checked.call_ms)

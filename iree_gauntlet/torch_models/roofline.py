@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from iree_gauntlet.device_kinds import LOCAL_SYNC, is_cpu, split_device
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import write_atomic
@@ -82,10 +83,10 @@ class _KeptPeaks(Recorded):
 
 def explain_no_roofline(device: str) -> str:
     """Why there is none for a device; empty for the CPU."""
-    driver = device.partition("://")[0]
-    if driver == "local-sync":
-        return "local-sync runs on one core, and the peaks are those of all cores"
-    return "" if driver == "local-task" else f"the peaks of {driver} devices are not measured: only the CPU's are"
+    driver, _ = split_device(device)
+    if driver == LOCAL_SYNC.name:
+        return f"{driver} runs on one core, and the peaks are those of all cores"
+    return "" if is_cpu(device) else f"the peaks of {driver} devices are not measured: only the CPU's are"
 
 
 def find_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:

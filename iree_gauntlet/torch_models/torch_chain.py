@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program
+from iree_gauntlet.device_kinds import is_cpu, split_device
 from iree_gauntlet.engine.commands import Places
 from iree_gauntlet.engine.plan_modules import PlanContext, compile_step
 from iree_gauntlet.errors import GauntletError, ToolchainError, UsageError
@@ -26,7 +27,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
-from iree_gauntlet.targets import CHIP_FLAGS, Target, parse_target
+from iree_gauntlet.targets import Target, parse_target
 from iree_gauntlet.toolchains.devices import check_device, devices, find_device
 from iree_gauntlet.torch_models.build_files import Array, BuiltProgram  # noqa: TC001 - fields are read by their types
 from iree_gauntlet.torch_models.declarations import INSTALL_HINT
@@ -71,7 +72,6 @@ _QUIETLY = (("OMP_WAIT_POLICY", "passive"),)
 MODULE_WORKER = "measure_module.py"
 GENERATIVE_WORKER = "measure_generative.py"
 PIPELINE_WORKER = "measure_pipeline.py"
-DEFAULT_DEVICE = "local-task"
 _LEVEL = "iree-opt-level"
 _GREATEST_LEVEL = 3
 # From this level on the compiler rewrites matrix products as generic operations, before it looks for products whose
@@ -134,16 +134,16 @@ def find_torch_python(named: str) -> TorchPython:
 
 def choose_target(device: str, chip: str) -> Target:
     """What is compiled for."""
-    driver = device.partition("://")[0]
+    driver, _ = split_device(device)
     family = parse_target(driver)
     if family is None:
         raise UsageError(f"--device {device}: no driver is called {driver}", "Such as local-task, hip://0, cuda://1.")
     if not chip:
-        if family.family == "rocm":
+        if family.kind.needs_chip:
             raise UsageError(f"--device {device}: which chip is it?", "Name it with --target, such as gfx942.")
         return family
     target = parse_target(chip) or parse_target(f"{family.family}-{chip}")
-    if target is None or target.family != family.family or family.family not in CHIP_FLAGS:
+    if target is None or target.family != family.family or not family.kind.chip_flags:
         raise UsageError(
             f"--target {chip}: {device} is no device of that", "Such as gfx942 with hip://0, sm_89 with cuda://0."
         )
@@ -158,10 +158,10 @@ def choose_devices(device: str, chips: int, toolchain: Toolchain) -> tuple[str, 
     available = check_device(toolchain, device)
     if not available.ok:
         raise UsageError(f"--device {device}: {available.reason}", available.hint)
-    driver, separator, path = device.partition("://")
-    if chips == 1 or driver.startswith("local-"):
+    driver, path = split_device(device)
+    if chips == 1 or is_cpu(device):
         return (device,) * max(1, chips)
-    found = (device,) if separator and path else devices(toolchain, driver)
+    found = (device,) if path else devices(toolchain, driver)
     count = chips or len(found)
     return tuple(found[index % len(found)] for index in range(count))
 
@@ -292,7 +292,7 @@ class TorchChain(ABC):
     @property
     def gpus(self) -> tuple[Device, ...]:
         """The device that it runs on, where that is not the CPU itself."""
-        return () if self.device.startswith("local-") else (find_device(self.toolchain, self.device),)
+        return () if is_cpu(self.device) else (find_device(self.toolchain, self.device),)
 
     def folder(self, stage: Stage, role: str = MAIN) -> Path:
         """The folder of a step."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from iree_gauntlet import messages
 from iree_gauntlet.cache_folders import find_cache_folder
 from iree_gauntlet.cases import MAIN
+from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_start import model_engine, model_session, require_importer, run_event
@@ -44,7 +45,6 @@ from iree_gauntlet.torch_models.reports.sweep_reports import (
 )
 from iree_gauntlet.torch_models.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.torch_models.torch_chain import (
-    DEFAULT_DEVICE,
     choose_devices,
     choose_target,
     find_fidelity_flags,
@@ -102,7 +102,7 @@ def bench(options: BenchOptions) -> ExitCode:
     plan = check_options(model, asked)
     options = replace(options, config=plan.config or "")
     # What is wrong with a command line is said before anything is started.
-    device = options.device or DEFAULT_DEVICE
+    device = options.device or CPU.device
     target = choose_target(device, options.target)
     locks = find_cache_folder(options.cache_dir) / "locks"
     if options.output:

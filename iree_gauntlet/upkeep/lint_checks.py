@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.device_kinds import DRIVERS, split_device
 from iree_gauntlet.dialects.configuration_file import MARKS_FILE, read_configuration, read_marks
 from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import file_path
@@ -23,7 +24,6 @@ from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.stages import Kind
 from iree_gauntlet.targets import FAMILIES
-from iree_gauntlet.toolchains.devices import DRIVERS
 from iree_gauntlet.upkeep.recording import changed_since
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:
     if case.allclose is not None and case.allclose.rtol >= 1:
         what = f"{case.allclose.rtol:g}: so large a tolerance lets zeros pass, whatever is expected"
         yield problem_of_field(case.origin.file, "rtol", what, "Give what the outputs may differ by, such as 1e-3.")
-    driver = case.device.partition("://")[0]
+    driver, _ = split_device(case.device)
     if driver and driver not in DRIVERS:
         what = f"IREE has no driver {driver!r}{did_you_mean(driver, DRIVERS)}"
         hint = "Where a plugin brings it, all is well."

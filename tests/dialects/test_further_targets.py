@@ -168,6 +168,27 @@ def test_a_chip_that_no_flag_names_is_left_out() -> None:
     assert target_flags(Target("metal", "apple9")) == ("--iree-hal-target-device=metal",)
 
 
+@pytest.mark.parametrize(
+    ("target", "flags"),
+    [
+        (CPU, f"{' '.join(HOST_FLAGS)} --iree-llvmcpu-target-cpu=host"),
+        (Target("vmvx"), "--iree-hal-target-device=local --iree-hal-local-target-device-backends=vmvx"),
+        (Target("rocm", "gfx942"), "--iree-hal-target-device=hip --iree-rocm-target=gfx942"),
+        (Target("cuda", "sm_80"), "--iree-hal-target-device=cuda --iree-cuda-target=sm_80"),
+        (Target("vulkan", "rdna3"), "--iree-hal-target-device=vulkan --iree-vulkan-target=rdna3"),
+    ],
+)
+def test_a_target_is_named_by_its_flags(target: Target, flags: str) -> None:
+    assert target_flags(target) == tuple(flags.split())
+
+
+@pytest.mark.parametrize("words", ["rocm hip cuda vulkan metal vmvx spirv llvmcpu llvmgpu", "llvmcpu llvmgpu spirv"])
+def test_flags_that_concern_one_target_alone_are_no_flags_of_another(words: str) -> None:
+    codegen = "" if "hip" in words else "codegen-"
+    concerned = [f"--iree-{codegen}{word}-x=1" for word in words.split()]
+    assert flags_for(VULKAN, [*concerned, "--iree-gpu-x=1"]) == ("--iree-hal-target-device=vulkan", "--iree-gpu-x=1")
+
+
 @given(st.sampled_from(FAMILIES), st.sampled_from(FAMILIES))
 def test_flags_of_one_target_become_those_of_another(one: str, other: str) -> None:
     plain = ("--iree-opt-level=O3", "--iree-input-demote-f64-to-f32=false", "--iree-codegen-llvmgpu-test=1")

@@ -261,6 +261,21 @@ def test_a_gpu_is_the_architecture_of_what_ran_on_it() -> None:
     assert (cpu["name"], cpu["type"], cpu["gpu_count"]) == ("cpu", "AMD EPYC 7763", 0)
 
 
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("local-sync", "cpu"),
+        ("hip://1", "rocm"),
+        ("amdgpu", "rocm"),
+        ("vulkan", "vulkan"),
+        ("metal", "mps"),
+        ("x", "x"),
+    ],
+)
+def test_a_device_is_called_as_dashboards_call_it(device: str, name: str) -> None:
+    assert made(pair(device=device))[0]["runners"][0]["name"] == name
+
+
 def test_a_header_may_lack_everything() -> None:
     found = made(pair(), header={})
     assert found[0]["runners"][0]["type"] == "unknown"

@@ -31,6 +31,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.engine.processes.processes import require_pipes
 from iree_gauntlet.engine.processes.supervisor import Outcome
 from iree_gauntlet.errors import ToolchainError
@@ -52,7 +53,7 @@ _START_SECONDS = 120.0
 # Processes that are tried for a case which none of them reads.
 _MOST_STARTS = 3
 # What of a case is sent to its process.
-_SENT = ("cwd", "device", "module", "function", "inputs", "expected", "allclose", "kept")
+_SENT = ("cwd", "device", "on_cpu", "module", "function", "inputs", "expected", "allclose", "kept")
 
 
 class RunVerdict:
@@ -98,7 +99,7 @@ class RunJob:
     @property
     def on_cpu(self) -> bool:
         """Whether it runs in its own process alone, and not through a GPU's driver."""
-        return self.device.startswith("local-")
+        return is_cpu(self.device)
 
 
 @dataclass(frozen=True, slots=True)

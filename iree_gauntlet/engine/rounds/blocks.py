@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from iree_gauntlet.device_kinds import LOCAL_SYNC, LOCAL_TASK
 from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY, Measurement, TakenRound, take_round
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.machine.machine_state import choose_fastest_cores
@@ -330,7 +331,7 @@ def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
     """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
     device = step.resources.device
-    if affinity is None or shutil.which("taskset") is None or device not in ("local-task", "local-sync"):
+    if affinity is None or shutil.which("taskset") is None or device not in (LOCAL_TASK.name, LOCAL_SYNC.name):
         return ((),)
     available = sorted(affinity(0))
     cores = choose_fastest_cores(root, available)
@@ -338,7 +339,7 @@ def ways(step: Step, root: Path = Path("/")) -> tuple[Cpus, ...]:
     workers = topology.pop(_WORKERS, "")
     if topology or (workers and not workers.isdecimal()):
         return ((),)
-    if device == "local-sync":
+    if device == LOCAL_SYNC.name:
         counts = {1}
     else:
         counts = {int(workers)} if workers else {1, min(len(choose_fastest_cores(root, ())), _MOST_WORKERS)}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.device_kinds import LOCAL_SYNC, LOCAL_TASK
 from iree_gauntlet.engine.judging import find_first_error, judge_process
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import Statistic
@@ -47,8 +48,6 @@ _TIMING_FLAGS = (
 # Flags that say how many workers a program has, and where.
 TOPOLOGY = "--task_topology_"
 _MS_PER_SECOND = 1000.0
-# The device that does all work in the thread that asks for it.
-_ONE_THREAD = "local-sync"
 # Of a golden's confirmation.
 _ALPHA = 0.01
 _MOST_ROUNDS = 26
@@ -165,7 +164,8 @@ def timed(step: Step, settings: RoundSettings) -> Measurement:
         f"--benchmark_min_time={settings.min_time:g}s",
         f"--benchmark_min_warmup_time={settings.min_time:g}",
     )
-    if settings.cpus and step.resources.device == "local-task" and not any(word.startswith(TOPOLOGY) for word in argv):
+    has_workers = step.resources.device == LOCAL_TASK.name
+    if settings.cpus and has_workers and not any(word.startswith(TOPOLOGY) for word in argv):
         # As many workers as CPUs, which taskset holds there. Not --task_topology_cpu_ids: workers that are pinned one
         # by one fight the thread that waits for them, and times become multiples of the scheduler's tick (4 ms).
         argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")
@@ -175,8 +175,7 @@ def timed(step: Step, settings: RoundSettings) -> Measurement:
 
 def gpu_of(step: Step) -> str:
     """The GPU that a step runs on; empty for a CPU, and for a device that computes on it."""
-    device = step.resources.device
-    return "" if device.startswith("local-") or step.resources.software else device
+    return "" if step.resources.software else step.resources.accelerator
 
 
 def compile_round(step: Step, settings: RoundSettings) -> Measurement:
@@ -319,7 +318,7 @@ def confirm_time(
 
 def _find_excess(costs: Sequence[RoundCost], check: Check, step: Step) -> str:
     """Why rounds break a golden whatever disturbed them; empty where they may not. On a GPU CPU time says nothing."""
-    cpus = 1 if step.resources.device == _ONE_THREAD else read_machine_facts().cores
+    cpus = 1 if step.resources.device == LOCAL_SYNC.name else read_machine_facts().cores
     least = 0.0 if gpu_of(step) else find_least_time(costs, Statistic(check.statistic), cpus)
     if check.limit is None or least <= check.limit:
         return ""

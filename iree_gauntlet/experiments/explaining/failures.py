@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import MAIN
+from iree_gauntlet.device_kinds import CPU
 from iree_gauntlet.errors import GauntletError, NothingSelectedError
 from iree_gauntlet.settings import shown
 from iree_gauntlet.stages import Stage
@@ -73,7 +74,7 @@ class Failure:
     @property
     def device(self) -> str:
         """The device that it ran on."""
-        return next(iter(self.values("--device")), "local-task")
+        return next(iter(self.values("--device")), CPU.device)
 
     @property
     def function(self) -> str:

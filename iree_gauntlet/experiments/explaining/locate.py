@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.device_kinds import CPU, DEVICE_KINDS, VMVX
 from iree_gauntlet.experiments.explaining.flow_program import (
     CUT_OUT,
     TOLERANCES,
@@ -59,8 +60,9 @@ _TIMEOUT_SECONDS = 120.0
 _NO_WORSE = 2
 # Flags of one target alone, which another has no use for.
 _OF_TARGETS = (
-    *("--iree-hal-target", "--iree-hal-local-target", "--iree-hal-substitute", "--iree-llvmcpu", "--iree-vulkan"),
-    *("--iree-cuda", "--iree-rocm", "--iree-hip", "--iree-metal", "--iree-amdgpu"),
+    *("--iree-hal-target", "--iree-hal-local-target", "--iree-hal-substitute", f"--iree-{CPU.code_generator}"),
+    # Those of VMVX stay: it may be the reference.
+    *(f"--iree-{name}" for kind in DEVICE_KINDS if kind is not VMVX for name in kind.names),
 )
 _TRIVIAL = """\
 func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
@@ -68,13 +70,12 @@ func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
   return %0 : tensor<4xf32>
 }
 """
-_LOCAL, _BACKEND = "--iree-hal-target-device=local", "--iree-hal-local-target-device-backends"
 # What a program is held against, the cheaper first.
 _REFERENCES = {
-    "llvm-cpu, generic": (_LOCAL, f"{_BACKEND}=llvm-cpu", "--iree-llvmcpu-target-cpu=generic"),
-    "vmvx": (_LOCAL, f"{_BACKEND}=vmvx"),
+    f"{CPU.backend}, generic": (*CPU.target_flags, "--iree-llvmcpu-target-cpu=generic"),
+    VMVX.family: VMVX.target_flags,
 }
-_REFERENCE_DEVICE = "local-task"
+_REFERENCE_DEVICE = CPU.device
 # What is nearer than a failure by so much is another thing: another order of operations.
 _MUCH = 10
 # Dispatches before and after the one that is wrong, whose errors are kept.
@@ -436,7 +437,7 @@ def _hold_against_f64(
         module = tools.compile_text(name, text, _FLAGS, timeout=_TIMEOUT_SECONDS)
     except CompileError:
         return None
-    words = ["--device=local-task", f"--module={module}", f"--function={CUT_OUT}"]
+    words = [f"--device={_REFERENCE_DEVICE}", f"--module={module}", f"--function={CUT_OUT}"]
     for index, item in enumerate(suspect.inputs):
         file, kind = item.file, item.type
         if kind.endswith("f32"):

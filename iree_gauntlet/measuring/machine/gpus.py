@@ -26,6 +26,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.device_kinds import find_driver, find_kind, split_device
 from iree_gauntlet.system.short_process import run_short
 
 if TYPE_CHECKING:
@@ -45,12 +46,6 @@ _PID = re.compile(r"PID\s*([0-9]{1,9})")
 ANY_GPU = "gpu"
 # amd-smi is a Python program and takes half a second on a machine with eight GPUs.
 _TIMEOUT_SECONDS = 5.0
-# What hides and reorders the GPUs of a driver's programs.
-_VISIBLE = {
-    "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "hip": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-    "amdgpu": ("ROCR_VISIBLE_DEVICES",),
-}
 
 
 class ToolAnswerError(Exception):
@@ -364,13 +359,6 @@ def _find_largest(values: Iterator[float | None]) -> float | None:
 
 
 _TOOLS = {"nvidia-smi": read_nvidia, "amd-smi": read_amd_smi, "rocm-smi": read_rocm_smi}
-_DRIVERS = {
-    "cuda": ("nvidia-smi",),
-    "hip": ("amd-smi", "rocm-smi"),
-    "amdgpu": ("amd-smi", "rocm-smi"),
-    "vulkan": tuple(_TOOLS),
-    ANY_GPU: tuple(_TOOLS),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +371,7 @@ class GpuReading:
 
 def is_gpu(device: str) -> bool:
     """Whether an IREE device (`hip://0`) is a GPU that a tool may know."""
-    return _get_driver(device) in _DRIVERS
+    return bool(_list_tools(device))
 
 
 def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> GpuReading:
@@ -392,7 +380,7 @@ def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT
     `path` has the folders in which the tools are looked for, PATH where None; each may take `timeout` seconds.
     """
     problems = []
-    for tool in _DRIVERS.get(_get_driver(device), ()):
+    for tool in _list_tools(device):
         program = shutil.which(tool, path=path)
         if program is None:
             problems.append(f"there is no {tool}")
@@ -414,15 +402,14 @@ def pick_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, s
     The driver's numbers are the tool's only where nothing hides or reorders GPUs: CUDA puts the fastest first
     unless CUDA_DEVICE_ORDER says otherwise, and Vulkan has an order of its own.
     """
-    driver, (_, _, rest) = _get_driver(device), device.partition("://")
-    path = rest.partition("?")[0]
+    driver, path = find_driver(device), split_device(device)[1].partition("?")[0]
     if path and not path.isdecimal():
         return _match_uuid(gpus, path) or tuple(gpus)
     ordinal = int(path or 0)
-    lists = [environment[name] for name in _VISIBLE.get(driver, ()) if environment.get(name)]
+    lists = [environment[name] for name in driver.visibility if environment.get(name)]
     alike = len({gpu.name for gpu in gpus}) == 1
-    by_bus = driver != "cuda" or alike or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if driver in ("vulkan", ANY_GPU) or len(lists) > 1:
+    by_bus = driver.bus_order or alike or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if not driver.has_ordinals or driver.name == ANY_GPU or len(lists) > 1:
         return tuple(gpus)
     if lists:
         words = [word.strip() for word in lists[0].split(",")]
@@ -451,8 +438,9 @@ def _normalise_uuid(uuid: str) -> str:
     return uuid.lower().replace("-", "")
 
 
-def _get_driver(device: str) -> str:
-    return device.partition("://")[0]
+def _list_tools(device: str) -> tuple[str, ...]:
+    """List the tools that may know a device, the first choice first."""
+    return tuple(_TOOLS) if device == ANY_GPU else find_kind(device).state_tools
 
 
 def _ask(program: str, timeout: float, *words: str) -> str:

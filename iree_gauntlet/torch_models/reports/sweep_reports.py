@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from iree_gauntlet.device_kinds import find_kind, is_cpu
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, read_written_memory_profile
@@ -54,8 +55,6 @@ _REPOSITORIES = {
     "torchao": "pytorch/ao",
     "transformers": "huggingface/transformers",
 }
-# As dashboards call devices, by IREE's driver.
-_DEVICES = {"local-task": "cpu", "local-sync": "cpu", "hip": "rocm", "amdgpu": "rocm", "metal": "mps"}
 _MEGABYTE = 1e6
 _GIB = 1 << 30
 _TARGETS = TypeAdapter(dict[str, dict[str, float]])
@@ -288,7 +287,7 @@ def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBen
 def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
     """The machine. `name` and `type` are what dashboards call device and architecture."""
     machine, device = header.machine, _name_device(row)
-    gpus = () if device == "cpu" else header.gpus
+    gpus = () if is_cpu(row.point.device) else header.gpus
     names = ", ".join(filter(None, dict.fromkeys(gpu.name for gpu in gpus)))
     return OssRunner(
         name=device,
@@ -321,8 +320,8 @@ def _find_dependencies(header: SweepHeader) -> dict[str, OssDependency]:
 
 
 def _name_device(row: Row) -> str:
-    driver = row.point.device.partition(":")[0]
-    return _DEVICES.get(driver, driver)
+    kind = find_kind(row.point.device)
+    return kind.dashboard_device or kind.family
 
 
 def _scale(value: float | None, unit: float) -> float | None:

@@ -6,6 +6,7 @@ Requests come as lines of JSON on standard input, and each is answered by a line
 
     {"cwd": "/…/test_abs",                  where relative paths begin
      "device": "local-sync",                made once, and kept
+     "on_cpu": true,                        the device is the processor
      "module": "/…/module.vmfb",
      "function": "",                        empty for the only one that the module exports
      "inputs": ["3x4xf32=@input_0.bin"], "expected": ["3x4xf32=@output_0.bin"],
@@ -27,7 +28,7 @@ one that iree-run-module would come to. Outputs that all pass are not listed.
 
 The first line is `{"ready": true}`. The process ends with standard input, and, whatever it is doing, when the other end
 of the pipe LIFE_FD is closed. MEMORY_BYTES above 0 is the address space that cases may have in addition to what
-Python and the runtime took at start, until one asks for a device that is no `local-` one. What a case prints goes to
+Python and the runtime took at start, until one asks for a device other than the processor. What a case prints goes to
 standard error.
 """
 
@@ -159,6 +160,7 @@ def _widen(values: Array, element_type: str) -> NDArray[np.float64]:
 class _RunRequest:
     cwd: str
     device: str
+    on_cpu: bool
     module: str
     function: str
     inputs: list[str]
@@ -207,7 +209,7 @@ class RunServer:
         """What is to be said of the outputs; nothing where all of them pass."""
         inputs = [read_value(text, request.cwd) for text in request.inputs]
         expected = [read_value(text, request.cwd) for text in request.expected]
-        device, hal_module, allocator = self._get_device(request.device)
+        device, hal_module, allocator = self._get_device(request.device, on_cpu=request.on_cpu)
         runtime = self._runtime
         module = self._load_module(os.path.join(request.cwd, request.module))  # noqa: PTH118 - a good part of a case
         context = runtime.VmContext(self._instance, modules=[hal_module, module])
@@ -263,12 +265,12 @@ class RunServer:
             contents = memoryview(copy_to_host(self._runtime, device, allocator, buffer).map())[:count]
         return ArgumentValue(shape, element_type, contents)
 
-    def _get_device(self, uri: str) -> tuple[Native, Native, Native]:
+    def _get_device(self, uri: str, *, on_cpu: bool) -> tuple[Native, Native, Native]:
         """The device, the module that offers it to programs, and its allocator."""
         if uri in self._no_devices:
             raise UnsupportedError(self._no_devices[uri])
         if uri not in self._devices:
-            if not uri.startswith("local-"):
+            if not on_cpu:
                 # A GPU's driver reserves addresses for all memory of all GPUs, and more, at once.
                 _, hard = resource.getrlimit(resource.RLIMIT_AS)
                 resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
