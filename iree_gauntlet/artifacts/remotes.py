@@ -186,7 +186,19 @@ class HttpRemote:
             # A redirection to another host leaves `Authorization` out: requests sees to that.
             **(self.headers if own else {}),
         }
-        return self._session.get(url, stream=True, timeout=self.stall_timeout, headers=headers)
+        answers: list[requests.Response] = []
+
+        def keep(answer: requests.Response, **_: object) -> None:
+            answers.append(answer)
+
+        try:
+            hooks = {"response": keep}
+            return self._session.get(url, stream=True, timeout=self.stall_timeout, headers=headers, hooks=hooks)
+        except BaseException:
+            # requests leaves an answer open that it fails on, such as one with a damaged `Location`.
+            for answer in answers:
+                answer.close()
+            raise
 
     def _read_body(self, response: requests.Response, start: int, version: str, done: list[int]) -> Body:
         self._check_status(response)
