@@ -172,7 +172,7 @@ def docs_commands(session: nox.Session) -> None:
 @nox.session
 def micro(session: nox.Session) -> None:
     """Measure recipes: specs/recipes/quick.yml, or what stands after `--` (`nox -s micro -- --config my.yml`)."""
-    session.install("-e", ".[iree,models,plots]", "pip")
+    session.install("-e", ".[iree,models]", "pip")
     session.run("gauntlet", "micro", *(session.posargs or ("--config", _RECIPES)))
 
 
@@ -189,7 +189,7 @@ def lint(session: nox.Session) -> None:
 def _install_test_tools(session: nox.Session, *extras: str) -> None:
     # They start programs by the hundred: where Python may not keep what it compiles, each compiles it all again.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    wanted = ",".join(("cluster", "iree", "plots", "record", *extras))
+    wanted = ",".join(("cluster", "iree", "record", *extras))
     session.install("-e", f".[{wanted}]", "pip", *nox.project.dependency_groups(_project(), "test"))
 
 

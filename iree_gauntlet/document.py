@@ -241,14 +241,13 @@ class Picture:
 
     Attributes:
         file: where it lies, next to the document.
-        data: SVG that was drawn here, or PNG. `INK` and `PAPER` in an SVG become the page's own colours.
+        svg: drawn by a `FileDrawing`; its `INK` and `PAPER` become the page's own colours.
         text: what it shows, for those who do not see it.
     """
 
     file: str
-    data: bytes
+    svg: str
     text: str
-    caption: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Pictures of a page as SVG: colours are those of the page's style sheet, by class."""
+"""Pictures as SVG: those of pages are coloured by their style sheet, by class; those that are files by themselves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from iree_gauntlet.document import Bars, Chart, Course, DrawnInterval, Lanes
+from iree_gauntlet.document import INK, PAPER, Bars, Chart, Course, DrawnInterval, Lanes
 from iree_gauntlet.formatting import LOOKS, duration, one_line, signed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from iree_gauntlet.document import Cell, Column, Line, Stop, WorkSpan
 
@@ -36,6 +36,10 @@ _TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 _STOPS_HEIGHT, _STOP_LABELS = 170, 24
 # Of more stops than these the values stand in the table alone.
 _VALUED_STOPS, _LONGEST_TEXT = 16, 24
+# Of files, in pixels: as wide as characters of their font are at most on average, and the margin around all.
+_CHARACTER, _WIDE_CHARACTER, _FILE_MARGIN = 7.0, 11.5, 16
+_ANCHORS = ("start", "middle", "end")
+_FONT = 'font-family="system-ui, DejaVu Sans, Verdana, sans-serif" font-size="11" shape-rendering="crispEdges"'
 
 
 def draw_column(column: Column, cells: Sequence[Cell]) -> tuple[Markup, list[Markup]]:
@@ -257,10 +261,18 @@ def _format_box(x: float, y: float, width: float, kind: str) -> str:
 
 def _list_seconds(end: float) -> list[float]:
     """Round numbers of seconds, five to ten of them."""
+    if end < 120:
+        return list_round_numbers(end)
     rough = end / 8
-    power = 10 ** math.floor(math.log10(rough))
-    units = [power * factor for factor in (1, 2, 5, 10)] if end < 120 else [15, 30, 60, 120, 300, 600, 1800, 3600]
+    units = (15, 30, 60, 120, 300, 600, 1800, 3600)
     step = next((unit for unit in units if unit >= rough), 7200 * math.ceil(rough / 7200))
+    return [step * index for index in range(int(end / step) + 1)]
+
+
+def list_round_numbers(end: float) -> list[float]:
+    """List up to nine round numbers from 0 to an end above 0."""
+    power = 10 ** math.floor(math.log10(end / 8))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= end / 8)
     return [step * index for index in range(int(end / step) + 1)]
 
 
@@ -326,3 +338,59 @@ def _make_svg(kind: str, width: int, height: int, inside: str, text: str = "") -
 def _make_markup(text: str) -> Markup:
     """Our own text, of which all that is others' was escaped."""
     return Markup(text)  # noqa: S704
+
+
+class FileDrawing:
+    """An SVG file that needs no style sheet: below its title what is drawn, and as large as that is.
+
+    Attributes:
+        left: where text stands that is aligned with the title.
+        top: where there is room below the title.
+    """
+
+    left, top = float(_FILE_MARGIN), 3.0 * _FILE_MARGIN
+
+    def __init__(self, title: str) -> None:
+        self._parts: list[str] = []
+        self._width = self._height = 0.0
+        self.write(self.left, 1.25 * _FILE_MARGIN, title)
+
+    def write(self, x: float, y: float, text: str, anchor: str = "start", *, turn: int = 0, ink: str = INK) -> float:
+        """Write a text on one line, turned by so many degrees around (x, y); return where its right end is."""
+        line = one_line(text)
+        width, share, angle = measure_text(line), _ANCHORS.index(anchor) / 2, math.radians(turn)
+        right = x + (1 - share) * width * math.cos(angle)
+        self._extend(right, y - share * width * math.sin(angle))
+        turned = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
+        place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}'
+        self._parts.append(f'<text {place} pointer-events="none" style="fill: {ink}">{escape(line)}</text>')
+        return right
+
+    def fill(self, x: float, y: float, width: float, height: float, style: str, title: str = "") -> None:
+        """Draw a rectangle, with a title where a pointer rests on it."""
+        self._extend(x + width, y + height)
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        inside = f"<title>{escape(one_line(title))}</title>" if title else ""
+        self._parts.append(f'<rect {place} style="{style}">{inside}</rect>')
+
+    def connect(self, points: Iterable[tuple[float, float]], style: str) -> None:
+        """Draw a line through points."""
+        places = list(points)
+        self._extend(*map(max, zip(*places, strict=True)))
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        self._parts.append(f'<polyline points="{line}" style="fill: none; {style}"/>')
+
+    def finish(self) -> str:
+        """Return the file."""
+        width, height = (math.ceil(end) + _FILE_MARGIN for end in (self._width, self._height))
+        size = f'width="{width}" height="{height}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" {_FONT}>'
+        return "\n".join((head, f'<rect {size} style="fill: {PAPER}"/>', *self._parts, "</svg>\n"))
+
+    def _extend(self, right: float, bottom: float) -> None:
+        self._width, self._height = max(self._width, right), max(self._height, bottom)
+
+
+def measure_text(text: str) -> float:
+    """Estimate the width of a text in a file's font, in pixels; never too little."""
+    return sum(_CHARACTER if character < "\u1100" else _WIDE_CHARACTER for character in text)

@@ -133,8 +133,8 @@ def _list_lines(block: Block) -> Iterator[tuple[str, str]]:
         case Code(text):
             for line in clean(text).splitlines():
                 yield f"    {line}", ""
-        case Picture(file, _, text, caption):
-            yield f"{one_line(caption or text)}: {file}", ""
+        case Picture(file, _, text):
+            yield f"{one_line(text)}: {file}", ""
 
 
 def _make_plain(text: Text) -> str:

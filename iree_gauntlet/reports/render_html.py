@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import itertools
 import json
 import re
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +39,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.document import Block, Cell, Column, Table
 
 
-# What a page has no use for: all before the SVG itself (a declaration, a document type) and its metadata.
-_AROUND_SVG = re.compile(r"\A.*?(?=<svg\b)|<metadata>.*?</metadata>\s*", re.DOTALL)
 _MEMORY = re.compile(r'<meta name="memory" content="([^"]*)">')
-_IDENTIFIER = re.compile(r"(\bid=\"|\bhref=\"#|\burl\(#)")
 # The figure that a cell begins with: what stands up to its point, and all from there on.
 _FIGURE = re.compile(r"[^\d.]{0,2}[\d,]*")
 # The word of an exit code; of all others `inconclusive`.
@@ -52,7 +48,6 @@ ENDINGS = {ExitCode.OK: "passed", ExitCode.FAILED: "failed", ExitCode.USAGE: "er
 
 def render_html(document: Document) -> str:
     """The page; ends with a newline."""
-    numbers = itertools.count()
     environment = _make_environment()
     scripts = PageScripts(document.in_files)
     code, _, meaning = document.ending.partition(": ")
@@ -65,7 +60,6 @@ def render_html(document: Document) -> str:
             scripts=scripts,
             style=Markup(environment.get_template("page.css").render(stages=Stage) + "\n"),  # noqa: S704 - our own
             ending=ending,
-            inlined=partial(_inline_text, numbers=numbers),
             ink=INK,
             paper=PAPER,
         )
@@ -84,6 +78,7 @@ def _make_environment() -> jinja2.Environment:
         "heading": _make_heading,
         "table": _make_table,
         "drawn": draw_block,
+        "inlined": _inline_picture,
     }
     return environment
 
@@ -188,15 +183,10 @@ def _escape(text: str) -> str:
     return html.escape(one_line(text))
 
 
-def _inline_text(picture: Picture, numbers: Iterator[int]) -> Markup:
-    """A picture as part of the page; an SVG with identifiers that no other has."""
-    text = clean(picture.text)
-    if picture.data.startswith(b"\x89PNG"):
-        return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(
-            text, base64.b64encode(picture.data).decode()
-        )
-    svg = _IDENTIFIER.sub(rf"\g<1>p{next(numbers)}-", _AROUND_SVG.sub("", picture.data.decode("utf-8")))
-    return Markup(svg.replace("<svg", Markup('<svg role="img" aria-label="{}"').format(text), 1))  # noqa: S704
+def _inline_picture(picture: Picture) -> Markup:
+    """A picture as part of the page."""
+    label = Markup('<svg role="img" aria-label="{}"').format(clean(picture.text))
+    return Markup(picture.svg.replace("<svg", label, 1))  # noqa: S704
 
 
 class PageScripts:

@@ -64,8 +64,8 @@ def _block(block: Block) -> str:
             found = "\n\n".join(f"> {escape(line)}" for line in lines)
         case Code(text, language):
             found = fenced(text, language)
-        case Picture(file, _, text, caption):
-            found = _format_text((TextLink(caption or text, file),))
+        case Picture(file, _, text):
+            found = _format_text((TextLink(text, file),))
         case Folded(title, inside):
             parts = filter(None, map(_block, inside))
             # A block of HTML, in which nothing is Markdown.

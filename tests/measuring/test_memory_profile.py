@@ -224,12 +224,9 @@ def test_another_answer_is_refused(answer: dict[str, Any]) -> None:
 
 
 def test_the_plot_is_drawn_twice_alike() -> None:
-    pytest.importorskip("matplotlib")
-    svg, png = draw_memory_plot(_profile(), "int8wo")
-    assert (svg, png) == draw_memory_plot(_profile(), "int8wo")
-    assert png.startswith(b"\x89PNG")
-    text = svg.decode()
-    assert all(name in text for name in [*_PHASES, "int8wo", "resident", "allocator"])
+    svg = draw_memory_plot(_profile(), "int8wo")
+    assert svg == draw_memory_plot(_profile(), "int8wo")
+    assert all(name in svg for name in [*_PHASES, "int8wo", "resident", "allocator"])
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"phases": [{"name": "load"}]}'])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -83,16 +82,6 @@ def test_it_is_reported(project: Project, name: str, code: int, said: str) -> No
     done = project.gauntlet("report", name)
     assert done.code == code, done.text
     assert said in done.out
-
-
-def test_without_matplotlib_a_sweep_has_no_plots(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
-    folder = recorded("micro", project.folder)
-    done = project.gauntlet("report", "micro")
-    assert done.code == 0, done.text
-    assert "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')" in done.out
-    assert not [*folder.rglob("*.svg"), *folder.rglob("*.png")]
 
 
 def test_a_run_is_resumed(project: Project) -> None:

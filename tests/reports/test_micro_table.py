@@ -18,13 +18,19 @@ from iree_gauntlet.torch_models.reports.sweep_document import (
     collect_heading_facts,
     find_doubts,
     format_decibels,
-    format_ratio,
     make_speedup_cell,
     make_speedup_table,
     make_sweep_document,
     summarise,
 )
-from iree_gauntlet.torch_models.reports.sweep_rows import Row, SweepHeader, group_entries, read_rows, times
+from iree_gauntlet.torch_models.reports.sweep_rows import (
+    Row,
+    SweepHeader,
+    format_ratio,
+    group_entries,
+    read_rows,
+    times,
+)
 from tests.support.micro_records import SWEEP_HEADER, grid, point, ratio, record, records, squares, variant
 
 
@@ -119,7 +125,7 @@ def test_the_console_keeps_to_its_width_and_says_everything() -> None:
         lines = printed(rows, width)
         # The last lines are sentences, which a terminal wraps.
         tables = lines[: lines.index("How to read it")]
-        assert max(map(len, tables)) <= width
+        assert max(len(line) for line in tables if not line.endswith(".svg")) <= width
         assert [line.strip() for line in lines[len(tables) + 1 :]][: len(LEGEND)] == list(LEGEND)
         text = "\n".join(tables)
         for row in rows:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Name of a profile's file in the folder of its step; plots have the same, with their own endings.
+# Name of a profile's file in the folder of its step; its picture has the same, with its own ending.
 MEMORY_FILE = "memory.json"
 # The role of a step that watches a variant's memory: this, and the variant's label.
 MEMORY_ROLE = "memory."

@@ -15,24 +15,23 @@ from iree_gauntlet.document import (
     Heading,
     Items,
     OnPage,
-    Picture,
     Table,
 )
 from iree_gauntlet.formatting import byte_size, duration, format_error, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.sweep_record import MEASURED, SAME
 from iree_gauntlet.reports.report_files import RecordOrigin, provenance
-from iree_gauntlet.torch_models.reports.sweep_rows import Row, SweepEntry, find_mean_ratio, group_entries, times
+from iree_gauntlet.torch_models.reports.sweep_plots import draw_plots
+from iree_gauntlet.torch_models.reports.sweep_rows import find_mean_ratio, format_ratio, group_entries, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.records.sweep_record import IreeTimes, Ratio, TorchTimes
-    from iree_gauntlet.torch_models.reports.sweep_rows import Plot, SweepHeader
+    from iree_gauntlet.document import Picture
+    from iree_gauntlet.records.sweep_record import IreeTimes, TorchTimes
+    from iree_gauntlet.torch_models.reports.sweep_rows import Row, SweepEntry, SweepHeader
 
 
-# What a ratio says, where it is not plain from its size.
-_MARKS = {"inconclusive": " ?", "same": " ="}
 _SIGNS = {"faster": "▲ ", "slower": "▼ "}
 # Of a point that a sweep did not come to: what became of it, and why, by the sweep's state.
 NOT_MEASURED = "not measured"
@@ -52,14 +51,6 @@ _TITLE = "IREE Gauntlet: micro-benchmarks"
 _BASELINE = "baseline, ms"
 # What a terminal shows.
 _MOST_ROWS, _MOST_DOUBTS = 60, 12
-
-
-def format_ratio(ratio: Ratio | None) -> str:
-    """`1.72 (1.60–1.84)`, marked where it is no difference; a dash for none."""
-    if ratio is None:
-        return NOTHING
-    span = "" if ratio.low is None or ratio.high is None else f" ({times(ratio.low)}–{times(ratio.high)})"
-    return f"{times(ratio.ratio)}{span}{_MARKS.get(ratio.word, '')}"
 
 
 def make_speedup_cell(row: Row | None) -> ColouredCell | str:
@@ -201,14 +192,12 @@ _FIGURES = (
 )
 
 
-def make_sweep_document(rows: Sequence[Row], header: SweepHeader, plots: Sequence[Plot] = ()) -> Document:
-    """What people read of it.
-
-    `plots`: of `draw_plots`; none where matplotlib is missing.
-    """
+def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
+    """What people read of it."""
     blocks: list[Block] = []
+    names: set[str] = set()
     for entry in group_entries(rows):
-        blocks += _write_entry(entry, [plot for plot in plots if plot.entry == entry.title])
+        blocks += _write_entry(entry, draw_plots(entry, names))
     blocks += [Heading("How to read it", 3), Items(tuple((line,) for line in LEGEND))] if rows else []
     *facts, answer = collect_heading_facts(header, rows)
     return Document(
@@ -239,13 +228,12 @@ def make_speedup_table(entry: SweepEntry) -> Table:
     return Table(_make_columns(["m-k-n"], _BASELINE, *recipes), rows, _MOST_ROWS)
 
 
-def _write_entry(entry: SweepEntry, plots: Sequence[Plot]) -> Iterator[Block]:
+def _write_entry(entry: SweepEntry, pictures: Iterable[Picture]) -> Iterator[Block]:
     yield Heading(entry.title)
     yield _make_table(
         _SUMMARY, [summarise(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows)]
     )
-    for plot in plots:
-        yield Picture(f"{plot.name}.svg", plot.svg, plot.title.removeprefix(f"{entry.title}: "))
+    yield from pictures
     yield Heading("Speed-ups", 3)
     yield make_speedup_table(entry)
     if found := find_doubts(entry.rows):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from iree_gauntlet.device_kinds import find_kind, is_cpu
+from iree_gauntlet.document import Picture
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, read_written_memory_profile
@@ -27,7 +27,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.reports.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
-from iree_gauntlet.torch_models.reports.sweep_plots import draw_memory_plot, draw_plots
+from iree_gauntlet.torch_models.reports.sweep_plots import draw_memory_plot
 from iree_gauntlet.torch_models.reports.sweep_rows import MissingPoint, SweepHeader, format_results_csv, read_rows
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ _MEGABYTE = 1e6
 _GIB = 1 << 30
 _TARGETS = TypeAdapter(dict[str, dict[str, float]])
 _Targets: TypeAlias = Mapping[str, Mapping[str, float]]
-_NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
 
 
 def is_float32(value: float) -> bool:
@@ -333,7 +332,7 @@ def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items() if value is not None and value != ""}
 
 
-def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> dict[str, str | bytes]:
+def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> dict[str, str]:
     """Writes all into `results/` of the run's folder, prints the document, and returns the files by their names."""
     with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
         asked = SweepAsked.from_dict(record.run.micro or {})
@@ -344,28 +343,24 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         header = SweepHeader.from_dict(written)
     targets = read_targets(asked.targets)
     oss = make_oss_json(rows, header, targets=targets)
-    plots = draw_plots(rows) if importlib.util.find_spec("matplotlib") else ()
-    document = make_sweep_document(rows, header, plots)
+    document = make_sweep_document(rows, header)
     folder = run_dir / "results"
-    files: dict[str, str | bytes] = {
+    files = {
         "results.csv": format_results_csv(rows, header.missing),
         "results.md": render_markdown(document),
         "results.json": json.dumps({"header": written, "points": records}, indent=1) + "\n",
         "results.html": render_html(document),
         "benchmark_results.json": oss,
-        **{f"{plot.name}.svg": plot.svg for plot in plots},
-        **{f"{plot.name}.png": plot.png for plot in plots},
+        **{block.file: block.svg for block in document.blocks if isinstance(block, Picture)},
     }
     _write(folder, files)
     _draw_memory(record, run_dir)
     names = ", ".join(name for name in files if name.startswith("results."))
     print_document(document, stream, f"{shown(folder)}: {names}", environ=os.environ)
-    if not plots and any(row.speedup for row in rows):
-        stream.write(f"{_NO_PLOTS}\n")
     return files
 
 
-def copy_micro_reports(record: JournalRecord, run_dir: Path, files: Mapping[str, str | bytes], stream: TextIO) -> None:
+def copy_micro_reports(record: JournalRecord, run_dir: Path, files: Mapping[str, str], stream: TextIO) -> None:
     """Writes the files where the sweep's own command was asked to; a later report of a record writes nowhere else."""
     asked, here = SweepAsked.from_dict(record.run.micro or {}), Path(record.run.cwd)
     if asked.output_dir:
@@ -412,9 +407,7 @@ def read_targets(name: str) -> _Targets:
 
 
 def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
-    """Draws each profile of memory next to its file; without matplotlib, the profile's step has said so."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return
+    """Draws each profile of memory next to its file."""
     for step in record.planned:
         result = record.results.get(step.id)
         if result is None or "memory" not in result.statistics:
@@ -423,8 +416,8 @@ def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
         profile = read_written_memory_profile(path)
         if profile is not None:
             label = step.id.removeprefix(make_step_id(step.chain, Stage.BENCHMARK, MEMORY_ROLE))
-            svg, png = draw_memory_plot(profile, f"{_name_point(step.chain)}: {label}")
-            _write(path.parent, {path.with_suffix(".svg").name: svg, path.with_suffix(".png").name: png})
+            svg = draw_memory_plot(profile, f"{_name_point(step.chain)}: {label}")
+            _write(path.parent, {path.with_suffix(".svg").name: svg})
 
 
 def _name_point(chain: str) -> str:
@@ -460,7 +453,7 @@ def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+def _write(folder: Path, files: Mapping[str, str]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

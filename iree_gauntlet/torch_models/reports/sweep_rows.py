@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.formatting import one_line
 from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, PointRecord
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 
 _BASELINE = "baseline"
+# What a ratio says, where it is not plain from its size.
+_MARKS = {"inconclusive": " ?", "same": " ="}
 _TITLE = 100
 # What stands in a column, of a variant and of the baseline at its point.
 _Column = Callable[["Row", "Row | None"], object]
@@ -200,15 +203,12 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}" if abs(ratio) >= 0.0995 else f"{ratio:.2g}"
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A picture of results."""
-
-    name: str
-    entry: str
-    title: str
-    svg: bytes
-    png: bytes
+def format_ratio(ratio: Ratio | None) -> str:
+    """`1.72 (1.60–1.84)`, marked where it is no difference; a dash for none."""
+    if ratio is None:
+        return NOTHING
+    span = "" if ratio.low is None or ratio.high is None else f" ({times(ratio.low)}–{times(ratio.high)})"
+    return f"{times(ratio.ratio)}{span}{_MARKS.get(ratio.word, '')}"
 
 
 def _take(path: str) -> _Column:
