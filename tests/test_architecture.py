@@ -300,7 +300,7 @@ def test_a_program_begins_where_all_of_it_is_defined() -> None:
 
 def test_modules_have_one_job_and_are_not_large() -> None:
     vague = {"utils", "util", "helpers", "common", "misc"}
-    assert [module.path for module in modules() if module.path.stem in vague or module.lines > 600] == []
+    assert [module.path for module in modules() if module.path.stem in vague or module.lines > 800] == []
 
 
 def test_nothing_sees_options_by_their_names() -> None:
