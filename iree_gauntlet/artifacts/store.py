@@ -32,7 +32,6 @@ from urllib.parse import urlsplit
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.partial import discard
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, locked, publish
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
@@ -48,7 +47,7 @@ from iree_gauntlet.artifacts.sources import (
     missing,
     parse_source,
 )
-from iree_gauntlet.artifacts.transfer import Policy, Transfer
+from iree_gauntlet.artifacts.transfer import Policy, Transfer, discard
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress, Recorder
