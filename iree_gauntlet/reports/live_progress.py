@@ -22,6 +22,7 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TaskProgressColumn,
+    TextColumn,
     TimeElapsedColumn,
 )
 from rich.progress import Progress as Tasks
@@ -474,7 +475,7 @@ class LiveProgress(Painter):
             BarColumn(20), MofNCompleteColumn(table_column=one), _TextColumn(lambda _: self._render_verdicts())
         )
         self._step_table = _make_table_of(
-            TimeElapsedColumn(table_column=one), _TextColumn(lambda task: Text(task.description))
+            TimeElapsedColumn(table_column=one), TextColumn("{task.description}", markup=False, table_column=one)
         )
         self._file_table = _make_table_of(
             _TextColumn(self._render_name),
