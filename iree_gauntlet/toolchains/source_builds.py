@@ -108,6 +108,12 @@ class BuildTools:
     launcher: str
     compiler: str
 
+    def make_settings_key(self, options: Sequence[str]) -> str:
+        """Hex digest of what makes two builds of one commit differ: options and compiler, but no cache of compiles."""
+        said = [("compiler", f"{self.compiler} {self.cc} {self.cxx} {self.lld}")]
+        settings = enumerate((*_SETTINGS, *options))
+        return compute_identity([*said, *((f"option {index}", text) for index, text in settings)])
+
 
 def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
     """The machine's own tools where they are new enough, else those of the wheels next to this Python.
@@ -276,12 +282,6 @@ class BuildFolder:
         raise ToolchainError(f"{what} {self.title}: {first}", f"Log: {self.log}\n  To repeat: {shlex.join(argv)}")
 
 
-def _make_settings_key(tools: BuildTools, options: Sequence[str]) -> str:
-    """Hex digest of what makes two builds of one commit differ: options and compiler, but no cache of compiles."""
-    said = [("compiler", f"{tools.compiler} {tools.cc} {tools.cxx} {tools.lld}")]
-    return compute_identity([*said, *((f"option {index}", text) for index, text in enumerate((*_SETTINGS, *options)))])
-
-
 def find_first_error(said: str) -> str:
     """The first error that CMake, a compiler or a linker reports, with file and line where it has them."""
     lines = said.splitlines()
@@ -337,7 +337,7 @@ class Build(Sealed):
 
 
 @dataclass(frozen=True, slots=True)
-class _BuildFolder:
+class _WorkFolder:
     """Where a checkout is built with some options."""
 
     folder: Path
@@ -441,15 +441,15 @@ class SourceBuilds:
                     Checkout.of(Path(source), self.environ.get("PATH", "")).forget(tree)
             shutil.rmtree(path)
 
-    def _work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _BuildFolder:
+    def _work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _WorkFolder:
         options = (*self.options, *([_NO_COMPILER] if runtime_only else []))
-        key = _make_settings_key(tools, options)[:8]
+        key = tools.make_settings_key(options)[:8]
         place = compute_identity([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
         name = f"{checkout.folder.name}-{place}-{key}"
         works = [folder.with_name("work") / name for folder in self._folders]
         # What was begun goes on where it is: a folder of CMake's cannot be moved.
         folder = next((work for work in works if work.is_dir()), works[0])
-        return _BuildFolder(folder, checkout, options, tools, key)
+        return _WorkFolder(folder, checkout, options, tools, key)
 
     def _find_by_commit(self, commit: str, parts: frozenset[str]) -> Build | None:
         """A finished build of a commit by any compiler, with these options."""
@@ -459,7 +459,7 @@ class SourceBuilds:
                 return Build.inspect(path)[0]
         return None
 
-    def _find_finished(self, work: _BuildFolder, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
+    def _find_finished(self, work: _WorkFolder, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
         """The finished build of a commit, or the last one of a work tree; None where it has not all that is needed."""
         for path in self._list_paths(work, choice, commit):
             self.use(path)
@@ -469,7 +469,7 @@ class SourceBuilds:
                 return found
         return None
 
-    def _list_paths(self, work: _BuildFolder, choice: Choice, commit: str) -> list[Path]:
+    def _list_paths(self, work: _WorkFolder, choice: Choice, commit: str) -> list[Path]:
         """Where that build is, if there is one; the most of it first."""
         if choice.ref:
             like = f"{work.label(commit, ())}*"
@@ -481,7 +481,7 @@ class SourceBuilds:
         except (OSError, ValueError):
             return []
 
-    def _make(self, work: _BuildFolder, choice: Choice, commit: str, parts: frozenset[str], held: int) -> Build:
+    def _make(self, work: _WorkFolder, choice: Choice, commit: str, parts: frozenset[str], held: int) -> Build:
         runtime_only = _NO_COMPILER in work.options
         began = time.monotonic()
         tree = work.checkout.folder
