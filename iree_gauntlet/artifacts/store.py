@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, locked, publish
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, link_or_move, lock_publishing, locked, publish
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, RemoteFile, UnresolvedError
@@ -194,7 +194,7 @@ class _Arrival:
             transfer = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress, pinned)
             arrived = transfer.run(fresh=fresh)
             try:
-                checked = self._check(partial(_link, arrived.path), arrived.file)
+                checked = self._check(partial(link_or_move, arrived.path), arrived.file)
                 there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(checked.size)}"
                 return replace(checked, notes=(there,)) if arrived.resumed else checked
             except _WrongContentError as error:
@@ -256,14 +256,6 @@ class _Arrival:
         )
         hint = f"If the source was changed on purpose: `cache.lock --refresh {url}`; if not, do not trust the source."
         return ArtifactError(url, what, hint)
-
-
-def _link(data: Path, path: Path) -> None:
-    """Gives a file a second name, so that a kill while it is checked there loses none of it."""
-    try:
-        os.link(data, path)
-    except OSError:
-        data.replace(path)  # a file system without hard links
 
 
 class ArtifactStore:
