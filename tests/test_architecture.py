@@ -45,15 +45,15 @@ WORDS = {room for room, number in ROOMS.items() if number == 0}
 WORKERS = "workers"
 # What `tools/size.py` counts may not grow beyond; lower them with what they hold.
 MOST = {
-    "files": 312,
-    "lines": 79_800,
-    "code": 56_400,
-    "docs": 9_850,
-    "imports": 6_110,
+    "files": 305,
+    "lines": 79_620,
+    "code": 56_260,
+    "docs": 9_810,
+    "imports": 5_995,
     "keys": 385,
     "any": 615,
     "not_none": 4,
-    "crumbs": 118,
+    "crumbs": 117,
     "parcels": 37,
     "nouns": 690,
     "many": 4,
