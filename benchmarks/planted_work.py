@@ -21,7 +21,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE
+from iree_gauntlet.engine.modules.module_cache import ENTRY_FILE
 from iree_gauntlet.toolchains.installed import find_installed
 
 _SUITE = ("--suite", "cpu")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.partial import look, merge_blocks
 from iree_gauntlet.artifacts.sources import local_name, make_arrival_name
+from iree_gauntlet.artifacts.transfer import look, merge_blocks
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:

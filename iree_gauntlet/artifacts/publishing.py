@@ -55,6 +55,14 @@ def publish(temporary: Path, path: Path) -> None:
     temporary.replace(path)
 
 
+def link_or_move(data: Path, path: Path) -> None:
+    """Give a file a second name, so that a kill while it is checked there loses none of it; move it without links."""
+    try:
+        os.link(data, path)
+    except OSError:
+        data.replace(path)  # a file system without hard links
+
+
 def require_space(folder: Path, url: str, needed: int) -> None:
     """Fail early, with an ArtifactError, where a file of `needed` bytes does not fit."""
     free = shutil.disk_usage(folder).free

@@ -47,12 +47,19 @@ _DIGEST_CHARACTERS = 20
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,15}\Z")
-_PLAIN = re.compile(r"[a-z0-9_+-][a-z0-9_.+-]*\Z")
 _BLANK_OR_CONTROL = re.compile(r"[\x00-\x20\x7F]")
 _CONTROL = re.compile(r"[\x00-\x1F\x7F]")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_+-]+")
+_PLAIN = rf"[a-z0-9_+-][a-z0-9_.+-]{{,{_LONGEST_COMPONENT - 1}}}"
 # A plain folder does not look like a file. A trailing dot, too: some file systems drop it.
-_PLAIN_FOLDER = re.compile(rf"(?!.*\.(?:[a-z][^.]*)?\Z)[a-z0-9_+-][a-z0-9_.+-]{{,{_LONGEST_COMPONENT - 1}}}\Z")
+_FOLDER = rf"(?![^/]*\.(?:[a-z][^./]*)?(?:/|\Z)){_PLAIN}"
+_FILE = rf"(?={_PLAIN}\Z)[^/]*\.[a-z][a-z0-9]{{,15}}"
+_HOST = rf"[a-z0-9][a-z0-9.-]{{,{_LONGEST_COMPONENT - 1}}}"
+_PLAIN_FOLDER, _PLAIN_FILE, _PLAIN_HOST, _PLAIN_VERSION = (
+    re.compile(rf"{rule}\Z") for rule in (_FOLDER, _FILE, _HOST, _PLAIN)
+)
+# What most URLs are, and what becomes their name: one match of these rules, without which plans take a tenth more.
+_PLAIN_URL = re.compile(rf"(https?)://({_HOST}/(?:{_FOLDER}/)*{_FILE})\Z")
 # How many components name the store: the account and the container, or the bucket.
 _STORES = {"az": 2, "s3": 1, "gs": 1}
 _STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*\Z")
@@ -60,13 +67,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _SIGNATURE = re.compile(
     r"[?&](?:sig|signature|token|access_token|api_?key|password|x-(?:amz|goog)-(?:signature|security-token))=",
     re.IGNORECASE,
-)
-_HOST = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
-# What most URLs are, and what becomes their name: the rules above in one expression, which is several times faster.
-_PLAIN_URL = re.compile(
-    r"(https?)://([a-z0-9][a-z0-9.-]{,99}/"
-    r"(?:(?![^/]*\.(?:[a-z][^./]*)?/)[a-z0-9_+-][a-z0-9_.+-]{,99}/)*"
-    r"(?=[^/]{,100}\Z)[a-z0-9_+-][a-z0-9_.+-]*\.[a-z][a-z0-9]{,15})\Z"
 )
 # As `golden.record` names them.
 _RECORDED = re.compile(r"output_\d+\.(?:npy|bin)\Z")
@@ -191,7 +191,7 @@ def _parse_http(url: str, parts: SplitResult) -> RemoteSource:
     if not components or not components[-1]:
         raise ArtifactError(url, f"URL that names a folder, not a file: {url}", "Name the file.")
     port = parts.port
-    host = hostname if _HOST.match(hostname) and len(hostname) <= _LONGEST_COMPONENT else ""
+    host = hostname if _PLAIN_HOST.match(hostname) else ""
     folder = (host or _clean(hostname)) + (f"+{port}" if port is not None else "")
     identity = url[: len(scheme) + 3].lower() + parts.netloc.lower() + url[len(scheme) + 3 + len(parts.netloc) :]
     return RemoteSource(url, _name(scheme, folder, components, identity, digested="?" in url or not host))
@@ -224,7 +224,7 @@ def _parse_pypi(url: str, _parts: SplitResult) -> PypiSource:
     # As package indexes compare names (PEP 503).
     distribution, version = re.sub(r"[-_.]+", "-", name).lower(), version.lower()
     # The version is a level of its own, which holds folders only: dots and letters are safe in it.
-    folder = version if _PLAIN.match(version) and len(version) <= _LONGEST_COMPONENT else ""
+    folder = version if _PLAIN_VERSION.match(version) else ""
     too_long = len(distribution) > _LONGEST_COMPONENT
     base = f"{_clean(distribution) if too_long else distribution}/{folder or _clean(version)}"
     identity = f"pypi://{distribution}=={version}/{member}"
@@ -314,7 +314,7 @@ def _name(scheme: str, base: str, components: list[str], identity: str, *, diges
     """The name by the rules above; `base` is plain folders, `digested` asks for a digest in any case."""
     *folders, file = components
     suffix = _SUFFIX.search(file)
-    plain = bool(suffix and _PLAIN.match(file) and len(file) <= _LONGEST_COMPONENT)
+    plain = bool(_PLAIN_FILE.match(file))
     if not all(map(_PLAIN_FOLDER.match, folders)):
         plain, folders = False, [name if _PLAIN_FOLDER.match(name) else _clean(name) for name in folders]
     if len("/".join((base, *folders, file))) >= _LONGEST_NAME:

@@ -27,14 +27,12 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.partial import discard
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, locked, publish
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, link_or_move, lock_publishing, locked, publish
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, RemoteFile, UnresolvedError
@@ -49,7 +47,7 @@ from iree_gauntlet.artifacts.sources import (
     missing,
     parse_source,
 )
-from iree_gauntlet.artifacts.transfer import Policy, Transfer
+from iree_gauntlet.artifacts.transfer import Policy, Transfer, discard
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.progress import Progress, Recorder
@@ -59,12 +57,12 @@ from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 # How HTML begins.
 _PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 _PAGE_BYTES = 512
-_POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +194,7 @@ class _Arrival:
             transfer = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress, pinned)
             arrived = transfer.run(fresh=fresh)
             try:
-                checked = self._check(partial(_link, arrived.path), arrived.file)
+                checked = self._check(partial(link_or_move, arrived.path), arrived.file)
                 there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(checked.size)}"
                 return replace(checked, notes=(there,)) if arrived.resumed else checked
             except _WrongContentError as error:
@@ -207,39 +205,24 @@ class _Arrival:
         raise AssertionError("the second attempt resumes nothing")
 
     def _check(self, write: Callable[[Path], None], file: RemoteFile) -> CheckedFile:
-        """Has the file written into Pooch's folder and checked there."""
-        # What an earlier attempt has left there, Pooch would take for the file.
-        shutil.rmtree(self.folder / "checking", ignore_errors=True)
-        # Pooch's own line for each download would stand between ours.
-        import pooch  # noqa: PLC0415 - it takes its time, and most files are there
-
-        pooch.get_logger().setLevel("WARNING")
-        url, expected, name = self.source.url, self.expected, self.source.local_name.rpartition("/")[2]
-        place = pooch.create(
-            path=self.folder / "checking",
-            base_url="",
-            registry={name: f"sha256:{expected.sha256}" if expected else None},
-            urls={name: url},
-        )
-        sizes: list[int] = []
-
-        def downloader(_url: str, output_file: str, _pooch: object) -> None:
-            path = Path(output_file)
-            write(path)
-            sizes.append(path.stat().st_size)
-            if file.size not in (None, sizes[0]):
-                raise _WrongContentError(f"{sizes[0]} bytes instead of {file.size}", sizes[0])
-            self.progress.checking(url, 0, sizes[0])
-
-        try:
-            path = Path(place.fetch(name, downloader=downloader))
-        except ValueError as error:
-            if not sizes or expected is None:
-                raise  # not Pooch's verdict
-            got = _POOCH_FOUND.search(str(error))
-            raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0]) from error
+        """Has the file written into a folder of its own, and checks it there."""
+        url, expected, path = self.source.url, self.expected, self.folder / "checking" / "file"
+        # What an earlier attempt has left there.
+        shutil.rmtree(path.parent, ignore_errors=True)
+        path.parent.mkdir()
+        write(path)
+        size = path.stat().st_size
+        if file.size not in (None, size):
+            raise _WrongContentError(f"{size} bytes instead of {file.size}", size)
+        self.progress.checking(url, 0, size)
         if expected is not None:
-            return CheckedFile(path, sizes[0], expected.sha256)
+            import pooch  # noqa: PLC0415 - it takes its time, and most files are there
+
+            sha256 = pooch.file_hash(path)
+            if sha256 == expected.sha256:
+                return CheckedFile(path, size, sha256)
+            path.unlink()  # its room may be needed: it is fetched again where some of it was resumed
+            raise _WrongContentError(f"sha256 {sha256}", size)
         with path.open("rb") as content:
             page = _PAGE.match(content.read(_PAGE_BYTES))
         if page and not urlsplit(url).path.lower().endswith((".html", ".htm", ".xhtml")):
@@ -252,15 +235,15 @@ class _Arrival:
         def read(count: int) -> None:
             nonlocal done
             done += count
-            self.progress.checking(url, done, sizes[0])
+            self.progress.checking(url, done, size)
 
         found = hash_watched(path, read, {"sha256", *file.checksums})
         for algorithm, value in file.checksums.items():
             if found[algorithm] != value:
                 reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
-                raise _WrongContentError(reason, sizes[0])
+                raise _WrongContentError(reason, size)
         vouched = not isinstance(self.source, RemoteSource) or file.size is not None or bool(file.checksums)
-        return CheckedFile(path, sizes[0], found["sha256"], vouched)
+        return CheckedFile(path, size, found["sha256"], vouched)
 
     def _explain(self, place: str, error: _WrongContentError) -> ArtifactError:
         url, expected = self.source.url, self.expected
@@ -273,15 +256,6 @@ class _Arrival:
         )
         hint = f"If the source was changed on purpose: `cache.lock --refresh {url}`; if not, do not trust the source."
         return ArtifactError(url, what, hint)
-
-
-def _link(data: Path, path: Path) -> None:
-    """Gives Pooch a file that stays where it is, so that a kill while it is checked loses none of it."""
-    path.unlink(missing_ok=True)
-    try:
-        os.link(data, path)
-    except OSError:
-        data.replace(path)  # a file system without hard links
 
 
 class ArtifactStore:
@@ -443,7 +417,7 @@ class ArtifactStore:
         arrival = _Arrival(self, source, folder, pin, progress)
         with explain_disk_errors(path.parent, source.url), arrival.bring() as arrived:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Pooch's temporary files are for their owner alone; a cache may be shared.
+            # A cache may be shared, whatever the umask.
             arrived.path.chmod(0o644)
             publish(arrived.path, path)
         progress.notes[:0] = arrived.notes

@@ -32,8 +32,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cluster.link import BrokenRunError, OrderAnswer, RefusedRunError, RunOrder, decode, encode
 from iree_gauntlet.cluster.offers import WorkerOffer
 from iree_gauntlet.cluster.project_copy import OwnedFolder, folder_of, request_within, unpack_project, within
-from iree_gauntlet.engine.modules.module_cache import ModuleCache
-from iree_gauntlet.engine.modules.module_entry import DamageError, pack, unpack
+from iree_gauntlet.engine.modules.module_cache import DamageError, ModuleCache, pack, unpack
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.progress import Progress
 

@@ -1,10 +1,12 @@
 """Progress of work: on a terminal what runs, for how long, and how far the files are; elsewhere lines of a log.
 
-What is known of it is kept as tasks of rich. On a terminal, lines that stay scroll by above the rest.
+What is known of it is kept as tasks of rich. On a terminal, lines that stay scroll by above the rest. What people read
+of runs, steps and downloads, as text, stands at the end.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -20,6 +22,7 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TaskProgressColumn,
+    TextColumn,
     TimeElapsedColumn,
 )
 from rich.progress import Progress as Tasks
@@ -29,25 +32,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from iree_gauntlet import messages
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import STYLES, clean, duration, listed, one_line
+from iree_gauntlet.formatting import STYLES, byte_size, clean, counted, duration, listed, one_line, percent, signed
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.reports.progress_text import (
-    StepsLeft,
-    format_arrived,
-    format_beginning,
-    format_file,
-    format_finished,
-    format_left,
-    format_pace,
-    format_speed,
-    format_started,
-    format_step_title,
-    format_together,
-    list_details,
-    shorten_name,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -83,6 +72,11 @@ _SHORTEST_NAME, _LONGEST_NAME = 12, 40
 _FIGURES_WIDTH = 58
 # What takes less shows nothing.
 _QUIET_SECONDS = 1.0
+# An arrival that took less is not worth a line of its own.
+_WORTH_SECONDS = 5.0
+# Seconds of waiting for locks that are shown.
+_WORTH_WAITING = 1.0
+_STALLED_SECONDS = 10.0
 
 
 class Painter(Progress):
@@ -137,7 +131,9 @@ class Painter(Progress):
             self._counts = {}
             self._left = StepsLeft(ids, self._earlier(run.suite) if ids and not self._many else {})
             self._steps.reset(self._run_id, total=count, visible=True)
-            self._write_line(format_started(run, count))
+            what = "resuming run" if run.resumed else "run"
+            compiler = f", IREE {run.toolchain.compiler}" if run.toolchain.compiler else ""
+            self._write_line(one_line(f"{what} {run.run}: {counted(count, 'step')}{compiler}"))
         self._show(at_once=True)
 
     def steps_added(self, count: int) -> None:
@@ -150,7 +146,7 @@ class Painter(Progress):
         with self._lock:
             # It may be there, by a worker that was lost.
             self.step_put_back(step)
-            title = f"{format_step_title(step)}{f' on {worker}' if worker else ''}"
+            title = f"{_format_step_title(step)}{f' on {worker}' if worker else ''}"
             self._ids["step", step.id] = self._steps.add_task(title, total=None)
             self._set_waiting("")
 
@@ -173,7 +169,7 @@ class Painter(Progress):
             self._ended_at = self._clock()
             if not self._many or result.verdict.is_bad or messages.is_verbose():
                 self._write_line(format_finished(step, result, self._place), verdict)
-            for line in list_details(result) if messages.is_verbose() else ():
+            for line in _list_details(result) if messages.is_verbose() else ():
                 self._write_line(line)
 
     def download(self, url: str, done: int, total: int | None) -> None:
@@ -281,10 +277,10 @@ class Painter(Progress):
         run = self._run
         seconds = run.elapsed or 0.0
         if seconds < _EARLY_SECONDS:
-            return format_pace(dict(self._counts), seconds, None)
+            return _format_verdicts(dict(self._counts), seconds, None)
         left = self._estimate_left()
         usual = None if self._waiting or left is not None else run.time_remaining
-        return format_pace(dict(self._counts), seconds, usual if left is None else left)
+        return _format_verdicts(dict(self._counts), seconds, usual if left is None else left)
 
     def _set_waiting(self, text: str) -> None:
         now = self._clock()
@@ -479,7 +475,7 @@ class LiveProgress(Painter):
             BarColumn(20), MofNCompleteColumn(table_column=one), _TextColumn(lambda _: self._render_verdicts())
         )
         self._step_table = _make_table_of(
-            TimeElapsedColumn(table_column=one), _TextColumn(lambda task: Text(task.description))
+            TimeElapsedColumn(table_column=one), TextColumn("{task.description}", markup=False, table_column=one)
         )
         self._file_table = _make_table_of(
             _TextColumn(self._render_name),
@@ -578,3 +574,146 @@ class LiveProgress(Painter):
 def _make_table_of(*columns: ProgressColumn) -> Callable[[Iterable[Task]], Table]:
     """Rows of tasks in rich's columns."""
     return Tasks(*columns, auto_refresh=False).make_tasks_table
+
+
+class StepsLeft:
+    """How long the steps of a run will take yet, by the seconds that they took in an earlier one, by their ids."""
+
+    def __init__(self, ids: Sequence[str], earlier: Mapping[str, float]) -> None:
+        known = [earlier[step] for step in ids if step in earlier]
+        # Where most steps are new, the earlier ones say nothing.
+        usual = sum(known) / len(known) if len(known) > len(ids) / 2 else 0.0
+        # Of a step that took no time it may take some now.
+        self._weights = {step: max(earlier.get(step, usual), usual / 20) for step in ids} if usual else {}
+        self._all = sum(self._weights.values())
+
+    def finished(self, step: str) -> None:
+        """A step is done."""
+        self._weights.pop(step, None)
+
+    def seconds(self, elapsed: float) -> float | None:
+        """Seconds that are left after so many; None where nothing can be said."""
+        left = sum(self._weights.values())
+        done = self._all - left
+        return elapsed * left / done if done > self._all / 20 else None
+
+
+def _format_step_title(step: Step) -> str:
+    """What people read of a planned step: `ocr/classifier@cpu threshold`."""
+    return one_line(f"{step.chain} {step.name}")
+
+
+def format_finished(step: Step, result: Result, place: str) -> str:
+    """The line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
+    cached = " (cached)" if result.cache and result.cache.hit else ""
+    waited = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _WORTH_WAITING else ""
+    took = f"  {duration(result.seconds)}{cached}{waited}" if result.verdict is not Verdict.SKIPPED else ""
+    reason = f": {one_line(result.full_reason)}" if result.reason else ""
+    verdict = signed(f"{result.verdict:<7}", result.verdict)
+    return f"{place} {verdict} {_format_step_title(step)}{took}{reason}"
+
+
+def _list_details(result: Result) -> list[str]:
+    """How a step came to its result: its command, what the cache had, its notes and where its output is."""
+    cache = result.cache
+    parts = (
+        ("$", result.command),
+        ("cache:", f"{cache.reason} (key {cache.key[:12]})" if cache and cache.key else cache.reason if cache else ""),
+        *(("note:", note) for note in result.notes),
+        ("log:", result.log),
+    )
+    return [f"    {word} {one_line(text, 4000)}" for word, text in parts if text]
+
+
+def _format_verdicts(counts: Mapping[str, int], seconds: float, left: float | None) -> str:
+    """`3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`."""
+    worst_first = sorted(counts.items(), key=lambda item: (not Verdict(item[0]).is_bad, item[0]))
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in worst_first)
+    times = duration(seconds) + (f", about {duration(left)} left" if left else "")
+    return f"{verdicts}; {times}" if verdicts else times
+
+
+def shorten_name(url: str, urls: Iterable[str]) -> str:
+    """The last component of a URL, with as many before it as distinguish it from every other URL."""
+    parts = one_line(url, 1000).split("/")
+    tails = ("/".join(parts[-count:]) for count in range(1, len(parts)))
+    others = [f"/{other}" for other in urls if other != url]
+    return next((tail for tail in tails if tail and not any(other.endswith(f"/{tail}") for other in others)), url)
+
+
+def format_progress_bytes(done: float, total: float | None) -> str:
+    """`3.2 of 16.1 GB`, `12.0 MB of 16.1 GB`, `12.0 MB`."""
+    if not total:
+        return byte_size(done)
+    there, all_of_it = byte_size(done), byte_size(total)
+    number, _, unit = there.partition(" ")
+    return f"{number if all_of_it.endswith(f' {unit}') else there} of {all_of_it}"
+
+
+def format_beginning(url: str, done: int, total: int | None, *, resumed: bool) -> str:
+    """`downloading URL (16.1 GB)`, `resuming URL at 3.2 of 16.1 GB`."""
+    if resumed:
+        return f"resuming {one_line(url)} at {format_progress_bytes(done, total)}"
+    return f"downloading {one_line(url)}{f' ({byte_size(total)})' if total else ''}"
+
+
+def format_arrived(name: str, total: float, arrived: float, seconds: float) -> str:
+    """`downloaded x (16.1 GB in 3 min 20 s, 80.1 MB/s)`; empty where it was too quick to wait for."""
+    if seconds < _WORTH_SECONDS:
+        return ""
+    missing = f", the missing {byte_size(arrived)}" if arrived < total else ""
+    return f"downloaded {name} ({byte_size(total)}{missing} in {duration(seconds)}, {byte_size(arrived / seconds)}/s)"
+
+
+def format_file(task: Task, name: str) -> str:
+    """`downloading x: 3.2 of 16.1 GB (19.9 %), 80.1 MB/s, 2 min 41 s left`."""
+    what = f"{task.description} {name}".strip()
+    return _format_sentence(what, task.completed, task.total, format_speed(task), format_left(task))
+
+
+def format_speed(task: Task) -> str:
+    """`80.1 MB/s`; empty where nothing can be said, or nothing comes any more."""
+    return f"{byte_size(_compute_speed(task))}/s" if _compute_speed(task) else ""
+
+
+def format_left(task: Task) -> str:
+    """`2 min 41 s left`; `nothing for 34 s` where it stands still; empty where it is not known."""
+    if task.finished:
+        return ""
+    silence = _compute_silence(task)
+    if silence >= _STALLED_SECONDS:
+        return f"nothing for {_format_whole_seconds(silence)}"
+    return "" if task.time_remaining is None else f"{_format_whole_seconds(task.time_remaining)} left"
+
+
+def format_together(tasks: Sequence[Task]) -> str:
+    """All downloads in one line, those that have arrived included: `downloading 3 files: 3.2 of 16.1 GB (…), …`."""
+    under_way = [task for task in tasks if not task.finished]
+    totals = [task.total for task in tasks if task.total is not None]
+    lefts = [task.time_remaining for task in under_way if task.time_remaining is not None]
+    speed = sum(map(_compute_speed, under_way))
+    return _format_sentence(
+        f"downloading {len(under_way)} files",
+        sum(task.completed for task in tasks),
+        sum(totals) if len(totals) == len(tasks) else None,
+        f"{byte_size(speed)}/s" if speed else "",
+        f"{_format_whole_seconds(max(lefts))} left" if lefts else "",
+    )
+
+
+def _format_sentence(what: str, done: float, total: float | None, speed: str, left: str) -> str:
+    share = f" ({percent(done, total)})" if total else ""
+    return f"{what}: {', '.join(filter(None, (f'{format_progress_bytes(done, total)}{share}', speed, left)))}"
+
+
+def _compute_speed(task: Task) -> float:
+    return 0.0 if task.finished or _compute_silence(task) >= _STALLED_SECONDS else task.speed or 0.0
+
+
+def _compute_silence(task: Task) -> float:
+    return task.get_time() - float(task.fields["last"])
+
+
+def _format_whole_seconds(seconds: float) -> str:
+    """Rounded up, as nothing is there before it is."""
+    return f"{math.ceil(seconds)} s" if seconds < 120 else duration(seconds)

@@ -29,7 +29,6 @@ from iree_gauntlet.measuring.machine.machine_state import (
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import Configuration, find_project_folder, find_runs_folder
-from iree_gauntlet.toolchains.cmake_build import find_build_tools
 from iree_gauntlet.toolchains.devices import (
     ask_host_cpu,
     compile_backends,
@@ -40,6 +39,7 @@ from iree_gauntlet.toolchains.devices import (
     read_host_cpu,
 )
 from iree_gauntlet.toolchains.find import find_requested
+from iree_gauntlet.toolchains.source_builds import find_build_tools
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
 from iree_gauntlet.upkeep.installed_toolchains import format_version, open_place
 

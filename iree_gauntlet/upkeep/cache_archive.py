@@ -36,8 +36,7 @@ from iree_gauntlet.artifacts.archive import (
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
-from iree_gauntlet.engine.modules.module_cache import ModuleCache
-from iree_gauntlet.engine.modules.module_entry import DamageError, is_key, pack, packed_bytes, unpack
+from iree_gauntlet.engine.modules.module_cache import DamageError, ModuleCache, is_key, pack, packed_bytes, unpack
 from iree_gauntlet.engine.plan import make_plan
 from iree_gauntlet.engine.run_start import describe_missing, find_missing_files
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context

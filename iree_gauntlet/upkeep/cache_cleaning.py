@@ -27,8 +27,7 @@ from iree_gauntlet.artifacts.inventory import Item, ItemKind, find_url, take_inv
 from iree_gauntlet.artifacts.leases import Leases, try_lock
 from iree_gauntlet.artifacts.pypi import damage_of
 from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.engine.modules.module_cache import ModuleCache
-from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
+from iree_gauntlet.engine.modules.module_cache import ENTRY_FILE, DamageError, ModuleCache, open_sealed
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, UsageError
 from iree_gauntlet.formatting import byte_size, counted, parse_age, parse_bytes
 from iree_gauntlet.reports.output import open_progress, print_table, write_line

@@ -7,14 +7,17 @@ import json
 import math
 import shlex
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 
-from iree_gauntlet import messages
+from iree_gauntlet import __version__, messages
 from iree_gauntlet.artifacts.publishing import lock_publishing
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
@@ -24,12 +27,12 @@ from iree_gauntlet.formatting import counted
 from iree_gauntlet.requests import RunRequest, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.short_process import run_short
 from iree_gauntlet.upkeep.format_schemas import FORMATS, format_schema
 from iree_gauntlet.upkeep.golden_record import record, reference_workers
 from iree_gauntlet.upkeep.input_choices import NPY, GivenData, file_content, input_sets, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.upkeep.recording import ReferenceAnswer, ReferencePlan, tolerance_flags
-from iree_gauntlet.upkeep.toolkit_source import find_toolkit_source
 from iree_gauntlet.upkeep.unfinished_files import whole_or_nothing
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
@@ -62,6 +65,8 @@ _MOST_SHOWN = 5
 # What specs say of their inputs.
 _NOISE = "Inputs are noise: choose some that the model can do something with."
 _GIVEN = "Inputs are what was given to `init --data`."
+_NAME = "iree-gauntlet[iree]"
+_GIT_SECONDS = 10.0
 
 
 def init(asked: InitRequest) -> ExitCode:
@@ -405,3 +410,36 @@ def _format_json(content: dict[str, Any]) -> bytes:
     for key, value in content.items():
         text = with_member(text, key, value)
     return text.encode()
+
+
+def find_toolkit_source() -> str:
+    """What pip installs: a release, or `NAME @ URL`, of a `file:` where no other machine is known to have it."""
+    try:
+        kept = json.loads(distribution("iree-gauntlet").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        kept = {}
+    match kept:
+        case {"url": url, "vcs_info": {"vcs": vcs, "commit_id": commit}}:
+            return f"{_NAME} @ {vcs}+{_without_secrets(url)}@{commit}"
+        case {"url": url, "dir_info": _}:
+            return f"{_NAME} @ {_find_remote(unquote(urlsplit(url).path)) or url}"
+        case {"url": url}:
+            return f"{_NAME} @ {_without_secrets(url)}"
+    return f"{_NAME}=={__version__}"
+
+
+def _find_remote(checkout: str) -> str:
+    """Where a checkout comes from, as pip takes it; empty where that is no URL, or it is no checkout."""
+    try:
+        answer = run_short(("git", "-C", checkout, "remote", "get-url", "origin"), timeout=_GIT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    url = answer.stdout.strip() if answer.exit_code == 0 else ""
+    return f"git+{_without_secrets(url)}" if url.startswith(("https://", "ssh://")) else ""
+
+
+def _without_secrets(url: str) -> str:
+    """A URL without a password or a token, which a clone in CI may have in it."""
+    parts = urlsplit(url)
+    user = "git@" if parts.scheme == "ssh" and parts.username == "git" else ""
+    return urlunsplit(parts._replace(netloc=user + parts.netloc.rpartition("@")[2]))

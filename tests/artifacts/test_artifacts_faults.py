@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from iree_gauntlet.artifacts.partial import Partial
 from iree_gauntlet.artifacts.remote import RemoteFile
 from iree_gauntlet.artifacts.remotes import _read_wait
-from iree_gauntlet.artifacts.transfer import Policy
+from iree_gauntlet.artifacts.transfer import Partial, Policy
 from iree_gauntlet.errors import ArtifactError
 from tests.support.artifact_server import Request, Server, send, whole
 from tests.support.command_line import LIMIT_SECONDS

@@ -71,6 +71,8 @@ def test_ordinary_urls_keep_their_path(url: str, name: str) -> None:
         ("https://h/../../etc/passwd", "https/h/_/_/etc/passwd~", ""),
         ("https://h/a/UNet.MLIR", "https/h/a/UNet~", ".MLIR"),
         ("https://h/folder.npy/x.npy", "https/h/folder_npy/x~", ".npy"),
+        ("https://h/folder./x.npy", "https/h/folder_/x~", ".npy"),
+        (f"https://h/{'/'.join(['a' * 99] * 4)}/x.npy", "https/h/x~", ".npy"),
         ("https://h/.hidden", "https/h/_~", ".hidden"),
         ("https://[::1]:80/x.npy", "https/_1+80/x~", ".npy"),
         ("pypi://d==1!2.0/a/b.onnx", "pypi/d/1_2_0/a/b~", ".onnx"),

@@ -57,6 +57,19 @@ def test_a_registered_hash_needs_no_lock_file(server: Server, tmp_path: Path) ->
     assert not (tmp_path / "registry.lock.txt").exists()
 
 
+def test_what_is_ended_while_it_is_checked_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
+    class EndedWhileChecking(Progress):
+        def checking(self, url: str, done: int, total: int) -> None:  # noqa: ARG002
+            raise KeyboardInterrupt
+
+    url = server.url("/m.mlir", whole(_CONTENT, ETag='"1"'))
+    with pytest.raises(KeyboardInterrupt):
+        store(tmp_path, pins={url: _SHA256}, progress=EndedWhileChecking()).fetch(url)
+    begun = server.hits["/m.mlir"]
+    assert store(tmp_path, pins={url: _SHA256}).fetch(url).sha256 == _SHA256
+    assert server.hits["/m.mlir"] == begun
+
+
 @pytest.mark.parametrize("by_lock", [False, True])
 def test_a_wrong_hash_replaces_nothing(server: Server, tmp_path: Path, *, by_lock: bool) -> None:
     url = server.url("/m.mlir", whole(b"tampered"))

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.partial import ByteRange, Partial
 from iree_gauntlet.artifacts.remote import RemoteFile
+from iree_gauntlet.artifacts.transfer import ByteRange, Partial
 from tests.support.artifact_server import Request, Server, send, serving
 from tests.support.download_checks import content, sha256
 from tests.support.kill_driver import WAYS

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.partial import ByteRange, Partial, find_missing_blocks, merge_blocks
 from iree_gauntlet.artifacts.remote import RemoteFile
+from iree_gauntlet.artifacts.transfer import ByteRange, Partial, find_missing_blocks, merge_blocks
 
 _CHECKSUMS = {"md5": "0" * 32}
 _URL = "https://host/m.mlir"

@@ -23,7 +23,7 @@ from iree_gauntlet.journal_events import RunEvent
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.reports.progress_text import format_finished
+from iree_gauntlet.reports.live_progress import format_finished
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput

@@ -15,8 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.archive import ArchiveReader, Blocks, CutArchiveError, DamagedArchiveError, member
-from iree_gauntlet.engine.modules.module_cache import ModuleCache
-from iree_gauntlet.engine.modules.module_entry import DamageError, open_foreign, pack, packed_bytes, sealed, unpack
+from iree_gauntlet.engine.modules.module_cache import (
+    DamageError,
+    ModuleCache,
+    open_foreign,
+    pack,
+    packed_bytes,
+    sealed,
+    unpack,
+)
 from iree_gauntlet.engine.modules.module_key import make_key
 
 if TYPE_CHECKING:

@@ -16,8 +16,14 @@ import pytest
 from iree_gauntlet.artifacts import hashing
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.engine.modules import module_cache
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleCache, ModuleEntry, link_or_copy
-from iree_gauntlet.engine.modules.module_entry import sealed
+from iree_gauntlet.engine.modules.module_cache import (
+    EntryGoneError,
+    Lookup,
+    ModuleCache,
+    ModuleEntry,
+    link_or_copy,
+    sealed,
+)
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.errors import name_place

@@ -41,8 +41,7 @@ from iree_gauntlet.records.compare_record import (
     read_comparison,
 )
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.reports.compare_report import make_compile_blocks
-from iree_gauntlet.reports.compare_rows import list_rows
+from iree_gauntlet.reports.compare_report import list_rows, make_compile_blocks
 from iree_gauntlet.requests import CompareRequest, ConductRequest
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.stages import Stage

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.reports.live_progress import LiveProgress, PlainProgress
-from iree_gauntlet.reports.progress_text import (
+from iree_gauntlet.reports.live_progress import (
+    LiveProgress,
+    PlainProgress,
     format_arrived,
     format_beginning,
     format_file,

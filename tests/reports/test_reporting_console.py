@@ -12,9 +12,8 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.records.outcome import read_outcome
-from iree_gauntlet.reports.live_progress import LiveProgress, Painter, PlainProgress
+from iree_gauntlet.reports.live_progress import LiveProgress, Painter, PlainProgress, StepsLeft
 from iree_gauntlet.reports.output import open_progress
-from iree_gauntlet.reports.progress_text import StepsLeft
 from iree_gauntlet.reports.run_reports import make_run_reports
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import NOTHING_COMPARED

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from iree_gauntlet.requests import ToolchainRequest, options_of
-from iree_gauntlet.upkeep.toolkit_source import find_toolkit_source
+from iree_gauntlet.upkeep.project_start import find_toolkit_source
 from tests.support.checkout import needs_git
 from tests.support.command_line import read_requests
 from tests.support.npm_packages import NODE, npm_packages

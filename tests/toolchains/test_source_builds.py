@@ -13,9 +13,8 @@ import pytest
 
 from iree_gauntlet.errors import GauntletError, NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.cmake_build import find_first_error
 from iree_gauntlet.toolchains.find import find_toolchain
-from iree_gauntlet.toolchains.source_builds import COMPILER, RUNTIME, Build
+from iree_gauntlet.toolchains.source_builds import COMPILER, RUNTIME, Build, find_first_error
 from tests.support.iree_source import MISSING, IreeSource, builds_in, place_in, watched_compiler
 
 pytestmark = [pytest.mark.iree, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]

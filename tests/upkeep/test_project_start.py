@@ -19,7 +19,7 @@ from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import find_shipped_folder
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.upkeep import project_start, toolkit_source
+from iree_gauntlet.upkeep import project_start
 from iree_gauntlet.upkeep.format_schemas import FORMATS
 from iree_gauntlet.upkeep.input_choices import input_sets
 from iree_gauntlet.upkeep.onnx_program import read_onnx
@@ -494,7 +494,7 @@ def test_the_workflow_installs_what_was_installed_here(
     empty: Path, monkeypatch: pytest.MonkeyPatch, kept: dict[str, object] | None, source: str
 ) -> None:
     written = SimpleNamespace(read_text=lambda _name: kept and json.dumps(kept))
-    monkeypatch.setattr(toolkit_source, "distribution", lambda _name: written)
+    monkeypatch.setattr(project_start, "distribution", lambda _name: written)
     done = gauntlet(empty, "init")
     assert done.code == 0, done.text
     assert f'TOOLKIT: "{source}"\n' in (empty / ".github/workflows/gauntlet.yml").read_text()
@@ -507,5 +507,5 @@ def test_the_workflow_installs_from_where_a_checkout_came(empty: Path, monkeypat
     for words in (["init", "-q", str(checkout)], ["-C", str(checkout), "remote", "add", "origin", "https://t@host/it"]):
         subprocess.run(["git", *words], check=True)
     kept = json.dumps({"url": checkout.as_uri(), "dir_info": {}})
-    monkeypatch.setattr(toolkit_source, "distribution", lambda _name: SimpleNamespace(read_text=lambda _name: kept))
-    assert toolkit_source.find_toolkit_source() == "iree-gauntlet[iree] @ git+https://host/it"
+    monkeypatch.setattr(project_start, "distribution", lambda _name: SimpleNamespace(read_text=lambda _name: kept))
+    assert project_start.find_toolkit_source() == "iree-gauntlet[iree] @ git+https://host/it"

@@ -1,6 +1,6 @@
 """A store of modules that several machines share: asked after the local one, and filled after a compile.
 
-    <url>/v1/<first two of key>/<key>.tar     an entry, as `module_entry.pack` makes it
+    <url>/v1/<first two of key>/<key>.tar     an entry, as `module_cache.pack` makes it
 
 Whoever may write there decides what code runs on the machines that read there; see docs/how-to/artifacts.md. What
 is read is checked whole before it is used. A store that cannot be reached or refuses is a note, never an error,
@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from iree_gauntlet.artifacts.archive import Blocks
 from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
 from iree_gauntlet.artifacts.remote import without_queries
-from iree_gauntlet.engine.modules.module_entry import DamageError, pack, packed_bytes, unpack
+from iree_gauntlet.engine.modules.module_cache import DamageError, pack, packed_bytes, unpack
 from iree_gauntlet.errors import ArtifactError, GauntletError
 
 if TYPE_CHECKING:
