@@ -128,7 +128,7 @@ class ChainFigures:
 
 def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     """What the steps of a chain measured."""
-    compiles = [step for step in list_own_compiles(chain) if step.verdict is not Verdict.SKIPPED]
+    compiles = [step for step in _list_own_compiles(chain) if step.verdict is not Verdict.SKIPPED]
     timed = [step for step in chain.steps if step.samples is not None]
     counts = [step.known for step in chain.steps if step.stage is Stage.COUNT and step.known.counter]
     # The check of a figure that failed, else one that was made, else any.
@@ -157,7 +157,7 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     )
 
 
-def list_own_compiles(chain: ChainOutcome) -> list[StepOutcome]:
+def _list_own_compiles(chain: ChainOutcome) -> list[StepOutcome]:
     """The compiles of what is run."""
     return [step for step in chain.steps if step.stage is Stage.COMPILE and not step.of_count]
 
@@ -166,7 +166,7 @@ def _measure(chain: ChainOutcome, figure: Figure, check: Check | None) -> float 
     """A figure of a chain, from those of its steps."""
     stage = figure.row.stage
     steps = (
-        list_own_compiles(chain) if stage is Stage.COMPILE else [step for step in chain.steps if step.stage is stage]
+        _list_own_compiles(chain) if stage is Stage.COMPILE else [step for step in chain.steps if step.stage is stage]
     )
     match figure.row.combination:
         case Combination.MAIN:
