@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,7 @@ def by_file(cases: CaseSet) -> dict[str, Case]:
 
 def relocated(value: Any, folder: str) -> Any:
     """A value whose strings, however deep, do not name the tree's folder."""
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, Enum):
         return value.replace(folder, "")
     if isinstance(value, tuple):
         return tuple(relocated(item, folder) for item in value)

@@ -342,7 +342,9 @@ def test_the_same_work_and_counts_of_two_counters_that_are_not_compared(counted:
     assert done.code == 0, done.text
     model = _comparison(counted.folder, "cmp")["models"]["toy/product@cpu"]
     assert model["verdict"] == "same work"
-    assert abs(model["ratio"] - 1) <= 0.00001
+    # What lies outside of dispatches also depends on how memory was laid out.
+    counts = next((part["a"], part["b"]) for part in model["parts"] if part["part"] == "dispatches")
+    assert counts[0] == counts[1] > 0
     assert "1 same work" in done.out
     # As where valgrind was replaced before a comparison was resumed.
     journal = counted.folder / "cmp" / "a" / "journal.jsonl"
