@@ -276,7 +276,7 @@ class Golden(Recorded):
 
     @property
     def field(self) -> GoldenField:
-        """What all goldens of its figure have in common."""
+        """The terms that all goldens of its figure share."""
         return self.metric.golden
 
     def __post_init__(self) -> None:

@@ -64,7 +64,7 @@ class Margin:
     amount: float = 0.0
 
     def is_exceeded(self, before: float, after: float) -> bool:
-        """Whether a value differs from the one before it by more than both."""
+        """Tell whether a value differs from the one before it by more than both."""
         return abs(after - before) > max(self.share * abs(before), self.amount)
 
 
@@ -151,7 +151,7 @@ class MatrixView:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """What a matrix says of a figure that is not what it was with the IREE before.
+    """The list of a matrix of the changes of a figure from one IREE to the next.
 
     Attributes:
         word: in JSON.
@@ -168,7 +168,7 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """What there is to know of a figure.
+    """A figure, as all rooms read it.
 
     Attributes:
         key: in journals, JSON and JUnit.
@@ -271,12 +271,12 @@ class Figure(StrEnum):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is the same each time."""
+        """True where it is the same each time."""
         return self.row.trend is not None and not self.row.trend.noisy
 
     @property
     def is_compared_in_rounds(self) -> bool:
-        """Whether `compare` and `bisect` measure it again and again, as it is noisy."""
+        """True where `compare` and `bisect` measure it again and again, as it is noisy."""
         return bool(self.row.metric) and not self.is_exact
 
     TIME = FigureRow(

@@ -319,7 +319,7 @@ class Result(Recorded):
     def time_statistic(self) -> Statistic:
         """Which of its repetitions are held against a golden, or would be."""
         said = next((check.statistic for check in self.checks if check.metric == Figure.TIME), "")
-        return Statistic(said or Statistic.MEAN)
+        return Statistic.MIN if said == Statistic.MIN else Statistic.MEAN
 
     def measure(self, figure: Figure) -> float | None:
         """What it has of a figure; None where it has nothing.
@@ -330,6 +330,8 @@ class Result(Recorded):
             case Figure.TIME if self.samples is not None and self.samples.real_time_ms:
                 samples = self.samples
                 return samples.min_ms if self.time_statistic is Statistic.MIN else samples.mean_ms
+            case Figure.TIME:
+                return None
             case Figure.ERROR:
                 return self.max_abs_error
             case Figure.INSTRUCTIONS:

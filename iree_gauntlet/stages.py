@@ -41,13 +41,13 @@ class Stage(StrEnum):
 
     @property
     def row(self) -> StageRow:
-        """What is said of it."""
+        """Its row in `STAGES`."""
         return STAGES[self]
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """What is said of a stage.
+    """A stage, but for the work that it does.
 
     Attributes:
         after: stages that come before it, but for those that these come after.

@@ -40,12 +40,12 @@ class Effects:
     size: float = 0.001
 
     def find_margin(self, trend: Trend | None) -> Margin:
-        """Within which values of a figure are the same; of another one than ours, every change counts."""
+        """Find the margin within which values are the same; of a figure that is not ours, every change counts."""
         shares = {Effect.TIME: self.time, Effect.OTHER: self.other, Effect.SIZE: self.size}
         return Margin() if trend is None else trend.margin if trend.effect is None else Margin(shares[trend.effect])
 
     def find_noise(self, trend: Trend | None) -> float:
-        """As a difference of logarithms, of a figure that statistics judge."""
+        """Find the least effect that counts of a noisy figure, as a difference of logarithms."""
         return math.log1p(self.time if trend is not None and trend.effect is Effect.TIME else self.other)
 
 

@@ -69,7 +69,7 @@ class ChainFigures:
         return self.samples.stdev_ms if self.samples and Figure.TIME in self.values else None
 
     def find_check(self, figure: Figure) -> Check | None:
-        """What a figure was held against; of the instructions of a call, those of its dispatches."""
+        """Find the check of a figure; for the instructions of a call, that of its dispatches."""
         check = self.checks.get(figure)
         return self.checks.get(Figure.INSTRUCTIONS) if figure is Figure.CALL_INSTRUCTIONS and not check else check
 

@@ -255,9 +255,9 @@ class SeriesKey:
 
     @property
     def trend(self) -> Trend | None:
-        """What is known of its figure; None of one that others have measured."""
-        known = TRENDS.get(self.quantity)
-        return known.row.trend if known else None
+        """The trend of its figure; None for a figure that others have measured."""
+        figure = TRENDS.get(self.quantity)
+        return figure.row.trend if figure else None
 
     @property
     def is_exact(self) -> bool:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class VerdictChange(StrEnum):
-    """What can change besides figures; the order is that of reports, in which these come first."""
+    """A change besides those of figures; the order is that of reports, in which these come first."""
 
     FAILING = "newly failing"
     PASSING = "newly passing"

@@ -10,7 +10,16 @@ from iree_gauntlet.figures import Figure
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.chain_figures import collect_chain_figures, format_chain_verdict
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, read_outcome
-from tests.support.journal_builder import HIT, MISS, JournalBuilder, every_verdict, good_chain, pass_chain, samples
+from tests.support.journal_builder import (
+    HIT,
+    MISS,
+    JournalBuilder,
+    check,
+    every_verdict,
+    good_chain,
+    pass_chain,
+    samples,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -333,6 +342,17 @@ def test_each_verdict_of_a_chain_names_its_own_steps(tmp_path: Path) -> None:
     builder.end()
     (chain,) = judge(builder, tmp_path).chains
     assert format_chain_verdict(chain) == "failed: threshold, compstat; inconclusive: benchmark"
+
+
+def test_a_statistic_that_nobody_knows_is_no_reason_to_stop(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    benchmark = builder.step("m", "a", "benchmark")
+    builder.begin()
+    checks = [check("time_ms", 1.0, None, statistic="a mistake")]
+    builder.result(benchmark, samples=samples(1.0, 3.0), checks=checks, statistics={"": 9.0})
+    builder.end()
+    (chain,) = judge(builder, tmp_path).chains
+    assert collect_chain_figures(chain).values[Figure.TIME] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("disturbed", [0, 1])
