@@ -275,19 +275,24 @@ def test_comparisons_become_a_comment(runner: Runner) -> None:
     ]
     for line in lines:
         read_requests(line.split())
+    _comment_twice(runner, compare, numbers)
+    assert (runner.folder / "comment.md").read_text() == (
+        "<!-- iree-gauntlet: comparison -->\nof runs/work\n"
+        "\n<details><summary>Times, for information</summary>\n\nof runs/compare\n\n</details>\n"
+    )
+
+
+def _comment_twice(runner: Runner, workflow: Path, context: dict[str, str]) -> None:
+    """Comments where there is no comment yet, and where there is one, which is written anew."""
     for before, last in (
         ("", "gh pr comment 7 --body-file comment.md"),
         ("11\n12\n", "gh api --silent --method PATCH repos/me/it/issues/comments/11 -F body=@comment.md"),
     ):
         runner.stand_in("gh", says=before)
-        commented = runner.run(compare, "Comment", numbers)
+        commented = runner.run(workflow, "Comment", context)
         assert commented.returncode == 0, commented.stderr
         assert runner.called[-2].startswith("gh api --paginate repos/me/it/issues/7/comments --jq .[] | select(")
         assert runner.called[-1] == last
-    assert (runner.folder / "comment.md").read_text() == (
-        "<!-- iree-gauntlet: comparison -->\nof runs/work\n"
-        "\n<details><summary>Times, for information</summary>\n\nof runs/compare\n\n</details>\n"
-    )
 
 
 @pytest.mark.stress
@@ -308,15 +313,7 @@ def test_real_comparisons_become_a_comment(runner: Runner) -> None:
     # In a second, nothing can be said of most machines.
     assert done.returncode in (0, 1, 4), done.stderr
     assert "toy/abs@cpu" in runner.files["GITHUB_STEP_SUMMARY"].read_text()
-    for before, last in (
-        ("", "gh pr comment 7 --body-file comment.md"),
-        ("11\n12\n", "gh api --silent --method PATCH repos/me/it/issues/comments/11 -F body=@comment.md"),
-    ):
-        runner.stand_in("gh", says=before)
-        commented = runner.run(compare, "Comment", numbers)
-        assert commented.returncode == 0, commented.stderr
-        assert runner.called[-2].startswith("gh api --paginate repos/me/it/issues/7/comments --jq .[] | select(")
-        assert runner.called[-1] == last
+    _comment_twice(runner, compare, numbers)
     text = (runner.folder / "comment.md").read_text()
     assert text.startswith("<!-- iree-gauntlet: comparison -->\n")
     work, _, times = text.partition("<details><summary>Times, for information</summary>")
