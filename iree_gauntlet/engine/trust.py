@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.errors import Problem
+    from iree_gauntlet.requests import SelectionRequest
 
 
 # Names as the compiler writes them, with `-`. Programs that IREE starts; what it loads into its own process, or links
@@ -93,6 +94,13 @@ def list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem]
         for path in map(resolve_links, (file, *(file.parent / name for name in weights))):
             if not any(path.is_relative_to(place) for place in places):
                 yield problem_of_field(case.origin.file, field, f"{path} is outside of the project", _HINT)
+
+
+def refuse_untrusted(selection: SelectionRequest) -> None:
+    """Refuses (UsageError) `--untrusted` for a command that changes specs: only who has read them can change them."""
+    if selection.untrusted:
+        what = "--untrusted is not for commands that change specs"
+        raise UsageError(what, "Read the specs, and leave it out; `run --untrusted` judges them as they are.")
 
 
 def require_plain_settings(project: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet import messages
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.processes.supervisor import Supervisor
+from iree_gauntlet.engine.trust import refuse_untrusted
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
@@ -127,9 +128,7 @@ def _require_named(asked: SelectionRequest, what: str) -> None:
 @contextmanager
 def _choose_cases(request: RunRequest) -> Iterator[tuple[list[tuple[Case, Spec]], ArtifactStore, ReferenceWorkers]]:
     """The selected quality cases that a reference can run, with their specs; what fetches and what runs them."""
-    if request.selection.untrusted:
-        what = "--untrusted is not for commands that change specs"
-        raise UsageError(what, "Read the specs, and leave it out; `run --untrusted` judges them as they are.")
+    refuse_untrusted(request.selection)
     selection = select(request.selection, request.defaults)
     selection.require_sound()
     cases = [case for case in selection.cases.cases if case.kind is Kind.QUALITY]

@@ -23,6 +23,7 @@ from iree_gauntlet.dialects.json_text import find_path, with_value, without_comm
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.dialects.spec_file import load_json, read_mark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
+from iree_gauntlet.engine.trust import refuse_untrusted
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import JUDGED_FIGURES, Figure, GoldenRule, Statistic
@@ -218,6 +219,7 @@ def _make_row(standing: Standing) -> tuple[Cell, ...]:
 
 def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
     """Shows, and with `write` makes, the goldens that runs speak for."""
+    refuse_untrusted(request)
     headroom = asked.size_headroom
     if headroom != 0 and not 1 <= headroom < math.inf:
         raise UsageError(f"--size-headroom {headroom:g}: expected a factor of 1 or more", "1.25 leaves a quarter.")

@@ -184,5 +184,9 @@ def test_a_strangers_settings_are_not_taken(project: Project) -> None:
     assert "gauntlet.toml sets modules, which --untrusted does not take from a project" in done.err
     (project.folder / "gauntlet.toml").write_text('"$schema" = "schema.json"\n[downloads]\nretries = 1\n')
     assert project.gauntlet("list", "--untrusted").code == 0
-    done = project.gauntlet("golden.record", "--model", "toy", "--untrusted")
+
+
+@pytest.mark.parametrize("command", ["golden.record", "golden.sensitivity", "golden.update"])
+def test_specs_of_strangers_are_not_changed(project: Project, command: str) -> None:
+    done = project.gauntlet(command, "--model", "toy", "--untrusted")
     assert (done.code, "--untrusted is not for commands that change specs" in done.err) == (2, True)
