@@ -288,7 +288,7 @@ def read_flag_releases() -> FlagReleases:
 
 @dataclass(frozen=True, slots=True)
 class UnknownFlag:
-    """A flag (as written, with `=`) that the tool does not know under any name, or with which it does nothing else."""
+    """A flag (its word as written) that the tool does not know under any name, or with which it does nothing else."""
 
     flag: str
     message: str
@@ -328,8 +328,8 @@ def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
         readable = tool == COMPILE or flag.words == (flag.text,)
         if _LISTING[tool].fullmatch(flag.name) and (flag.value or "").lower() not in _FALSE:
             words.extend(flag.words)
-            what = f"with {flag.text} {tool} prints something and ends: nothing would be done"
-            unknown.append(UnknownFlag(flag.text, what, "Remove it."))
+            what = f"with {flag.words[0]} {tool} prints something and ends: nothing would be done"
+            unknown.append(UnknownFlag(flag.words[0], what, "Remove it."))
             continue
         if not flag.name or (flag.name in known.names and readable):
             words.extend(flag.words)
@@ -341,7 +341,7 @@ def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
             successors, why = _find_successors(flag, written, known, tool)
         except _CannotSayError as hint:
             words.extend(flag.words)
-            unknown.append(UnknownFlag(flag.text, f"{tool} does not know {flag.text}", str(hint)))
+            unknown.append(UnknownFlag(flag.words[0], f"{tool} does not know {' '.join(flag.words)}", str(hint)))
             continue
         words.extend(successor.text for successor in successors)
         spelled = " ".join(flag.words)
