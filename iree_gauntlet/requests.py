@@ -14,7 +14,7 @@ from iree_gauntlet.stages import SPEC_STAGES, STAGES, Stage
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 
 DEFAULT_SUITE = "suites/cpu.toml"
@@ -97,6 +97,14 @@ def dashed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def suggest_each(name: str, text: str, known: Container[str]) -> str:
+    """Say how to give each of several names that stand in one text with commas; empty where it is no such text."""
+    words = [word.strip() for word in text.split(",")]
+    if len(words) == 1 or not all(word in known for word in words):
+        return ""
+    return f"Give each by itself: {' '.join(f'{dashed(name)} {word}' for word in words)}"
+
+
 _Request = TypeVar("_Request")
 
 
@@ -124,7 +132,8 @@ def value_of(item: Option, value: Any) -> Any:
         value = ((value,) if value else ()) if isinstance(value, str) else tuple(value)
     for word in (value if item.repeats else (value,)) if item.choices else ():
         if word not in item.choices:
-            raise UsageError(f"{dashed(item.name)} {word}: unknown", f"Known: {', '.join(item.choices)}.")
+            several = suggest_each(item.name, word, item.choices) if item.repeats else ""
+            raise UsageError(f"{dashed(item.name)} {word}: unknown", several or f"Known: {', '.join(item.choices)}.")
     # 0 stands for an option that is left out.
     if item.unit and (value or item.default) and not 0 < value < math.inf:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."

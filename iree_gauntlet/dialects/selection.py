@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import NothingSelectedError, UsageError
 from iree_gauntlet.formatting import listed
+from iree_gauntlet.requests import suggest_each
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ def find_unmatched(include: Include, specs: Sequence[Selectable]) -> str:
 
 
 def _describe_unmatched(option: str, wanted: str, names: Sequence[str]) -> str:
-    return f"No {option} {wanted!r}{did_you_mean(wanted, names) or '.'}"
+    several = suggest_each(option, wanted, names)
+    return f"No {option} {wanted!r}{f'. {several}.' if several else did_you_mean(wanted, names) or '.'}"
 
 
 def _describe(include: Include) -> str:

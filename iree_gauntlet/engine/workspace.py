@@ -14,6 +14,7 @@ from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_
 from iree_gauntlet.dialects.spec_file import problem_of_field, read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.formatting import counted
+from iree_gauntlet.requests import suggest_each
 from iree_gauntlet.settings import find_project_folder, find_shipped_folder, shown
 from iree_gauntlet.stages import DEFAULT_STAGES, Stage
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
@@ -269,7 +270,9 @@ def _require_known(targets: Sequence[Target], specs: Iterable[AnySpec]) -> None:
     for name in others:
         if name not in configured:
             known = f"Known: {', '.join(FAMILIES)}, or a chip such as gfx942 or sm_80."
-            raise UsageError(f"unknown target {name!r}", known)
+            raise UsageError(
+                f"unknown target {name!r}", suggest_each("target", name, (*FAMILIES, *configured)) or known
+            )
 
 
 def _list_configs(specs: Iterable[AnySpec]) -> list[Config]:
