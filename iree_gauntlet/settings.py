@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +121,20 @@ def resolve_links(path: Path) -> Path:
     `Path.resolve` raises a RuntimeError for a loop, up to Python 3.12.
     """
     return Path(os.path.realpath(path))
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file that a person named; OSError where it cannot be read, or is none.
+
+    A pipe would be waited for without an end, and a device such as /dev/zero has none.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:  # noqa: PTH123 - by its descriptor
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device: expected a file", str(path))
+        return file.readall()
 
 
 def require_ones_own(path: Path) -> None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.settings import find_shipped_folder, shown
+from iree_gauntlet.settings import find_shipped_folder, read_file, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -69,7 +69,7 @@ class Registry:
             ArtifactError: it cannot be read or has a line that is wrong; names file and line.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_file(path).decode()
         except FileNotFoundError:
             return cls(path)
         except UnicodeDecodeError as error:

@@ -16,6 +16,7 @@ from iree_gauntlet.dialects.json_text import list_comments, read_plain_json
 from iree_gauntlet.dialects.locations import target_of_flags
 from iree_gauntlet.dialects.spec import Builder, Loaded
 from iree_gauntlet.dialects.spec_file import problem_at
+from iree_gauntlet.settings import read_file
 from iree_gauntlet.targets import Target
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def read_config(path: Path, name: str, model: type[SuiteDocument], kind: type[_C
 def has_word(path: Path, *words: str) -> bool:
     """Whether a file has a word in it, by which a suite's files are known; one that cannot be read may."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except FileNotFoundError:
         return False
     except OSError:

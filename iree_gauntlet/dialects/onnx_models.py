@@ -37,7 +37,7 @@ from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
 from iree_gauntlet.errors import Problem, UsageError
-from iree_gauntlet.settings import resolve_links
+from iree_gauntlet.settings import read_file, resolve_links
 from iree_gauntlet.stages import Kind, Stage
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ class _UnreadableError(Exception):
 def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[OnnxModelTest], list[Problem]]:
     """The tests of a file."""
     try:
-        return _read_tests(ast.parse(path.read_bytes()), name, inside)
+        return _read_tests(ast.parse(read_file(path)), name, inside)
     except OSError as error:
         return [], [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -371,7 +371,7 @@ def _find_comparisons(tree: ast.AST) -> list[ast.Call]:
 def _read_base(conftest: Path) -> str:
     """The URL that the suite's relative URLs begin at, as its `conftest.py` names the repository."""
     try:
-        tree = ast.parse(conftest.read_bytes())
+        tree = ast.parse(read_file(conftest))
     except (OSError, SyntaxError, ValueError, RecursionError):
         # Relative URLs came with the newest suite; what is wrong with a checkout is seen in its tests.
         return _DEFAULT_BASE

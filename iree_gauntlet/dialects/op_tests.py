@@ -37,6 +37,7 @@ from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.figures import Figure, Statistic
+from iree_gauntlet.settings import read_file
 from iree_gauntlet.stages import FailureKind, Kind, Stage
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def _parse_output(value: str) -> Argument:
 def _find_exported(path: str) -> str:
     """The first function of a program's text; empty where the program is bytecode, or has none."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_file(Path(path)).decode()
     except (OSError, UnicodeDecodeError):
         return ""
     match = _FUNCTION.search(text)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from iree_gauntlet.cases import Case, Module, Origin
 from iree_gauntlet.errors import Problem
+from iree_gauntlet.settings import read_file
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.targets import FAMILIES
 
@@ -86,7 +87,7 @@ class Spec:
     def text(self) -> str:
         """Its content, to find lines by: read again, as nearly no spec has problems."""
         try:
-            return self.path.read_text(encoding="utf-8-sig")
+            return read_file(self.path).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError):
             return ""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
 from iree_gauntlet.errors import Problem, SpecError
+from iree_gauntlet.settings import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -63,7 +64,7 @@ def as_typed(path: Path) -> str:
 def read_text(path: Path, name: str, kind: str = "spec files") -> str:
     """The text of a file that a person wrote; SpecError where it cannot be read, or is not UTF-8."""
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
     except OSError as error:
         why, hint = error.strerror, "Check the path and its rights."
         if path.is_symlink() and not path.exists():

@@ -359,6 +359,8 @@ def _find_lfs_pointer(document: ModuleDefinition, url: str) -> str:
         return ""
     path = Path(file_path(url))
     try:
+        if not path.is_file():
+            return ""
         with path.open("rb") as stream:
             pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
     except OSError:

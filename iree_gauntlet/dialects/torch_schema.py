@@ -55,6 +55,7 @@ from iree_gauntlet.dialects.spec_file import (
     problem_at,
     without_strange_fields,
 )
+from iree_gauntlet.settings import read_file
 from iree_gauntlet.stages import Kind, Stage
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def _choose_document(content: dict[str, Any]) -> type[_TorchDocument] | str | No
 def has_type(path: Path) -> bool:
     """Whether a file is a JSON object with a `type`."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
         document = json.loads(without_comments(content.decode("utf-8-sig"))) if b'"type"' in content else None
     except (OSError, ValueError, RecursionError):
         # It is reported when it is read as a spec.

@@ -17,7 +17,7 @@ from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import file_path, problem_of_flag
 from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.settings import resolve_links, shown
+from iree_gauntlet.settings import read_file, resolve_links, shown
 from iree_gauntlet.toolchains.flags import split_flags
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def require_plain_settings(project: Path) -> None:
     """Refuses a project's own settings, which say where files, modules and IREEs come from, and to whom secrets go."""
     path = project / "gauntlet.toml"
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8")).keys() - _HARMLESS_TABLES
+        tables = tomllib.loads(read_file(path).decode()).keys() - _HARMLESS_TABLES
     except OSError:
         return
     except (ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.recorded import read_json
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
+from iree_gauntlet.settings import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,7 +55,7 @@ def import_figures(file: Path, given: ImportFacts) -> tuple[HistoryRun, ...]:
         GauntletError: it is none of these, or cannot be read.
     """
     try:
-        text = file.read_bytes()
+        text = read_file(file)
         script = _DATA_JS.match(text)
         content = read_json(script[1] if script else text)
         return tuple(_read_document(file, content, given))

@@ -32,7 +32,7 @@ from iree_gauntlet.dialects.fields import Checked, StrictDocument, in_schema, pr
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.settings import resolve_links, shown
+from iree_gauntlet.settings import read_file, resolve_links, shown
 from iree_gauntlet.targets import parse_target
 from iree_gauntlet.torch_models.plugins import PluginRegistry, Shape, list_shapes, number_shapes
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM, HIGHEST_POWER
@@ -171,7 +171,7 @@ def _check_model_config(text: str, folder: Path) -> str:
         message = f"{text!r} leaves the folder of the configuration"
         raise FieldError(None, message, "Put the file there, or below it.")
     try:
-        content = json.loads(found.read_text(encoding="utf-8"))
+        content = json.loads(read_file(found))
     except OSError as error:
         raise FieldError(None, f"{shown(found)} cannot be read: {error.strerror}", _CONFIG_HINT) from error
     except (ValueError, RecursionError) as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,9 @@ from iree_gauntlet.targets import Target
 from tests.support.budgets import part_of_the_examples
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, load, plan, problems_of_tree, write_tree
 from tests.support.spoiling import ACTIONS, at, damage, is_named, json_values, kind_of, paths_in, rename, spoil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROCM = Target("rocm", "gfx942", "mi300")
 PAIRED = {"regression_tests/m/s_cpu.json": SECOND}
@@ -297,6 +301,17 @@ def test_a_spec_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "regression_tests/m/s_cpu.json").mkdir(parents=True)
     problem = only(list(load(tmp_path).problems))
     assert "cannot be read: Is a directory" in problem.message
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")], ids=["pipe", "device"])
+@pytest.mark.parametrize("folder", ["regression_tests", "benchmarks"])
+def test_what_may_have_no_end_is_not_read(tmp_path: Path, folder: str, make: Callable[[Path], object]) -> None:
+    """A pipe that nobody writes would be waited for, and a device may fill the memory."""
+    spec = tmp_path / folder / "m" / "s_cpu.json"
+    spec.parent.mkdir(parents=True)
+    make(spec)
+    problem = only(list(load(tmp_path).problems))
+    assert problem.message == "cannot be read: it is a pipe or a device: expected a file"
 
 
 def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, SweepAsk
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.settings import expand_home, shown
+from iree_gauntlet.settings import expand_home, read_file, shown
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
@@ -394,7 +394,7 @@ def read_targets(name: str) -> _Targets:
     if not name:
         return {}
     try:
-        return _TARGETS.validate_python(json.loads(expand_home(name).read_text(encoding="utf-8")), strict=True)
+        return _TARGETS.validate_python(json.loads(read_file(expand_home(name))), strict=True)
     except OSError as error:
         raise UsageError(f"--targets {name}: {error.strerror}", "Name a JSON file.") from error
     except ValidationError as error:
