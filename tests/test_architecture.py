@@ -69,9 +69,9 @@ _ASKED_SENTENCES = {
     ("reports/details.py", "f'exit code {step.exit_code}' not in step.reason"),
     # Of journals, which keep it as a note or a reason alone: a constant, and what earlier versions wrote.
     ("engine/run_start.py", "NOTHING_COMPARED not in step.notes"),
-    ("reports/summary.py", "NOTHING_COMPARED not in step.notes"),
-    ("reports/summary.py", "NOTHING_COMPARED in step.notes"),
-    ("reports/summary.py", "': ' in check.note"),
+    ("reports/run_reports.py", "NOTHING_COMPARED not in step.notes"),
+    ("reports/run_reports.py", "NOTHING_COMPARED in step.notes"),
+    ("reports/run_reports.py", "': ' in check.note"),
     ("records/outcome.py", "_ENVIRONMENT.search(note)"),
     ("results.py", "words in result.reason"),
 }

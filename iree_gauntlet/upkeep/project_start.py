@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
+import os
 import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -33,19 +36,17 @@ from iree_gauntlet.upkeep.golden_record import record, reference_workers
 from iree_gauntlet.upkeep.input_choices import NPY, GivenData, file_content, input_sets, read_data
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.upkeep.recording import ReferenceAnswer, ReferencePlan, tolerance_flags
-from iree_gauntlet.upkeep.unfinished_files import whole_or_nothing
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, tensor_type
 from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from iree_gauntlet.upkeep.input_choices import InputChoice
     from iree_gauntlet.upkeep.onnx_program import OnnxProgram
     from iree_gauntlet.upkeep.recording import ModelOutput, ReferenceWorkers
-    from iree_gauntlet.upkeep.unfinished_files import UnfinishedFiles
     from iree_gauntlet.upkeep.upkeep_requests import InitRequest
 
 
@@ -443,3 +444,64 @@ def _without_secrets(url: str) -> str:
     parts = urlsplit(url)
     user = "git@" if parts.scheme == "ssh" and parts.username == "git" else ""
     return urlunsplit(parts._replace(netloc=user + parts.netloc.rpartition("@")[2]))
+
+
+class UnfinishedFiles:
+    """Files that are written together: all of them stay, or those that were there before."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[Path, Path | None]] = []
+        # Of what was begun, in the order of their making.
+        self._folders: list[Path] = []
+
+    def begin(self, path: Path) -> None:
+        """Makes room for a file or a folder: its own folder is there, and what is there itself lies aside."""
+        self._folders += reversed([parent for parent in path.parents if not parent.exists()])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = _find_free_name(path) if path.exists() else None
+        if aside:
+            path.rename(aside)
+        self._begun.append((path, aside))
+
+    def undo(self) -> None:
+        """Puts everything back."""
+        for path, aside in reversed(self._begun):
+            _remove(path)
+            if aside:
+                aside.rename(path)
+        for folder in reversed(self._folders):
+            # Somebody else may have put something there meanwhile.
+            with suppress(OSError):
+                folder.rmdir()
+        self._begun.clear()
+
+    def finish(self) -> None:
+        """Lets go what lies aside."""
+        for _, aside in self._begun:
+            if aside:
+                _remove(aside)
+
+
+def _find_free_name(path: Path) -> Path:
+    """A name beside a path that nothing has: a command that was killed has left its own, which may be all there is."""
+    names = (path.with_name(f".{path.name}.before{number or ''}") for number in itertools.count())
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_or_nothing() -> Iterator[UnfinishedFiles]:
+    """What is begun inside stays where that ends well."""
+    writing = UnfinishedFiles()
+    try:
+        yield writing
+    except BaseException:
+        writing.undo()
+        raise
+    writing.finish()

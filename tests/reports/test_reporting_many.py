@@ -14,8 +14,7 @@ from lxml import etree
 from iree_gauntlet.records.outcome import read_outcome
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.reports.run_reports import format_summary_json, make_run_reports
-from iree_gauntlet.reports.summary import run_document
+from iree_gauntlet.reports.run_reports import format_summary_json, make_run_reports, run_document
 from tests.support.journal_builder import RUN, JournalBuilder
 from tests.support.places import DATA
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.upkeep.unfinished_files import UnfinishedFiles, whole_or_nothing
+from iree_gauntlet.upkeep.project_start import UnfinishedFiles, whole_or_nothing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from iree_gauntlet.upkeep.unfinished_files import whole_or_nothing
+from iree_gauntlet.upkeep.project_start import whole_or_nothing
 with whole_or_nothing() as writing:
     folder = Path(sys.argv[1])
     writing.begin(folder)
