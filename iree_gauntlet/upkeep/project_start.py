@@ -35,7 +35,7 @@ from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.upkeep.recording import ReferenceAnswer, ReferencePlan, tolerance_flags
 from iree_gauntlet.upkeep.unfinished_files import whole_or_nothing
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, tensor_type
-from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
+from iree_gauntlet.workers.iree_side.value_errors import FLOAT_TYPES, allow_of_others, difference
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

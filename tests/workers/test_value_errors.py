@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.workers.iree_side.rounding import allow, allow_of_others, difference
+from iree_gauntlet.workers.iree_side.value_errors import allow, allow_of_others, difference
 
 TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
@@ -69,3 +69,5 @@ def test_nan_equals_nan_and_nothing_else() -> None:
     assert difference(a, np.array([1.0, 0.0, np.inf])) == np.inf
     assert difference(a, np.array([1.0, np.nan, -np.inf])) == np.inf
     assert difference(a, a[:2]) == np.inf
+    assert difference(np.array(2.0, np.float32), np.array(2.5)) == 0.5
+    assert difference(np.array(np.nan), np.array(np.nan)) == 0
