@@ -34,7 +34,7 @@ from iree_gauntlet.artifacts.archive import (
     member,
 )
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, require_space
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, replace_artifact, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.engine.modules.module_cache import DamageError, ModuleCache, is_key, pack, packed_bytes, unpack
 from iree_gauntlet.engine.plan import make_plan
@@ -189,7 +189,7 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
     total = archive_bytes([len(manifest), *(file.size for file in files)])
     target = output.absolute()
     with (
-        lock_publishing(target, str(output)) as temporary,
+        replace_artifact(target, str(output)) as temporary,
         temporary.open("xb") as stream,
         open_progress(sys.stderr) as progress,
     ):

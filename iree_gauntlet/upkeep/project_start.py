@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import numpy as np
 
 from iree_gauntlet import __version__, messages
-from iree_gauntlet.artifacts.publishing import lock_publishing
+from iree_gauntlet.artifacts.publishing import replace_artifact
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.workbench import onnxruntime_version
@@ -174,7 +174,7 @@ def _write_files(writing: UnfinishedFiles, folder: Path, files: Mapping[Path, by
                 continue
             writing.begin(path)
             if isinstance(content, Path):
-                with lock_publishing(path, str(content)) as temporary:
+                with replace_artifact(path, str(content)) as temporary:
                     shutil.copyfile(content, temporary)
             else:
                 write_atomic(path, content)
