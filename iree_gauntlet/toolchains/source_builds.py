@@ -571,15 +571,14 @@ class SourceBuilds:
     def _provide_python(self, folder: Path, source: Path, held: int, news: Callable[[str], None]) -> Path:
         """A Python that IREE's bindings are built for, with what that and the importer need."""
         python = folder / "bin" / "python"
-        if not (folder / "complete").is_file():
-            shutil.rmtree(folder, ignore_errors=True)
+        if not os.access(python, os.X_OK):
             news(f"installing what the Python bindings need into {folder}")
-            installer = Installer()
-            installer.make_environment(folder, held, news)
-            listing = source / _REQUIREMENTS
-            listed = ("-r", str(listing)) if listing.is_file() else ()
-            installer.install(python, (*listed, "numpy", "onnx"), Sources(), held, news)
-            (folder / "complete").touch()
+            with replace_folder(folder) as new:
+                installer = Installer()
+                installer.make_environment(new, held, news)
+                listing = source / _REQUIREMENTS
+                listed = ("-r", str(listing)) if listing.is_file() else ()
+                installer.install(new / "bin" / "python", (*listed, "numpy", "onnx"), Sources(), held, news)
         return python
 
     def _tell_waiting(self, name: str) -> Callable[[float], None]:
