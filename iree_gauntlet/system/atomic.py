@@ -49,8 +49,10 @@ def reserve_file(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     finally:
-        # Also after rename(2), which leaves both names where they are links to one file.
-        temporary.unlink(missing_ok=True)
+        # Also after rename(2), which leaves both names where they are links to one file. A file system that is
+        # read-only refuses to remove even what is not there.
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def put_file(temporary: Path, path: Path) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -46,7 +45,7 @@ from iree_gauntlet.formatting import byte_size, counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import find_runs_folder
-from iree_gauntlet.system.atomic import sync_folder
+from iree_gauntlet.system.atomic import reserve_file, sync_folder
 from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
 
 if TYPE_CHECKING:
@@ -309,8 +308,7 @@ class _Import:
 
     def _take_artifact(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
         """Puts an artifact into the store; what is wrong, empty for nothing."""
-        temporary = self.place.root / f".import-{secrets.token_hex(8)}.part"
-        try:
+        with reserve_file(self.place.root / "imported") as temporary:
             with explain_disk_errors(self.place.root, file.url), temporary.open("xb") as stream:
                 for block in blocks:
                     stream.write(block)
@@ -323,8 +321,6 @@ class _Import:
             # Another file, of a hash that is not pinned, may have been there.
             held = self.store.known_hash(file.url)
             return "" if held == file.sha256 else f"{file.url}: the cache has one of sha256 {held}, which was kept"
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _take_module(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
         """Puts a module into the cache; what is wrong, empty for nothing."""
