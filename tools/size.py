@@ -58,7 +58,7 @@ _VERBS = """
     pack pad pair parse pass peek perform pick pin place plan pop prefill prepare print profile propose prove
     provide prune publish pull pursue push put quantize quote raise rank read reads reap rebuild receive
     recognise reconnect record reduce refer refine refuse register release reload remember remove rename render
-    renew repair repeat replace report request require reset resolve restore resume retire retry return rewrite
+    renew repair repeat replace report request require reserve reset resolve restore resume retire retry return rewrite
     round run save say scale scan search seek select send serve set settle shade shard shift ship shorten should
     show shows shut sign skip snapshot sort spell split squeeze start stop store strip submit suggest sum supply
     switch sync take tell tend terminate test throw tick tidy time to touch trace track train translate try turn

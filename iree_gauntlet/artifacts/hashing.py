@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.system.atomic import reserve_file
 from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
@@ -188,15 +189,12 @@ class VerifiedHashes:
 
     def _store(self, stamp: _Stamp) -> None:
         file = self._locate_stamp(stamp.path)
-        temporary = file.with_name(f".{file.stem}.{os.getpid()}.{time.monotonic_ns()}")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            # Not fsynced: what a power cut leaves of it reads as no stamp, and the file is hashed again.
-            temporary.write_bytes(stamp.sealed())
-            temporary.replace(file)
+            with reserve_file(file) as temporary:
+                # Not fsynced: what a power cut leaves of it reads as no stamp, and the file is hashed again.
+                temporary.write_bytes(stamp.sealed())
+                temporary.replace(file)
         except OSError as error:
-            # A file system that is read-only refuses to remove even what is not there.
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
             if error.errno not in _UNWRITABLE:
                 raise

@@ -38,7 +38,7 @@ from iree_gauntlet.artifacts.program_parameters import (
     collect_parameters,
     select_scope,
 )
-from iree_gauntlet.artifacts.publishing import lock_publishing, require_space
+from iree_gauntlet.artifacts.publishing import replace_artifact, require_space
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.system.atomic import sync_folder
 from iree_gauntlet.system.faults import explain_escaped
@@ -234,7 +234,7 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
     entries, size = _lay_out(sorted(parameters, key=lambda parameter: _make_key(parameter.name)), content)
     head = _make_head(entries, size)
     url = path.name
-    with lock_publishing(path, url) as temporary:
+    with replace_artifact(path, url) as temporary:
         require_space(path.parent, url, _round_up(len(head) + size, _FILE_ALIGNMENT))
         with temporary.open("wb") as file:
             file.write(head)

@@ -1,4 +1,4 @@
-"""Files appear in the store whole or not at all: temporary file in the same folder, fsync, rename.
+"""Files appear in the store whole or not at all, as `system/atomic.py` writes them.
 
 What the disk refuses (full, read-only, not ours) becomes an error that names the folder and the way out. Runs that
 fetch the same file wait for each other by a lock.
@@ -7,15 +7,14 @@ fetch the same file wait for each other by a lock.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import secrets
 import shutil
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.system.atomic import replace_file
 from iree_gauntlet.system.file_lock import file_lock
 
 if TYPE_CHECKING:
@@ -31,28 +30,12 @@ _MISPLACED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, 
 
 
 @contextmanager
-def lock_publishing(path: Path, url: str) -> Iterator[Path]:
-    """A temporary path next to `path`; what the body wrote there takes the place of `path` at the end.
-
-    Nothing is replaced, and nothing stays behind, where the body raises; refusals as `explain_disk_errors`.
-    """
+def replace_artifact(path: Path, url: str) -> Iterator[Path]:
+    """A path as of `replace_file`, in a folder that is made where it is missing; refusals as `explain_disk_errors`."""
     with explain_disk_errors(path.parent, url):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A digest, because the file's own name may be as long as the file system allows.
-        digest = hashlib.sha256(path.name.encode()).hexdigest()[:16]
-        temporary = path.parent / f".{digest}.{secrets.token_hex(8)}.part"
-        try:
+        with replace_file(path) as temporary:
             yield temporary
-            publish(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def publish(temporary: Path, path: Path) -> None:
-    """Make what was written durable and put it in its place."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def link_or_move(data: Path, path: Path) -> None:

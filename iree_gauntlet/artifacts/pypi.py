@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, publish, require_space
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, locked, require_space
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.system.atomic import put_file
 from iree_gauntlet.system.short_process import run_short, show_last_words
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Wheels:
             with tempfile.TemporaryDirectory(prefix=".pip-", dir=folder) as temporary:
                 fetched = download_wheel(source, Path(temporary), timeout=_DOWNLOAD_SECONDS)
                 wheel = folder / fetched.name
-                publish(fetched, wheel)
+                put_file(fetched, wheel)
             return wheel
 
 

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, link_or_move, lock_publishing, locked, publish
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, link_or_move, locked, replace_artifact
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.registry_file import Pin, Registry, RegistryEntry
 from iree_gauntlet.artifacts.remote import NETWORK_HINT, MissingError, Remote, RemoteFile, UnresolvedError
@@ -53,6 +53,7 @@ from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.results import Fetched
 from iree_gauntlet.settings import Configuration
+from iree_gauntlet.system.atomic import put_file
 from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
@@ -365,7 +366,7 @@ class ArtifactStore:
             with explain_disk_errors(path.parent, url):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary.chmod(0o644)
-                publish(temporary, path)
+                put_file(temporary, path)
             self.verified.remember(path, sha256)
             if pin is None:
                 self._record(source, sha256, progress)
@@ -419,7 +420,7 @@ class ArtifactStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             # A cache may be shared, whatever the umask.
             arrived.path.chmod(0o644)
-            publish(arrived.path, path)
+            put_file(arrived.path, path)
         progress.notes[:0] = arrived.notes
         self.verified.remember(path, arrived.sha256, vouched=arrived.vouched)
         if not arrived.vouched:
@@ -465,6 +466,6 @@ class LearntHashes:
         """Add an entry; False where the cache is read-only and keeps nothing."""
         if self.path.parent.is_dir() and not os.access(self.path.parent, os.W_OK):
             return False
-        with locked(lock, entry.url, progress), lock_publishing(self.path, entry.url) as temporary:
+        with locked(lock, entry.url, progress), replace_artifact(self.path, entry.url) as temporary:
             temporary.write_text(Registry.read(self.path).with_entries([entry]).text(), encoding="utf-8")
         return True

@@ -9,14 +9,13 @@ import hashlib
 import os
 import shutil
 import tarfile
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.settings import find_project_folder
-from iree_gauntlet.system.atomic import sync_folder
+from iree_gauntlet.system.atomic import add_folder
 from iree_gauntlet.system.file_lock import LockFile
 from iree_gauntlet.system.plain_tar import NotPlainError, unpack_plain
 
@@ -76,22 +75,13 @@ def unpack_project(stream: IO[bytes], folder: Path) -> None:
         GauntletError: the archive names something outside of the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".project-", dir=folder.parent))
-    try:
-        with tarfile.open(fileobj=stream, mode="r|") as tar:
-            try:
-                unpack_plain(tar, temporary)
-            except NotPlainError as error:
-                raise GauntletError(f"the copy of the project is not used: {error}") from error
+    # Another worker of this machine may be first.
+    with add_folder(folder) as new, tarfile.open(fileobj=stream, mode="r|") as tar:
+        new.mkdir(0o700)
         try:
-            temporary.rename(folder)
-        except OSError:
-            # Another worker of this machine was first.
-            if not folder.is_dir():
-                raise
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            unpack_plain(tar, new)
+        except NotPlainError as error:
+            raise GauntletError(f"the copy of the project is not used: {error}") from error
 
 
 def within(copy: Path, path: str) -> str:

@@ -5,8 +5,6 @@ module keeps its outputs, so that the figures of every output can be reported; t
 same rule; where the two verdicts differ, a note says so.
 
 Cases that say `numpy.allclose` are run once, with their outputs kept, and compared here: no tool has that rule.
-
-NumPy's own function decides, in the arrays' own precision; only the element types need not be the same.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import re
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +25,6 @@ from iree_gauntlet.figures import Figure
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
 from iree_gauntlet.measuring.numerics.arrays import (
     Tensor,
-    TensorError,
     get_storage_dtype,
     parse_tensor_type,
     read_arguments,
@@ -35,8 +32,8 @@ from iree_gauntlet.measuring.numerics.arrays import (
     read_output,
     read_raw,
 )
-from iree_gauntlet.measuring.numerics.comparison import compare_outputs
-from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances
+from iree_gauntlet.measuring.numerics.comparison import compare_allclose, compare_outputs
+from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.stages import FailureKind
 from iree_gauntlet.steps import ACTUAL_OUTPUT
@@ -44,8 +41,6 @@ from iree_gauntlet.system.short_process import TAIL_LINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunOutput
@@ -133,7 +128,7 @@ def _make_idle_result(step: Step, missed: str, processes: Processes) -> Result:
 def _check_allclose(step: Step, allclose: Allclose, processes: Processes) -> Result:
     """Runs with the outputs kept, and compares them by NumPy's rule."""
     try:
-        expected = [item and with_known_type(item) for item in _list_expected(step.process)]
+        expected = [item and item.with_known_type() for item in _list_expected(step.process)]
         keeping, paths = _keep_outputs(step, expected)
         # What is run is what the journal says.
         step = replace(step, command=keeping)
@@ -260,10 +255,10 @@ def _list_vanishing(
 ) -> Iterator[str]:
     """A note for each output that is not zero and in place of which zeros would pass; limits are (atol, rtol)."""
     for index, tensor in enumerate(expected):
-        if tensor is None or tensor.array.dtype.kind == "c" or _without_meaning(tensor):
+        if tensor is None or tensor.array.dtype.kind == "c" or tensor.lacks_meaning:
             continue
         atol, rtol = limits_of(tensor.element_type)
-        sizes = np.abs(_make_values(tensor).astype(np.float64))
+        sizes = np.abs(tensor.array.astype(np.float64))
         if sizes.any() and (sizes <= atol + rtol * sizes).all():
             yield f"output {index}: zeros would pass: no value exceeds {sizes.max():.3g}, and the tolerance is larger"
 
@@ -329,85 +324,3 @@ def _with_reference(step: Step) -> Step:
     count = sum(flag.startswith(EXPECTED) for flag in flags)
     outputs = tuple((ACTUAL_OUTPUT, f"{folder}/actual_{index}.npy") for index in range(count))
     return replace(step, command=replace(step.command, argv=argv), outputs=outputs)
-
-
-def compare_allclose(
-    actual: Sequence[Tensor], expected: Sequence[Tensor | None], allclose: Allclose
-) -> list[OutputComparison]:
-    """Compares all outputs of a call, which passes where every entry does; None expects nothing of an output."""
-    tolerances = Tolerances(f64=allclose.atol, rtol=allclose.rtol)
-    found = compare_outputs(
-        [_make_doubles(item) for item in actual], [item and _make_doubles(item) for item in expected], tolerances
-    )
-    for index, (comparison, mine, wanted) in enumerate(zip(found, actual, expected, strict=False)):
-        named = replace(comparison, type=str(mine.type), atol=allclose.atol, rtol=allclose.rtol)
-        same = wanted is not None and mine.shape == wanted.shape and not _without_meaning(mine)
-        found[index] = _judge(named, mine, wanted, allclose) if wanted is not None and same else named
-    return found
-
-
-def with_known_type(expected: Tensor) -> Tensor:
-    """An expected output with the type that its values have; NumPy saves bf16 as two bytes of no known meaning.
-
-    Raises:
-        TensorError: what its values mean cannot be known.
-    """
-    if expected.element_type == "*16":
-        return expected.with_element_type("bf16")
-    if _without_meaning(expected):
-        raise TensorError(
-            f"{expected.source}: nothing says the type of its values of {expected.array.itemsize} bytes each",
-            'store raw bytes as a .bin, and name the type: {"url": …, "meta": {"dtype": …, "shape": […]}}',
-        )
-    return expected
-
-
-def _judge(comparison: OutputComparison, actual: Tensor, expected: Tensor, allclose: Allclose) -> OutputComparison:
-    with np.errstate(all="ignore"):
-        close = np.isclose(
-            _make_values(actual),
-            _make_values(expected),
-            rtol=allclose.rtol,
-            atol=allclose.atol,
-            equal_nan=allclose.equal_nan,
-        )
-    if comparison.worst_index is not None:
-        worst = (str(_make_values(tensor)[comparison.worst_index]) for tensor in (actual, expected))
-        comparison = replace(comparison, worst_actual=next(worst), worst_expected=next(worst))
-    mismatches = int(close.size - np.count_nonzero(close))
-    rule = f"{allclose.atol:g} + {allclose.rtol:g}·|expected|"
-    error = f" (largest error {comparison.max_abs_error:.4g})" if comparison.max_abs_error is not None else ""
-    if not mismatches:
-        message = f"all {comparison.count} values are within {rule}{error}"
-        return replace(comparison, passed=True, mismatches=0, message=message)
-    share = 100 * mismatches / comparison.count
-    message = f"{mismatches} of {comparison.count} values ({share:.3g} %) differ by more than {rule}"
-    if comparison.worst_index is not None:
-        where = list(comparison.worst_index)
-        message += f"; worst at {where}: {comparison.worst_actual}, expected {comparison.worst_expected}{error}"
-    nans = comparison.actual_nans, comparison.expected_nans
-    if any(nans) and not allclose.equal_nan:
-        message += f"; {nans[0]} NaN, expected {nans[1]}, and NaN equals no NaN here"
-    return replace(comparison, passed=False, mismatches=mismatches, message=message)
-
-
-def _make_doubles(tensor: Tensor) -> Tensor:
-    """The values in double precision, for figures; bits without a meaning stay what they are."""
-    if _without_meaning(tensor):
-        return tensor
-    return replace(tensor, element_type="f64", array=_make_values(tensor).astype(np.float64))
-
-
-def _make_values(tensor: Tensor) -> NDArray[Any]:
-    """The values as numbers: NumPy holds bf16 as its bits."""
-    if tensor.element_type != "bf16":
-        return tensor.array
-    # Registers its types with NumPy; slow to import.
-    import ml_dtypes  # noqa: PLC0415
-
-    return tensor.array.view(ml_dtypes.bfloat16)
-
-
-def _without_meaning(tensor: Tensor) -> bool:
-    """Whether a tensor holds bits that are no numbers to NumPy."""
-    return tensor.array.dtype.type is np.void

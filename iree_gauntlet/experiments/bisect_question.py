@@ -32,6 +32,7 @@ from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
 from iree_gauntlet.settings import find_project_folder, shown
 from iree_gauntlet.stages import Stage
+from iree_gauntlet.system.atomic import add_folder
 from iree_gauntlet.toolchains.candidates import (
     Candidate,
     list_candidates_among,
@@ -435,10 +436,8 @@ def keep_bundle(bundle: str, folder: Path) -> None:
         return
     with tempfile.TemporaryDirectory(prefix=f"{_KEPT}-", dir=folder) as place:
         opened = open_bundle(Path(bundle), Path(place))
-        # Renamed when it is whole: what a kill leaves is no bundle.
-        copy = Path(place) / "copy"
-        shutil.copytree(opened.folder, copy, ignore=shutil.ignore_patterns(_INSTALLED))
-        copy.rename(kept)
+        with add_folder(kept) as copy:
+            shutil.copytree(opened.folder, copy, ignore=shutil.ignore_patterns(_INSTALLED))
 
 
 def run_kept_bundle(

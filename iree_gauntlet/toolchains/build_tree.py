@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError
+from iree_gauntlet.system.atomic import add_folder, discard_folder
 from iree_gauntlet.system.short_process import Answer, ask
 from iree_gauntlet.toolchains.installed import IMPORTER
 from iree_gauntlet.toolchains.toolchain import (
@@ -217,36 +217,30 @@ def _provide_binding_python(root: Path, bindings: Path, environments: Path) -> t
     name = compute_identity([("bindings", str(bindings)), ("python", base)])[:16]
     folder = environments / name
     python = folder / "bin" / "python"
-    marker = folder / "complete"
-    if not (marker.is_file() and os.access(python, os.X_OK)):
-        shutil.rmtree(folder, ignore_errors=True)
-        making = environments / f".making-{name}-{os.getpid()}"
+    if not os.access(python, os.X_OK):
         try:
             environments.mkdir(parents=True, exist_ok=True)
-            _make_binding_python(base, bindings, making)
-            making.rename(folder)
+            discard_folder(folder)
+            with add_folder(folder) as new:
+                _make_binding_python(base, bindings, new)
         except OSError as error:
-            if not marker.is_file():  # else another process was faster
-                what = f"cannot make an environment for the bindings in {bindings} with {base}: {error}"
-                raise ToolchainError(what, "The cache must be writable, and that Python must start.") from error
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+            what = f"cannot make an environment for the bindings in {bindings} with {base}: {error}"
+            raise ToolchainError(what, "The cache must be writable, and that Python must start.") from error
     program = "import importlib.metadata as m; print(m.version('onnx'))"
     answer = ask([str(python), "-c", program], timeout=_TIMEOUT_SECONDS)
     return str(python), answer.stdout.strip() if answer.exit_code == 0 else ""
 
 
-def _make_binding_python(base: str, bindings: Path, making: Path) -> None:
+def _make_binding_python(base: str, bindings: Path, new: Path) -> None:
     for argv in (
-        [base, "-m", "venv", "--without-pip", str(making)],
+        [base, "-m", "venv", "--without-pip", str(new)],
         [base, "-c", "import sys; print('\\n'.join(p for p in sys.path if p.endswith('-packages')))"],
     ):
         answer = ask(argv, timeout=_TIMEOUT_SECONDS)
         if answer.exit_code != 0:
             raise ToolchainError(f"{base} -m venv failed: {answer.stderr.strip()}", "The build's Python must be whole.")
-    (site,) = making.glob("lib/python3.*/site-packages")
+    (site,) = new.glob("lib/python3.*/site-packages")
     (site / "iree-build.pth").write_text(f"{bindings}\n{answer.stdout}", encoding="utf-8")
-    (making / "complete").touch()
 
 
 def _suggest_nearby(root: Path, needed: Sequence[str]) -> str:

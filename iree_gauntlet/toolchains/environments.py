@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import secrets
 import shutil
 import sys
 import time
@@ -32,7 +31,7 @@ from packaging.version import Version
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
 from iree_gauntlet.errors import ToolchainError, name_place
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.atomic import discard_folder, replace_folder, write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_site_packages, find_wheel
 
@@ -116,23 +115,6 @@ def _damage(path: Path, files: Mapping[str, int]) -> str:
 
 
 @contextmanager
-def making(path: Path) -> Iterator[Path]:
-    """A new name beside a folder; what is made there takes its place at the end, or is gone.
-
-    What was left by who was killed is deleted: the caller holds the lock of the folder.
-    """
-    for left in path.parent.glob(f".making-{path.name}-*"):
-        shutil.rmtree(left)
-    new = path.with_name(f".making-{path.name}-{secrets.token_hex(4)}")
-    try:
-        yield new
-        discard(path)
-        new.rename(path)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-@contextmanager
 def empty_folder(path: Path) -> Iterator[Path]:
     """A folder that is there meanwhile; what was left of an earlier one, by who was killed, goes first."""
     shutil.rmtree(path, ignore_errors=True)
@@ -141,14 +123,6 @@ def empty_folder(path: Path) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def discard(path: Path) -> None:
-    """Takes a folder away at once, then deletes it."""
-    if path.exists():
-        going = path.with_name(f".making-{path.name}-{secrets.token_hex(4)}")
-        path.rename(going)
-        shutil.rmtree(going)
 
 
 @contextmanager
@@ -279,7 +253,7 @@ class Environments:
     def remove(self, path: Path, label: str) -> None:
         """Delete an environment; the caller has made sure that it is not in use."""
         with name_refusals(path), self._hold_lock(path, label):
-            discard(path)
+            discard_folder(path)
 
     def _hold_lock(self, path: Path, label: str) -> AbstractContextManager[int]:
         """Hold the lock of an environment; its descriptor."""
@@ -296,7 +270,7 @@ class Environments:
             self.news(f"IREE {recipe.label}: {text}")
 
         news(f"installing with uv into {path}")
-        with making(path) as new:
+        with replace_folder(path) as new:
             python = _locate_python(new)
             self.installer.make_environment(new, held, news)
             self.installer.install(python, recipe.requirements, recipe.sources, held, news)

@@ -31,12 +31,12 @@ from packaging.version import Version
 from iree_gauntlet.cache_folders import TOOLCHAINS_VARIABLE
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.formatting import byte_size, duration
-from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.atomic import discard_folder, replace_folder, write_atomic
 from iree_gauntlet.system.file_lock import file_lock, take_lock
 from iree_gauntlet.system.short_process import ask, run_logged
 from iree_gauntlet.toolchains.build_tree import list_shipped_files
 from iree_gauntlet.toolchains.checkout import Checkout
-from iree_gauntlet.toolchains.environments import Sealed, discard, making, name_refusals, seal
+from iree_gauntlet.toolchains.environments import Sealed, name_refusals, seal
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from iree_gauntlet.toolchains.toolchain import compute_identity
 
@@ -424,7 +424,7 @@ class SourceBuilds:
     def remove(self, path: Path) -> None:
         """Deletes a finished build, which the caller has made sure is not in use."""
         with name_refusals(path):
-            discard(path)
+            discard_folder(path)
 
     def remove_work(self, path: Path) -> None:
         """Deletes a folder that is built in, and its worktrees, unless somebody builds there."""
@@ -547,7 +547,7 @@ class SourceBuilds:
         """Copies what is run out of the folder that it was built in."""
         self.use(path)
         names, real = list_shipped_files(build), build.resolve()
-        with making(path) as new:
+        with replace_folder(path) as new:
             for name in names:
                 (new / name).parent.mkdir(parents=True, exist_ok=True)
                 target = (build / name).resolve()
@@ -566,20 +566,19 @@ class SourceBuilds:
             used = self.uses.in_use()
             for path in self.folder.glob(f"{prefix}*"):
                 if path.name != label and path.relative_to(root).as_posix() not in used:
-                    discard(path)
+                    discard_folder(path)
 
     def _provide_python(self, folder: Path, source: Path, held: int, news: Callable[[str], None]) -> Path:
         """A Python that IREE's bindings are built for, with what that and the importer need."""
         python = folder / "bin" / "python"
-        if not (folder / "complete").is_file():
-            shutil.rmtree(folder, ignore_errors=True)
+        if not os.access(python, os.X_OK):
             news(f"installing what the Python bindings need into {folder}")
-            installer = Installer()
-            installer.make_environment(folder, held, news)
-            listing = source / _REQUIREMENTS
-            listed = ("-r", str(listing)) if listing.is_file() else ()
-            installer.install(python, (*listed, "numpy", "onnx"), Sources(), held, news)
-            (folder / "complete").touch()
+            with replace_folder(folder) as new:
+                installer = Installer()
+                installer.make_environment(new, held, news)
+                listing = source / _REQUIREMENTS
+                listed = ("-r", str(listing)) if listing.is_file() else ()
+                installer.install(new / "bin" / "python", (*listed, "numpy", "onnx"), Sources(), held, news)
         return python
 
     def _tell_waiting(self, name: str) -> Callable[[float], None]:

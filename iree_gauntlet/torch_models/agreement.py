@@ -21,7 +21,7 @@ from iree_gauntlet.torch_models.build_files import Directions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, Tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -154,7 +154,7 @@ def find_gains(
     allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
     # One that nothing depends on shows nothing.
     allowed = np.where(filters.any(axis=1), allowed, np.inf)
-    sizes = [_Scale.of(tensor) for tensor in expected]
+    sizes = list(map(Distance.measure, actual, expected))
     if gradients:
         rooms = np.array([limit.rms for limit in _widen_for_gradients([Tolerance(room, 0.0) for room in rooms], sizes)])
     errors = np.zeros(len(places))
@@ -179,7 +179,7 @@ def find_gains(
     return Gains(found, len(flipped), _combine(rest, sizes), _combine(rooms, sizes), problem)
 
 
-def _combine(errors: NDArray[np.float64], scales: Sequence[_Scale]) -> float:
+def _combine(errors: NDArray[np.float64], scales: Sequence[Distance]) -> float:
     """The rms of all outputs' errors, as a share of that of their values."""
     counts, sizes = (np.array([getattr(scale, name) for scale in scales]) for name in ("count", "rms"))
     return float(np.sqrt((counts @ errors**2) / ((counts @ sizes**2) or 1.0)))
@@ -201,13 +201,15 @@ def compare_tensors(
         gradients: whether all but the first are gradients: each may be off by the share of its scale that the worst one
             may, since the ReLU that a value falls to the other side of may be in any layer.
     """
-    scales = [_Scale.of(tensor) for tensor in expected]
+    # Of an output that is missing or of another type, what is expected says the scale.
+    pairs = zip((*actual, *expected[len(actual) :]), expected, strict=False)
+    scales = [Distance.measure(tensor if tensor.type == wanted.type else wanted, wanted) for tensor, wanted in pairs]
     if isinstance(allowed, Tolerance):
         allowed = [Tolerance(allowed.rms * scale.rms, allowed.peak * scale.peak) for scale in scales]
     allowed = _widen_for_gradients(allowed, scales) if gradients else allowed
     comparisons: list[OutputComparison] = []
     problem = ""
-    squares = room = reference = peak = room_peak = 0.0
+    total, room, peak, room_peak = Distance(), 0.0, 0.0, 0.0
     for index, (tensor, wanted, scale, limit) in enumerate(zip(actual, expected, scales, allowed, strict=False)):
         (found,) = compare_outputs(
             [tensor], [wanted], Tolerances(limit.peak, limit.peak, limit.peak, limit.peak, rtol=0.0)
@@ -216,30 +218,27 @@ def compare_tensors(
         if found.mismatches and not is_float(wanted.element_type):
             # Where rounding decides, as in a mask of what is above zero, so many may be other ones.
             found = replace(found, passed=found.mismatches <= limit.rms**2 * found.count)
-        if found.mismatches is not None and is_float(wanted.element_type) and scale.count:
-            difference = _sum_squares(tensor, wanted)
-            squares, room = squares + difference, room + limit.rms**2 * scale.count
-            reference += scale.rms**2 * scale.count
+        if found.mismatches is not None and scale.count:
+            total, room = total + scale, room + limit.rms**2 * scale.count
             if scale.peak and (found.max_abs_error or 0.0) / scale.peak >= peak:
                 peak, room_peak = (found.max_abs_error or 0.0) / scale.peak, limit.peak / scale.peak
-            rms = math.sqrt(difference / scale.count)
-            if found.passed and not rms <= limit.rms:
-                text = (
-                    f"rms of the differences is {rms:.3g}, at most {limit.rms:.3g} is allowed (values: {scale.rms:.3g})"
-                )
+            if found.passed and not scale.rms_error <= limit.rms:
+                error = f"rms of the differences is {scale.rms_error:.3g}"
+                text = f"{error}, at most {limit.rms:.3g} is allowed (values: {scale.rms:.3g})"
                 found = replace(found, passed=False, message=text)
         comparisons.append(found)
         if not found.passed and not problem:
             problem = f"output {index}: {found.message}"
     if len(actual) != len(expected):
         problem = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
-    share, most = (math.sqrt(total / reference) if reference else 0.0 for total in (squares, room))
     tells_nothing = not any(scale.rms for scale in scales) and any(scale.count for scale in scales)
-    errors = OutputErrors(rms=share, peak=peak, rms_tolerance=most, peak_tolerance=room_peak)
+    errors = OutputErrors(
+        rms=total.relative, peak=peak, rms_tolerance=replace(total, noise=room).relative, peak_tolerance=room_peak
+    )
     return Agreement(tuple(comparisons), errors, problem, tells_nothing)
 
 
-def _widen_for_gradients(allowed: Sequence[Tolerance], scales: Sequence[_Scale]) -> list[Tolerance]:
+def _widen_for_gradients(allowed: Sequence[Tolerance], scales: Sequence[Distance]) -> list[Tolerance]:
     """Limits of a loss and its gradients: to each of these, the share of its scale that the worst one has."""
     largest = max((scale.rms for scale in scales[1:]), default=0.0)
     pairs = list(zip(allowed[1:], scales[1:], strict=True))
@@ -251,50 +250,58 @@ def _widen_for_gradients(allowed: Sequence[Tolerance], scales: Sequence[_Scale])
     return [allowed[0], *wider]
 
 
-def measure_relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Root mean square of the differences of all float outputs, as a share of that of the expected values."""
-    squares = reference = 0.0
-    for mine, wanted in zip(actual, expected, strict=True):
-        if is_float(wanted.element_type) and is_float(mine.element_type) and mine.shape == wanted.shape:
-            scale = _Scale.of(wanted)
-            squares += _sum_squares(mine, wanted)
-            reference += scale.rms**2 * scale.count
-    return math.sqrt(squares / reference) if reference else 0.0
-
-
 @dataclass(frozen=True, slots=True)
-class _Scale:
-    """Of expected values: their number, their root mean square, their largest magnitude."""
+class Distance:
+    """How far float values are from the expected ones; NaN where one of them is."""
 
-    count: int
-    rms: float
-    peak: float
+    count: int = 0
+    # Sums of the squares of the differences, and of the expected values; and the largest magnitudes of these.
+    noise: float = 0.0
+    power: float = 0.0
+    peak_error: float = 0.0
+    peak: float = 0.0
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _Scale:
-        if not is_float(tensor.element_type) or not tensor.array.size:
-            return cls(0, 0.0, 0.0)
-        power = peak = 0.0
-        for (values,) in split_pieces(tensor):
-            power += float(np.dot(values, values))
-            # Not max(): NaN has to come through.
-            peak = float(np.maximum(peak, np.abs(values).max()))
-        return cls(tensor.array.size, math.sqrt(power / tensor.array.size), peak)
+    def measure(cls, actual: Tensor, expected: Tensor) -> Distance:
+        """Compare two tensors of one shape, some millions of values at a time: all of them at once may not fit."""
+        total = cls()
+        mine, wanted = actual.array.ravel(), expected.array.ravel()
+        for start in range(0, wanted.size if is_float(expected.element_type) else 0, _PIECE):
+            one, other = (np.asarray(x[start : start + _PIECE], dtype=np.float64) for x in (mine, wanted))
+            errors = one - other
+            powers = float(np.dot(errors, errors)), float(np.dot(other, other))
+            total += cls(other.size, *powers, float(np.abs(errors).max()), float(np.abs(other).max()))
+        return total
+
+    def __add__(self, other: Distance) -> Distance:
+        # Not max(): NaN has to come through.
+        peaks = (np.maximum(self.peak_error, other.peak_error), np.maximum(self.peak, other.peak))
+        count, noise, power = self.count + other.count, self.noise + other.noise, self.power + other.power
+        return Distance(count, noise, power, *map(float, peaks))
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the expected values."""
+        return math.sqrt(self.power / self.count) if self.count else 0.0
+
+    @property
+    def rms_error(self) -> float:
+        """Root mean square of the differences."""
+        return math.sqrt(self.noise / self.count) if self.count else 0.0
+
+    @property
+    def relative(self) -> float:
+        """The latter as a share of the former; 0 where all expected values are zero."""
+        return math.sqrt(self.noise / self.power) if self.power else 0.0
 
 
-def split_pieces(*tensors: Tensor) -> Iterator[tuple[NDArray[np.float64], ...]]:
-    """The values of tensors of one size, flat and wide, some millions at a time: all at once may not fit."""
-    flat = [tensor.array.ravel() for tensor in tensors]
-    for start in range(0, flat[0].size, _PIECE):
-        yield tuple(np.asarray(values[start : start + _PIECE], dtype=np.float64) for values in flat)
-
-
-def _sum_squares(actual: Tensor, expected: Tensor) -> float:
-    total = 0.0
-    for mine, wanted in split_pieces(actual, expected):
-        difference = mine - wanted
-        total += float(np.dot(difference, difference))
-    return total
+def measure_relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Root mean square of the differences of all float outputs, as a share of that of the expected values."""
+    total = Distance()
+    for mine, wanted in zip(actual, expected, strict=True):
+        if is_float(mine.element_type) and mine.shape == wanted.shape:
+            total += Distance.measure(mine, wanted)
+    return total.relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from iree_gauntlet.cases import MAIN, Verdict
 from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.engine.rounds.blocks import BlockTaker
@@ -55,7 +53,7 @@ from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.stages import FailureKind, Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.agreement import OutputErrors, compare_tensors, split_pieces
+from iree_gauntlet.torch_models.agreement import Distance, OutputErrors, compare_tensors
 from iree_gauntlet.torch_models.build_files import PeerProgram, read_tensors
 from iree_gauntlet.torch_models.model_session import ModelSession
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, describe_facts, find_unproven, read_module_facts
@@ -475,20 +473,13 @@ def _count_calls(call_ms: float) -> int:
 
 def _measure_distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> NumberErrors:
     """How far float outputs are from what they should be, all of them together."""
-    noise = power = peak = 0.0
+    total = Distance()
     if len(actual) != len(expected):
         raise GauntletError(f"{len(actual)} outputs, and the unchanged model has {len(expected)}")
     for mine, wanted in zip(actual, expected, strict=True):
-        if not is_float(wanted.element_type):
-            continue
-        if mine.shape != wanted.shape:
+        if is_float(wanted.element_type) and mine.shape != wanted.shape:
             raise GauntletError(f"an output of shape {mine.shape}, and the unchanged model's is {wanted.shape}")
-        for found, right in split_pieces(mine, wanted):
-            difference = found - right
-            noise += float(np.dot(difference, difference))
-            power += float(np.dot(right, right))
-            # Not max(): NaN has to come through.
-            peak = float(np.maximum(peak, np.abs(difference).max()))
-    relative = math.sqrt(noise / power) if power else (math.inf if noise else 0.0)
+        total += Distance.measure(mine, wanted)
+    relative = math.inf if total.noise and not total.power else total.relative
     decibel = math.inf if relative == 0 else -20.0 * math.log10(relative)
-    return NumberErrors(peak, relative, decibel)
+    return NumberErrors(total.peak_error, relative, decibel)

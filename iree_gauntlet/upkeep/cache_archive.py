@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +33,7 @@ from iree_gauntlet.artifacts.archive import (
     member,
 )
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import explain_disk_errors, lock_publishing, require_space
+from iree_gauntlet.artifacts.publishing import explain_disk_errors, replace_artifact, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.engine.modules.module_cache import DamageError, ModuleCache, is_key, pack, packed_bytes, unpack
 from iree_gauntlet.engine.plan import make_plan
@@ -46,7 +45,7 @@ from iree_gauntlet.formatting import byte_size, counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import find_runs_folder
-from iree_gauntlet.system.atomic import sync_folder
+from iree_gauntlet.system.atomic import reserve_file, sync_folder
 from iree_gauntlet.upkeep.cache_list import CachePlace, explain_refusals, open_cache
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
     total = archive_bytes([len(manifest), *(file.size for file in files)])
     target = output.absolute()
     with (
-        lock_publishing(target, str(output)) as temporary,
+        replace_artifact(target, str(output)) as temporary,
         temporary.open("xb") as stream,
         open_progress(sys.stderr) as progress,
     ):
@@ -309,8 +308,7 @@ class _Import:
 
     def _take_artifact(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
         """Puts an artifact into the store; what is wrong, empty for nothing."""
-        temporary = self.place.root / f".import-{secrets.token_hex(8)}.part"
-        try:
+        with reserve_file(self.place.root / "imported") as temporary:
             with explain_disk_errors(self.place.root, file.url), temporary.open("xb") as stream:
                 for block in blocks:
                     stream.write(block)
@@ -323,8 +321,6 @@ class _Import:
             # Another file, of a hash that is not pinned, may have been there.
             held = self.store.known_hash(file.url)
             return "" if held == file.sha256 else f"{file.url}: the cache has one of sha256 {held}, which was kept"
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _take_module(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
         """Puts a module into the cache; what is wrong, empty for nothing."""

@@ -382,7 +382,6 @@ def list_leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
         (root / "refreshing").glob("*"),
         (root / "wheels").glob("*/*/.pip-*"),
         (path for path in (root / "artifacts").rglob(".*") if path.is_file()),
-        root.glob(".*.tmp"),
         root.glob(".*.part"),
     )
     for path in itertools.chain(*candidates):

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import numpy as np
 
 from iree_gauntlet import __version__, messages
-from iree_gauntlet.artifacts.publishing import lock_publishing
+from iree_gauntlet.artifacts.publishing import replace_artifact
 from iree_gauntlet.artifacts.seeded import parse_seeded, write_seeded
 from iree_gauntlet.dialects.json_text import with_member
 from iree_gauntlet.engine.workbench import onnxruntime_version
@@ -37,7 +37,7 @@ from iree_gauntlet.upkeep.input_choices import NPY, GivenData, file_content, inp
 from iree_gauntlet.upkeep.onnx_program import parse_shapes, read_onnx
 from iree_gauntlet.upkeep.recording import ReferenceAnswer, ReferencePlan, tolerance_flags
 from iree_gauntlet.workers.iree_side.onnx_reference import ELEMENT_TYPES, pack_bytes, tensor_type
-from iree_gauntlet.workers.iree_side.rounding import FLOAT_TYPES, allow_of_others, difference
+from iree_gauntlet.workers.iree_side.value_errors import FLOAT_TYPES, allow_of_others, difference
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -175,7 +175,7 @@ def _write_files(writing: UnfinishedFiles, folder: Path, files: Mapping[Path, by
                 continue
             writing.begin(path)
             if isinstance(content, Path):
-                with lock_publishing(path, str(content)) as temporary:
+                with replace_artifact(path, str(content)) as temporary:
                     shutil.copyfile(content, temporary)
             else:
                 write_atomic(path, content)

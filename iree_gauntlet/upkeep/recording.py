@@ -33,7 +33,7 @@ from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.workers import iree_side
-from iree_gauntlet.workers.iree_side.rounding import Allowed
+from iree_gauntlet.workers.iree_side.value_errors import Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

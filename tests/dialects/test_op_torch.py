@@ -15,8 +15,8 @@ from hypothesis.extra.numpy import arrays
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.cases import Allclose, Argument
 from iree_gauntlet.dialects.op_suites import ELEMENT_TYPES
-from iree_gauntlet.engine.threshold import compare_allclose, with_known_type
 from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, read_npy
+from iree_gauntlet.measuring.numerics.comparison import compare_allclose
 from iree_gauntlet.stages import Kind, Stage
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, add_torch, config, load_ops, problems_of_ops
 from tests.support.spec_trees import argv_of, plan, step_of, write_tree
@@ -231,8 +231,7 @@ _VALUES = st.sampled_from([0.0, -0.0, 1.0, 1.0 + 2**-10, 1000.0, 1e-9, np.inf, -
 
 
 def _tensor(array: NDArray[Any], element_type: str) -> Tensor:
-    stored = array.view(np.uint16) if element_type == "bf16" else array
-    return Tensor(element_type, array.shape, stored)
+    return Tensor(element_type, array.shape, array)
 
 
 @given(st.data(), st.sampled_from(["f16", "bf16", "f32", "f64", "i32"]), st.booleans())
@@ -274,10 +273,10 @@ def test_what_numpy_saves_without_a_type(tmp_path: Path, dtype: str) -> None:
     read = read_npy(tmp_path / "e.npy")
     if dtype == "bfloat16":
         rule = Allclose(1e-3, 0.0, equal_nan=False)
-        assert compare_allclose([_tensor(array, "bf16")], [with_known_type(read)], rule)[0].passed
+        assert compare_allclose([_tensor(array, "bf16")], [read.with_known_type()], rule)[0].passed
         return
     with pytest.raises(TensorError, match="nothing says the type of its values of 1 bytes each") as error:
-        with_known_type(read)
+        read.with_known_type()
     assert '"meta"' in error.value.hint
 
 

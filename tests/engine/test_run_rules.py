@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from iree_gauntlet.measuring.numerics.arrays import Tensor, TensorError, get_sto
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.workers.iree_side.run_arguments import ArgumentValue, UnsupportedError, read_value
-from iree_gauntlet.workers.iree_side.run_server import close_values, compare_values
+from iree_gauntlet.workers.iree_side.value_errors import are_close, difference, find_close
 
 FLOATS = st.sampled_from(["f16", "f32", "f64", "bf16"])
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.5, 1e-4, 3e-5, 1e4, 65504.0, float("inf"), float("-inf"), float("nan")])
@@ -34,20 +35,23 @@ def test_the_small_rule_is_the_large_one(data: st.DataObject) -> None:
     whole = compare_outputs([Tensor(name, mine.shape, mine)], [Tensor(name, wanted.shape, wanted)], tolerances)[0]
     limits = tolerances.effective(name) if tolerances.applies_to(name) else None
     bits = np.uint16 if name == "bf16" else dtype
-    passed, error = compare_values(mine.view(bits), wanted.view(bits), name, limits)
-    assert passed == whole.passed
-    if limits and error:
-        assert error == whole.max_abs_error
+    assert are_close(mine.view(bits), wanted.view(bits), limits, name) == whole.passed
+    apart = difference(mine, wanted)
+    if np.isfinite(apart):
+        assert apart == (whole.max_abs_error or 0.0)
 
 
 def test_large_arrays_are_compared_to_their_end() -> None:
     wanted = np.zeros(100_000, np.float32)
     mine = wanted.copy()
     mine[5] = 1e-5
-    assert compare_values(mine, wanted, "f32", (1e-4, 0.0)) == (True, float(np.float32(1e-5)))
+    assert are_close(mine, wanted, (1e-4, 0.0))
+    assert difference(mine, wanted) == float(np.float32(1e-5))
     mine[-1] = 1
-    assert compare_values(mine, wanted, "f32", (1e-4, 0.0)) == (False, 1.0)
-    assert close_values(mine, wanted, rtol=0.0, atol=2.0, equal_nan=False) == (True, 1.0)
+    assert not are_close(mine, wanted, (1e-4, 0.0))
+    assert difference(mine, wanted) == 1.0
+    assert find_close(mine, wanted, rtol=0.0, atol=2.0, equal_nan=False).all()
+    assert find_close(mine, wanted, rtol=0.0, atol=0.5, equal_nan=False).sum() == 99_999
 
 
 @pytest.mark.parametrize("place", [0, 32_767, 32_768, 50_000, 99_999])
@@ -55,12 +59,10 @@ def test_large_arrays_are_compared_to_their_end() -> None:
 def test_one_wrong_value_of_a_large_array_is_enough_wherever_it_is(place: int, wrong: float) -> None:
     wanted = np.ones(100_000, np.float32)
     mine = wanted + np.float32(1e-5)
-    assert compare_values(mine, wanted, "f32", (1e-4, 0.0))[0], "all of them differ, and little"
+    assert are_close(mine, wanted, (1e-4, 0.0)), "all of them differ, and little"
     mine[place] += wrong
-    error = 0.0 if np.isnan(wrong) else 1.0
-    passed, largest = compare_values(mine, wanted, "f32", (1e-4, 0.0))
-    assert not passed
-    assert largest == pytest.approx(error, abs=1e-4)
+    assert not are_close(mine, wanted, (1e-4, 0.0))
+    assert difference(mine, wanted) == (math.inf if np.isnan(wrong) else pytest.approx(1.0, abs=1e-4))
 
 
 @settings(max_examples=150, deadline=None)

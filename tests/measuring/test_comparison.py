@@ -41,6 +41,11 @@ def reference(actual: float, expected: float, atol: float, rtol: float) -> bool:
     return math.isfinite(expected) and abs(actual - expected) <= atol + rtol * abs(expected)
 
 
+def test_zeros_of_both_signs_differ_where_bytes_count() -> None:
+    assert compare([0.0], [-0.0]).passed
+    assert compare([0.0], [-0.0], exact=True).mismatches == 1
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(), st.floats()), min_size=1, max_size=20), st.floats(0, 10), st.floats(0, 2))
 def test_f64_follows_the_rule(pairs: list[tuple[float, float]], atol: float, rtol: float) -> None:

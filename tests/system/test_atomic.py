@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.atomic import add_folder, discard_folder, replace_file, replace_folder, write_atomic
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -59,6 +60,50 @@ def test_failure_leaves_old_content_and_no_rubbish(tmp_path: Path, monkeypatch: 
 def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_atomic(tmp_path / "none" / "file", "")
+
+
+def test_a_file_of_the_longest_name_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    path.write_text("old")
+    with pytest.raises(FileExistsError), replace_file(path) as temporary:
+        shutil.copyfile(path, temporary).touch(exist_ok=False)
+    assert path.read_text() == "old"
+    with replace_file(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all_and_leftovers_go(tmp_path: Path) -> None:
+    path, left = tmp_path / "folder", tmp_path / ".making-folder-00000000"
+    for name in (path, left, tmp_path / ".making-other-00000000"):
+        name.mkdir()
+        (name / "old").touch()
+    with pytest.raises(FileExistsError), replace_folder(path) as new:
+        shutil.copytree(path, new).mkdir()
+    assert not left.exists()
+    assert [file.name for file in path.iterdir()] == ["old"]
+    with replace_folder(path) as new:
+        new.mkdir()
+        (new / "new").touch()
+    assert [file.name for file in path.iterdir()] == ["new"]
+    assert {file.name for file in tmp_path.iterdir()} == {"folder", ".making-other-00000000"}
+
+
+def test_of_folders_that_are_added_the_first_stays(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    with add_folder(path) as slow:
+        slow.mkdir()
+        with add_folder(path) as fast:
+            fast.mkdir()
+            (fast / "first").touch()
+    assert [file.name for file in path.iterdir()] == ["first"]
+    with pytest.raises(FileNotFoundError), add_folder(tmp_path / "none"):
+        pass
+    discard_folder(path)
+    discard_folder(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 KILLED = """

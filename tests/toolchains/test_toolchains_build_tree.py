@@ -231,6 +231,12 @@ def test_bindings_on_the_pythonpath_belong_to_the_tools_on_the_path(tmp_path: Pa
     python = Path(found.compiler.python)
     pth = next(python.parent.parent.glob("lib/python3.*/site-packages/iree-build.pth"))
     assert pth.read_text().splitlines()[0] == str(tmp_path / "bindings")
+    # One that has lost its Python is made again, as a whole.
+    python.unlink()
+    (python.parent.parent / "left").touch()
+    assert find_requested(ToolchainRequest(iree="path"), {}, place).compiler.python == str(python)
+    assert not (python.parent.parent / "left").exists()
+    assert os.access(python, os.X_OK)
 
 
 @pytest.mark.iree

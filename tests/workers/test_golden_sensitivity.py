@@ -39,6 +39,7 @@ def test_types_without_a_tolerance_and_what_is_no_number_any_more() -> None:
     assert measure_effect([real], [real * np.nan], {"f32": 1.0}, 0.0) == np.inf
     assert measure_effect([real], [real[:1]], {"f32": 1.0}, 0.0) == np.inf
     assert measure_effect([real], [real], {"f32": 0.0}, 0.0) == 0
+    assert measure_effect([real * np.nan], [real * np.nan], {"f32": 1.0}, 0.0) == 0, "the comparison passes it"
 
 
 def _model(path: Path) -> None:

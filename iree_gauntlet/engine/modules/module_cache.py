@@ -30,10 +30,8 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.archive import (
@@ -50,7 +48,7 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.engine.modules.module_key import describe_changes, format_canonical_json, make_key
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.system.atomic import sync_folder, write_atomic
+from iree_gauntlet.system.atomic import put_folder, reserve_file, reserve_folder, write_atomic
 from iree_gauntlet.system.file_lock import LockFile
 from iree_gauntlet.system.file_state import FileState
 
@@ -58,6 +56,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterator, Mapping
     from datetime import datetime
+    from pathlib import Path
 
 
 _LOCK_POLL_SECONDS = 0.05
@@ -427,14 +426,9 @@ class ModuleCache:
     @contextlib.contextmanager
     def incoming(self, key: str) -> Iterator[Path]:
         """A folder of nobody else's, in which an entry can be put together for `adopt`; gone afterwards."""
-        making = self._modules / "making"
-        making.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{key[:16]}-", dir=making))
-        try:
+        with self._reserve(key) as temporary:
+            temporary.mkdir(0o700)
             yield temporary
-        finally:
-            # Of no effect after the rename.
-            shutil.rmtree(temporary, ignore_errors=True)
 
     def adopt(self, temporary: Path, key: str, hashes: Mapping[str, str], name: str = "") -> Lookup:
         """Put an entry into the store that was made elsewhere, and whose every file was checked.
@@ -454,14 +448,8 @@ class ModuleCache:
 
     def remove(self, key: str) -> None:
         """Take an entry out in one rename, then delete it at leisure; one that is not there is not missed."""
-        making = self._modules / "making"
-        making.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix="damaged-", dir=making))
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                self.folder_of(key).rename(aside / "entry")
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        with self._reserve(key) as aside, contextlib.suppress(FileNotFoundError):
+            self.folder_of(key).rename(aside)
 
     @contextlib.contextmanager
     def making(self, key: str, cancelled: threading.Event) -> Iterator[float]:
@@ -504,6 +492,11 @@ class ModuleCache:
             raise ValueError(f"{key!r} is no key")
         return self._modules / key[:2] / key
 
+    def _reserve(self, key: str) -> contextlib.AbstractContextManager[Path]:
+        making = self._modules / "making"
+        making.mkdir(parents=True, exist_ok=True)
+        return reserve_folder(self.folder_of(key), making)
+
     def _name_entry(self, publication: Lookup, name: str, key: str, ingredients: Mapping[str, str]) -> Lookup:
         """Note what was last made under a name."""
         try:
@@ -535,13 +528,7 @@ class ModuleCache:
         place.parent.mkdir(exist_ok=True)
         # Twice: what stands there may turn out to be damaged, and is removed then.
         for _ in range(2):
-            try:
-                temporary.rename(place)
-            except OSError:
-                if not place.exists():
-                    raise
-            else:
-                sync_folder(place.parent)
+            if put_folder(temporary, place):
                 # Nobody else has written them, and they were hashed just now.
                 for role, sha256 in hashes.items():
                     with contextlib.suppress(FileNotFoundError):
@@ -594,13 +581,9 @@ def _place(source: Path, destination: Path) -> None:
         raise
     except OSError:
         # Something is there already, or the file system has no links.
-        folder = Path(tempfile.mkdtemp(prefix=".module-", dir=destination.parent))
-        try:
-            link_or_copy(source, folder / "module")
-            (folder / "module").replace(destination)
-        finally:
-            # Also because rename(2) leaves both names where they are links to one file.
-            shutil.rmtree(folder, ignore_errors=True)
+        with reserve_file(destination) as temporary:
+            link_or_copy(source, temporary)
+            temporary.replace(destination)
 
 
 def link_or_copy(source: Path, destination: Path) -> None:

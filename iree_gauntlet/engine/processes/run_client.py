@@ -108,7 +108,6 @@ class RunOutput(Recorded):
 
     Attributes:
         file: what keeps it; empty for none.
-        max_abs_error: None where it was not looked for.
     """
 
     index: int
@@ -116,7 +115,6 @@ class RunOutput(Recorded):
     passed: bool
     count: int
     file: str
-    max_abs_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

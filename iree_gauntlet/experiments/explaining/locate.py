@@ -428,7 +428,7 @@ def _hold_against_f64(
     # `run` brings this module, and seldom needs these.
     import numpy as np  # noqa: PLC0415
 
-    from iree_gauntlet.workers.iree_side.rounding import difference, find_largest  # noqa: PLC0415
+    from iree_gauntlet.workers.iree_side.value_errors import difference, find_largest  # noqa: PLC0415
 
     text = text_in_f64(suspect.function)
     if not text or any(not item.type.endswith("xf32") for item in outputs):

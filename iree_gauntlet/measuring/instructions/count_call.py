@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Protocol
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import CounterKind, Counts, open_hardware_counter
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -113,9 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"count_call: {error.filename or asked.output}: {error.strerror}\n")
         return 2
-    unfinished = asked.output.with_suffix(".part")
-    unfinished.write_text(json.dumps(counts.as_dict()), encoding="utf-8")
-    unfinished.replace(asked.output)
+    write_atomic(asked.output, json.dumps(counts.as_dict()))
     return 0
 
 

@@ -183,6 +183,26 @@ class Tensor:
             raise TensorError(f"{self.source or 'a tensor'}: {self.type} is no {element_type}: the widths differ")
         return replace(self, element_type=element_type, array=self.array.view(dtype))
 
+    @property
+    def lacks_meaning(self) -> bool:
+        """Whether it holds bits that are no numbers to NumPy."""
+        return self.array.dtype.type is np.void
+
+    def with_known_type(self) -> Tensor:
+        """The same with the type that its values have; NumPy saves bf16 as two bytes of no known meaning.
+
+        Raises:
+            TensorError: what its values mean cannot be known.
+        """
+        if self.element_type == "*16":
+            return self.with_element_type("bf16")
+        if self.lacks_meaning:
+            raise TensorError(
+                f"{self.source}: nothing says the type of its values of {self.array.itemsize} bytes each",
+                'store raw bytes as a .bin, and name the type: {"url": …, "meta": {"dtype": …, "shape": […]}}',
+            )
+        return self
+
 
 def read_npy(path: Path) -> Tensor:
     """Reads the array of a .npy file (versions 1 to 3) of plain numbers, the first where it holds several."""

@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.measuring.numerics.arrays import is_float, is_integer
+from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 from iree_gauntlet.results import OutputComparison
+from iree_gauntlet.workers.iree_side.value_errors import PIECE, find_close, judge_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from iree_gauntlet.cases import Allclose
     from iree_gauntlet.measuring.numerics.arrays import Array, Tensor
-    from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 
 
-_PIECE = 1 << 15
 # Looking a 16-bit float up is several times faster than NumPy's conversion of it.
 _TABLE_PAYS = 1 << 15
 # What a comparison has of the errors of its values.
@@ -58,6 +59,44 @@ def compare_outputs(
     ]
 
 
+def compare_allclose(
+    actual: Sequence[Tensor], expected: Sequence[Tensor | None], allclose: Allclose
+) -> list[OutputComparison]:
+    """The same by NumPy's own function, in the arrays' own precision; only the element types need not be the same."""
+    tolerances = Tolerances(f64=allclose.atol, rtol=allclose.rtol)
+    found = compare_outputs(
+        list(map(_make_doubles, actual)), [item and _make_doubles(item) for item in expected], tolerances
+    )
+    for index, (comparison, mine, wanted) in enumerate(zip(found, actual, expected, strict=False)):
+        named = replace(comparison, type=str(mine.type), atol=allclose.atol, rtol=allclose.rtol)
+        same = wanted is not None and mine.shape == wanted.shape and not mine.lacks_meaning
+        found[index] = _judge_allclose(named, mine.array, wanted.array, allclose) if wanted and same else named
+    return found
+
+
+def _make_doubles(tensor: Tensor) -> Tensor:
+    """The values in double precision, for figures; bits without a meaning stay what they are."""
+    if tensor.lacks_meaning:
+        return tensor
+    return replace(tensor, element_type="f64", array=tensor.array.astype(np.float64))
+
+
+def _judge_allclose(comparison: OutputComparison, mine: Array, wanted: Array, allclose: Allclose) -> OutputComparison:
+    close = find_close(mine, wanted, rtol=allclose.rtol, atol=allclose.atol, equal_nan=allclose.equal_nan)
+    if (worst := comparison.worst_index) is not None:
+        comparison = replace(comparison, worst_actual=str(mine[worst]), worst_expected=str(wanted[worst]))
+    mismatches = int(close.size - np.count_nonzero(close))
+    comparison = replace(comparison, passed=not mismatches, mismatches=mismatches)
+    rule = _format_rule(comparison) or "0 + 0·|expected|"
+    if comparison.passed:
+        return replace(comparison, message=_describe_passed(comparison, rule))
+    message = _describe_mismatches(comparison, rule)
+    nans = comparison.actual_nans, comparison.expected_nans
+    if any(nans) and not allclose.equal_nan:
+        message += f"; {nans[0]} NaN, expected {nans[1]}, and NaN equals no NaN here"
+    return replace(comparison, message=message)
+
+
 def _compare_output(index: int, actual: Tensor, expected: Tensor | None, tolerances: Tolerances) -> OutputComparison:
     if expected is None:
         message = "ignored: nothing is expected of this output"
@@ -80,8 +119,8 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
     mine, wanted = actual.array.reshape(-1), expected.array.reshape(-1)
     limits = tolerances.effective(actual.element_type) if tolerances.applies_to(actual.element_type) else None
     statistics = _ErrorStatistics(actual.element_type)
-    for start in range(0, mine.size, _PIECE):
-        statistics.add(start, mine[start : start + _PIECE], wanted[start : start + _PIECE], limits)
+    for start in range(0, mine.size, PIECE):
+        statistics.add(start, mine[start : start + PIECE], wanted[start : start + PIECE], limits)
     result = replace(
         result, passed=statistics.mismatches == 0, **{name: getattr(statistics, name) for name in _FIGURES}
     )
@@ -111,17 +150,12 @@ def _describe_types(actual: Tensor, expected: Tensor) -> str:
 
 
 def _describe_values(result: OutputComparison) -> str:
-    rule = f"{result.atol:g} + {result.rtol:g}·|expected|" if result.atol or result.rtol else ""
+    rule = _format_rule(result)
     if result.passed:
         if result.worst_index is None:
             return f"all {result.count} values are equal"
-        return f"all {result.count} values are within {rule}{_describe_error(result)}"
-    share = 100 * (result.mismatches or 0) / result.count
-    text = f"{result.mismatches} of {result.count} values ({share:.3g} %) differ"
-    if rule:
-        text += f" by more than {rule}"
-    where = list(result.worst_index or ())
-    text += f"; worst at {where}: {result.worst_actual}, expected {result.worst_expected}{_describe_error(result)}"
+        return _describe_passed(result, rule)
+    text = _describe_mismatches(result, rule)
     for name, mine, wanted in (
         ("NaN", result.actual_nans, result.expected_nans),
         ("Inf", result.actual_infs, result.expected_infs),
@@ -129,6 +163,24 @@ def _describe_values(result: OutputComparison) -> str:
         if mine != wanted:
             text += f"; {mine} {name}, expected {wanted}"
     return text
+
+
+def _format_rule(result: OutputComparison) -> str:
+    return f"{result.atol:g} + {result.rtol:g}·|expected|" if result.atol or result.rtol else ""
+
+
+def _describe_passed(result: OutputComparison, rule: str) -> str:
+    return f"all {result.count} values are within {rule}{_describe_error(result)}"
+
+
+def _describe_mismatches(result: OutputComparison, rule: str) -> str:
+    share = 100 * (result.mismatches or 0) / result.count
+    text = f"{result.mismatches} of {result.count} values ({share:.3g} %) differ"
+    text += f" by more than {rule}" if rule else ""
+    if result.worst_index is None:
+        return text
+    worst = f"{result.worst_actual}, expected {result.worst_expected}{_describe_error(result)}"
+    return f"{text}; worst at {list(result.worst_index)}: {worst}"
 
 
 def _describe_error(result: OutputComparison) -> str:
@@ -214,27 +266,22 @@ class _ErrorStatistics:
         self, start: int, actual: Array, expected: Array, same: NDArray[np.bool_], limits: tuple[float, float] | None
     ) -> None:
         mine, wanted = self._widen(actual), self._widen(expected)
-        mine_nan, wanted_nan = np.isnan(mine), np.isnan(wanted)
-        self.actual_nans += int(np.count_nonzero(mine_nan))
-        self.expected_nans += int(np.count_nonzero(wanted_nan))
+        self.actual_nans += int(np.count_nonzero(np.isnan(mine)))
+        self.expected_nans += int(np.count_nonzero(np.isnan(wanted)))
         self.actual_infs += int(np.count_nonzero(np.isinf(mine)))
         self.expected_infs += int(np.count_nonzero(np.isinf(wanted)))
-        error, size = np.abs(mine - wanted), np.abs(wanted)
-        equal = (mine == wanted) | (mine_nan & wanted_nan)
-        limit: Array | float = 0.0
-        passed = same
-        if limits is not None:
-            limit = limits[0] + limits[1] * size
-            passed = equal | (np.isfinite(wanted) & (error <= limit))
+        passed, error, limit = judge_values(mine, wanted, limits or (0.0, 0.0))
+        if limits is None:
+            passed = same
         self.mismatches += int(np.count_nonzero(~passed))
         finite = np.isfinite(mine) & np.isfinite(wanted)
-        self._add_errors(error, size, finite)
+        self._add_errors(error, np.abs(wanted), finite)
         if not self._is_complex:
             self._add_products(np.where(finite, mine, 0.0), np.where(finite, wanted, 0.0))
         excess = np.where(finite, error - limit, math.inf)
         # Whatever fails is worse than anything that passes, whatever rounding does to the excess.
         excess = np.where(passed, np.minimum(excess, 0.0), np.maximum(np.nan_to_num(excess, nan=math.inf), 0.0))
-        self._add_worst(start, np.where(passed & equal, -math.inf, excess))
+        self._add_worst(start, np.where(passed & ~(error > 0), -math.inf, excess))
 
     def _widen(self, values: Array) -> Array:
         """The same numbers in double precision."""

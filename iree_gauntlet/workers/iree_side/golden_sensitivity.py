@@ -35,6 +35,7 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     read_inputs,
 )
 from iree_gauntlet.workers.iree_side.plan_file import answer_plan, read_plan
+from iree_gauntlet.workers.iree_side.value_errors import judge_values, widen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -68,11 +69,11 @@ def measure_effect(before: Sequence[Array], after: Sequence[Array], allowed: Map
         if element not in allowed:
             worst = max(worst, float("inf") if not np.array_equal(old, new) else 0.0)
             continue
-        wanted, found = old.astype(np.float64), new.astype(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            shares = np.abs(found - wanted) / (allowed[element] + rtol * np.abs(wanted))
+        with np.errstate(all="ignore"):
+            passed, error, limit = judge_values(widen(new), widen(old), (allowed[element], rtol))
+            shares = error / limit
         # No number where the tolerance is zero and so is the difference, or where a result has become NaN.
-        shares = np.where(found == wanted, 0.0, np.where(np.isnan(shares), np.inf, shares))
+        shares = np.where(np.isnan(shares), np.where(passed, 0.0, np.inf), shares)
         worst = max(worst, float(shares.max(initial=0.0)))
     return worst
 

@@ -82,9 +82,9 @@ from iree_gauntlet.workers.iree_side.onnx_reference import (
     walk_nodes,
 )
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_plan
-from iree_gauntlet.workers.iree_side.rounding import Allowed, allow, difference, find_largest
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, read_value
 from iree_gauntlet.workers.iree_side.trace_dispatches import TracedTensor, measure_error
+from iree_gauntlet.workers.iree_side.value_errors import Allowed, allow, are_close, difference, find_largest, widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -419,15 +419,11 @@ def _measure_excess(array: Array, other: Array | None, allowed: Mapping[str, All
     if other is None:
         return None
     apart = difference(array, other)
-    element = float_type(array)
     if apart == math.inf:
         return -1.0
-    if element:
-        with np.errstate(all="ignore"):
-            wanted, found = array.astype(np.float64), other.astype(np.float64)
-            over = np.abs(found - wanted) > allowed[element].atol + allowed[element].rtol * np.abs(wanted)
-        return apart if over.any() else None
-    return apart or None
+    element = float_type(array)
+    limits = (allowed[element].atol, allowed[element].rtol) if element else (0.0, 0.0)
+    return None if are_close(widen(other), widen(array), limits) else apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ Requests come as lines of JSON on standard input, and each is answered by a line
 
     {"verdict": "mismatch", "message": "", "seconds": 0.0003, "cpu_seconds": 0.0003,
      "peak_rss_bytes": 41000000,
-     "outputs": [{"index": 0, "type": "3x4xf32", "passed": false, "count": 12, "max_abs_error": 0.5,
-                  "file": "/…/output_0.npy"}]}
+     "outputs": [{"index": 0, "type": "3x4xf32", "passed": false, "count": 12, "file": "/…/output_0.npy"}]}
 
 Verdicts: `passed`; `mismatch` (the outputs are in the files that are named: .npy, or raw bytes for types that it
 cannot hold); `error` with IREE's status; `unsupported`, for what only iree-run-module itself can do. The verdict is the
@@ -67,14 +66,12 @@ from iree_gauntlet.workers.iree_side.run_arguments import (
     open_file,
     read_value,
 )
+from iree_gauntlet.workers.iree_side.value_errors import are_close, find_close
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from iree_gauntlet.workers.iree_side.device_context import Native
-    from iree_gauntlet.workers.iree_side.plan_file import Array
 
 
 _LONGEST_MESSAGE = 2000
@@ -91,69 +88,6 @@ _SMALL_MODULE_BYTES = 1 << 18
 _RUNTIME_ERRORS = (OSError, RuntimeError, ValueError, TypeError, NotImplementedError, LookupError)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
-
-
-# Types whose values may differ; all others are compared by their bytes.
-_TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
-
-_PIECE = 1 << 15
-
-
-def compare_values(
-    actual: Array, expected: Array, element_type: str, limits: tuple[float, float] | None
-) -> tuple[bool, float | None]:
-    """Whether two arrays of the same type and shape, as their bits are held, pass; and the largest error.
-
-    `limits` are the absolute and the relative tolerance; None where values must be the same bytes. The error is of
-    finite values: 0 where all bytes are the same, and None where it was not looked for: for types of other kinds, and
-    where no value is finite on both sides.
-    """
-    mine, wanted = actual.reshape(-1), expected.reshape(-1)
-    if np.array_equal(mine.view(np.uint8), wanted.view(np.uint8)):
-        return True, 0.0
-    if limits is None or element_type not in _TOLERANT_TYPES:
-        return False, None
-    passed, largest = True, None
-    with np.errstate(all="ignore"):
-        for start in range(0, mine.size, _PIECE):
-            piece = slice(start, start + _PIECE)
-            good, error = _compare(_widen(mine[piece], element_type), _widen(wanted[piece], element_type), limits)
-            passed = passed and good
-            if error is not None:
-                largest = error if largest is None else max(largest, error)
-    return passed, largest
-
-
-def close_values(
-    actual: Array, expected: Array, *, rtol: float, atol: float, equal_nan: bool
-) -> tuple[bool, float | None]:
-    """Whether two arrays of the same shape pass by `numpy.allclose`, and the largest error of finite values."""
-    with np.errstate(all="ignore"):
-        passed = bool(np.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=equal_nan))
-        if actual.dtype.kind not in "fiu" or expected.dtype.kind not in "fiu":
-            return passed, None
-        mine, wanted = actual.astype(np.float64), expected.astype(np.float64)
-        finite = np.isfinite(mine) & np.isfinite(wanted)
-        return passed, float(np.abs(mine - wanted).max(where=finite, initial=0.0)) if finite.any() else None
-
-
-def _compare(
-    mine: NDArray[np.float64], wanted: NDArray[np.float64], limits: tuple[float, float]
-) -> tuple[bool, float | None]:
-    error, size = np.abs(mine - wanted), np.abs(wanted)
-    finite = np.isfinite(wanted)
-    passed = (mine == wanted) | (finite & (error <= limits[0] + limits[1] * size))
-    if not passed.all():
-        passed |= np.isnan(mine) & np.isnan(wanted)
-    finite &= np.isfinite(mine)
-    return bool(passed.all()), float(error.max(where=finite, initial=0.0)) if finite.any() else None
-
-
-def _widen(values: Array, element_type: str) -> NDArray[np.float64]:
-    """The same numbers in double precision."""
-    if element_type == "bf16":
-        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return values.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +166,7 @@ class RunServer:
             raise UnsupportedError(f"{len(expected)} expected outputs of {len(results)}")
         actual = [self._read_output(results, index, device, allocator) for index in range(len(results))]
         verdicts = [_judge(mine, wanted, request.limits, rule) for mine, wanted in zip(actual, expected, strict=False)]
-        if len(actual) == len(expected) and all(passed for passed, _ in verdicts):
+        if len(actual) == len(expected) and all(verdicts):
             return []
         return _describe(actual, verdicts, len(expected), request.kept)
 
@@ -337,51 +271,49 @@ def _find_function(module: Native, name: str) -> Native:
 
 def _judge(
     actual: ArgumentValue, expected: ArgumentValue | None, limits: dict[str, list[float]], rule: list[Any] | None
-) -> tuple[bool, float | None]:
-    """Whether an output passes, and its largest error; None for one that was not looked for."""
+) -> bool:
+    """Whether an output passes."""
     if expected is None:
-        return True, None
+        return True
     if rule is not None:
         for value in (actual, expected):
             if not _NPY_TYPES.fullmatch(value.element_type):
                 raise UnsupportedError(f"numpy.allclose of {value.element_type}")
         if actual.shape != expected.shape:
-            return False, None
+            return False
         rtol, atol, equal_nan = rule
-        return close_values(make_array(actual), make_array(expected), rtol=rtol, atol=atol, equal_nan=equal_nan)
+        mine, wanted = make_array(actual), make_array(expected)
+        return bool(find_close(mine, wanted, rtol=rtol, atol=atol, equal_nan=equal_nan).all())
     if expected.element_type in _PACKED:
         raise UnsupportedError(f"comparing {expected.element_type}")
     if actual.element_type != expected.element_type or actual.shape != expected.shape:
-        return False, None
+        return False
     if len(actual.contents) <= _SMALL_BYTES and bytes(actual.contents) == expected.contents:
-        return True, 0.0
+        return True
     pair = limits.get(actual.element_type)
-    passed, error = compare_values(
-        make_array(actual), make_array(expected), actual.element_type, None if pair is None else (pair[0], pair[1])
-    )
+    allowed = None if pair is None else (pair[0], pair[1])
+    passed = are_close(make_array(actual), make_array(expected), allowed, actual.element_type)
     if not passed and actual.element_type.startswith("f8"):
         raise UnsupportedError(f"telling how {actual.element_type} differ")
-    return passed, error
+    return passed
 
 
 def _describe(
-    actual: Sequence[ArgumentValue], verdicts: Sequence[tuple[bool, float | None]], expected: int, kept: Sequence[str]
+    actual: Sequence[ArgumentValue], verdicts: Sequence[bool], expected: int, kept: Sequence[str]
 ) -> list[dict[str, Any]]:
     """What is said of the outputs of a case that fails, and of those that are missing; writes the former to files."""
     answers: list[dict[str, Any]] = []
     for index, value in enumerate(actual):
-        passed, error = verdicts[index] if index < len(verdicts) else (False, None)
         answers.append(
             {
                 "index": index,
                 "type": "x".join([*map(str, value.shape), value.element_type]),
-                "passed": passed,
+                "passed": index < len(verdicts) and verdicts[index],
                 "count": math.prod(value.shape),
-                "max_abs_error": error,
                 "file": _keep(value, Path(kept[index])) if index < len(kept) else "",
             }
         )
-    missing = {"type": "", "passed": False, "count": 0, "max_abs_error": None, "file": ""}
+    missing = {"type": "", "passed": False, "count": 0, "file": ""}
     return answers + [{"index": index, **missing} for index in range(len(actual), expected)]
 
 

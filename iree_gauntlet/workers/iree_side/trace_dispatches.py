@@ -54,8 +54,8 @@ if __name__ == "__main__":
 
 from iree_gauntlet.workers.iree_side.device_context import LoadedProgram, OpenDevice
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, get_host_type, read_plan
-from iree_gauntlet.workers.iree_side.rounding import difference, find_largest
 from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, make_array, read_value
+from iree_gauntlet.workers.iree_side.value_errors import are_close, difference, find_largest, widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,12 +90,8 @@ class ValueIndex:
     def has(self, element_type: str, numbers: Array) -> bool:
         """Whether a tensor of such values was added."""
         count, kept = _sort_values(numbers)
-        finite = np.abs(kept[np.isfinite(kept)])
-        allowed = self._tolerances.get(element_type, 0.0) * float(finite.max(initial=0.0))
-        return any(
-            np.allclose(other, kept, rtol=0.0, atol=allowed, equal_nan=True)
-            for other in self._found.get((element_type, count), ())
-        )
+        limits = self._tolerances.get(element_type, 0.0) * find_largest(kept), 0.0
+        return any(are_close(other, kept, limits) for other in self._found.get((element_type, count), ()))
 
 
 def _sort_values(numbers: Array) -> tuple[int, Array]:
@@ -147,10 +143,7 @@ class TracedTensor:
 
     def read_numbers(self) -> Array:
         """Its values in f64."""
-        bits = np.frombuffer(self.contents, get_host_type(self.element_type))
-        if self.element_type == "bf16":
-            bits = (bits.astype("<u4") << 16).view("<f4")
-        return bits.astype(np.float64)
+        return widen(np.frombuffer(self.contents, get_host_type(self.element_type)), self.element_type)
 
     def find_largest(self) -> float:
         """The largest |value| that is finite; 0 for none."""

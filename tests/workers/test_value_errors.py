@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.workers.iree_side.rounding import allow, allow_of_others, difference
+from iree_gauntlet.workers.iree_side.value_errors import allow, allow_of_others, are_close, difference, widen
 
 TYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
@@ -69,3 +69,18 @@ def test_nan_equals_nan_and_nothing_else() -> None:
     assert difference(a, np.array([1.0, 0.0, np.inf])) == np.inf
     assert difference(a, np.array([1.0, np.nan, -np.inf])) == np.inf
     assert difference(a, a[:2]) == np.inf
+    assert difference(np.array(2.0, np.float32), np.array(2.5)) == 0.5
+    assert difference(np.array(np.nan), np.array(np.nan)) == 0
+    assert difference(np.array([np.inf]), np.array([1.0])) == np.inf
+    assert difference(np.array([1.0]), np.array([np.inf])) == np.inf
+
+
+def test_zeros_of_both_signs_are_equal_values_and_other_bytes() -> None:
+    zero, minus = np.array([0.0], np.float32), np.array([-0.0], np.float32)
+    assert are_close(zero, minus, (0.0, 0.0))
+    assert not are_close(zero, minus, None)
+    assert are_close(minus, minus, None)
+
+
+def test_bf16_is_widened_from_its_bits() -> None:
+    assert widen(np.array([0x3F80, 0xC040, 0x7F80], np.uint16), "bf16").tolist() == [1.0, -3.0, np.inf]
