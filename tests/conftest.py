@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,6 +78,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the session's folder."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(SESSION_FOLDER_VARIABLE), ignore_errors=True)
+
+
+@pytest.fixture
+def plain_folder() -> Iterator[Path]:
+    """A folder whose path a shell leaves alone, whatever that of `tmp_path` has."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

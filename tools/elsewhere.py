@@ -33,7 +33,7 @@ _CHECKOUT = Path(__file__).resolve().parent.parent
 _USER = 64_321
 _NEEDS_IREE = ("-m", "iree and not stress and not measure and not models")
 # What a machine needs to reach the registries of packages; all else is the place's own.
-_CARRIED = re.compile(r"(PIP|UV|NPM_CONFIG|SSL|REQUESTS|CURL|NODE_EXTRA)_\w+|\w+_proxy", re.IGNORECASE)
+_CARRIED = re.compile(r"(PIP|UV(?!_PYTHON)|NPM_CONFIG|SSL|REQUESTS|CURL|NODE_EXTRA)_\w+|\w+_proxy", re.IGNORECASE)
 _LIBRARY, _RENAMED = b"libIREECompiler.so", b"libIREECompilez.so"
 
 

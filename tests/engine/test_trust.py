@@ -109,11 +109,12 @@ def test_every_such_flag_of_the_tools_is_known() -> None:
 
 
 @pytest.mark.iree
-def test_specs_of_a_stranger(project: Project) -> None:
+def test_specs_of_a_stranger(project: Project, plain_folder: Path) -> None:
     project.add("evil")
     np.save(project.regressions / "evil.npy", np.zeros(4, np.float32))
     proof = project.folder / "started"
-    program = project.folder / "linker.sh"
+    # IREE starts none in a path with blanks.
+    program = plain_folder / "linker.sh"
     program.write_text(f"#!/bin/sh\ntouch '{proof}'\nexit 1\n")
     program.chmod(0o755)
     flag = f"--iree-llvmcpu-embedded-linker-path={program}"

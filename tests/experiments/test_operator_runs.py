@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
+import psutil
 import pytest
 
 from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
@@ -67,8 +68,9 @@ def _reason(suite: OperatorSuite, step: str) -> str:
     return str(suite.project.result(f"node/{step.replace(':', '@cpu_sync:')}")["reason"])
 
 
-def _servers(folder: str) -> list[int]:
-    return [pid for pid in running(folder) if pid in running("compile_server.py")]
+def _servers(run: subprocess.Popen[bytes]) -> list[int]:
+    begun = {process.pid for process in psutil.Process(run.pid).children(recursive=True)}
+    return [pid for pid in running("compile_server.py") if pid in begun]
 
 
 def test_each_outcome_says_its_stage_and_cause(suite: OperatorSuite) -> None:
@@ -266,7 +268,7 @@ def _first_compile_hangs(suite: OperatorSuite) -> Iterator[subprocess.Popen[byte
 def test_killed_servers_are_told_and_replaced(suite: OperatorSuite) -> None:
     with _first_compile_hangs(suite) as run:
         folder = str(suite.project.folder)
-        servers = _servers(folder)
+        servers = _servers(run)
         assert servers
         for pid in servers:
             os.kill(pid, signal.SIGKILL)

@@ -102,7 +102,7 @@ def test_options_come_from_the_command_line_and_the_settings(project: Project, s
     built = project.gauntlet("toolchain.build", str(source.folder), "--commit", "main", "--option", "-DMY=1")
     assert built.code == 0, built.text
     (path,) = folders(project, "builds")
-    assert f"use it: --iree build:{path}" in built.out
+    assert f"use it: --iree {shlex.quote(f'build:{path}')}" in built.out
     assert "MY:UNINITIALIZED=1" in (path / "CMakeCache.txt").read_text()
     ran = project.gauntlet("run", "--iree", f"build:{path}", "--stages", "threshold")
     assert ran.code == 0, ran.text

@@ -7,6 +7,7 @@ import functools
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
@@ -82,16 +83,19 @@ def mounting(test: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
             pytest.skip(f"needs the right to mount, as root or in a user namespace: {denied}")
         name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-        done = subprocess.run(
-            [*_AS_OWN_ROOT, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", name],
-            cwd=ROOT,
-            env=environment | {_INSIDE: "yes"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            # Pytest's own folder is named after the user, who is root there, and another here.
+            words = ("-q", "-p", "no:cacheprovider", "-n", "0", f"--basetemp={folder}/made", name)
+            done = subprocess.run(
+                [*_AS_OWN_ROOT, sys.executable, "-m", "pytest", *words],
+                cwd=ROOT,
+                env=environment | {_INSIDE: "yes"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
         assert done.returncode == 0, done.stdout
         assert "1 passed" in done.stdout, done.stdout
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases, read_specs
+from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.engine.plan import Plan, make_plan
 from iree_gauntlet.engine.plan_modules import PlanContext
@@ -108,7 +109,7 @@ def problems_of_tree(folder: Path, content: Any, name: str = "regression_tests/m
 
 def context(**changes: Any) -> PlanContext:
     def artifact(url: str) -> Path:
-        return Path("/cache", url.removeprefix("https://")) if url.startswith("https:") else Path(url[7:])
+        return Path("/cache", url.removeprefix("https://")) if url.startswith("https:") else Path(file_path(url))
 
     known: dict[str, Any] = {
         "run_dir": Path("/run"),
@@ -146,9 +147,9 @@ def step_of(made: Plan, step_id: str) -> Step:
     return found[0]
 
 
-def words(*lines: str) -> list[str]:
-    """A command line, a few words a line."""
-    return " ".join(lines).split()
+def words(*lines: str | list[str]) -> list[str]:
+    """A command line, a few words a line; those of a list may have blanks."""
+    return [word for line in lines for word in (line.split() if isinstance(line, str) else line)]
 
 
 def argv_of(made: Plan, step_id: str) -> list[str]:

@@ -350,8 +350,8 @@ def find_unsupported(lines: Sequence[str], program: Path, source: Path) -> Unsup
     """The operator that a compile failed for; None where it failed otherwise, or for an operation of no importer's.
 
     MLIR prints the operation that it cannot legalize. Programs of importers have the model's operators as operations:
-    those of ONNX as `torch.operator` with the name in an attribute, those of torch, StableHLO and others under the names
-    of their dialects. The domain of an ONNX operator is in the ONNX file alone.
+    those of ONNX as `torch.operator` with the name in an attribute, those of torch, StableHLO and others under the
+    names of their dialects. The domain of an ONNX operator is in the ONNX file alone.
 
     Args:
         lines: what the compiler wrote.
