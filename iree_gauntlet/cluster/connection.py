@@ -20,10 +20,11 @@ from distributed.security import Security
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cluster.dask_link import DaskLink
-from iree_gauntlet.cluster.fleet import Fleet, FleetQueue, list_demands
+from iree_gauntlet.cluster.fleet import Fleet, list_demands
 from iree_gauntlet.cluster.link import Joined, Left, Made, Refused, RunFacts, SharedRun
 from iree_gauntlet.cluster.project_copy import pack_project
 from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
+from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.steps import Resources
@@ -204,7 +205,6 @@ class ClusterPart:
         self._link = link
         self._run_dir = run_dir
         self._progress = progress
-        self._fleet = Fleet()
         self._early: list[Event] = []
 
     def on_devices_there(self, plan: Plan, *, optional: bool) -> Plan:
@@ -231,14 +231,16 @@ class ClusterPart:
             ]
             what = f"no worker of the cluster has {'; nor '.join(lines)}"
             raise UsageError(what, f"There are: {'; '.join(offer.text for offer in offers.values())}.")
-        self._early = _wait_for_the_first(self._link, self._fleet, self._progress)
+        self._early = _wait_for_the_first(self._link, self._progress)
         return replace(plan, steps=tuple(steps))
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict], engine: Engine) -> dict[str, Verdict]:
         """Runs the steps on the workers."""
-        queue = FleetQueue(steps, finished, self._fleet, fail_fast=engine.options.fail_fast)
+        fleet = Fleet(steps)
+        queue = ReadyQueue(steps, finished, fleet, fail_fast=engine.options.fail_fast)
         keep = keep_below(self._run_dir)
-        return ClusterRunner(queue, self._link, engine, keep, self._progress, plan=engine, early=self._early).run()
+        link, progress = self._link, self._progress
+        return ClusterRunner(queue, fleet, link, engine, keep, progress, plan=engine, early=self._early).run()
 
 
 class ComparisonPart:
@@ -247,41 +249,39 @@ class ComparisonPart:
     def __init__(self, link: DaskLink, progress: Progress) -> None:
         self._link = link
         self._progress = progress
-        self._fleet = Fleet()
 
     def measure(self, units: Sequence[Step], made: Sequence[MadeByWorker], rounds: RoundsLog) -> None:
         """Has each unit measured by a worker."""
         addresses: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
         for address, offer in _require_offers(self._link).items():
             addresses[offer.name] += (address,)
-        early = _wait_for_the_first(self._link, self._fleet, self._progress)
+        early = _wait_for_the_first(self._link, self._progress)
         there = {
             item.need: Made(item.need, item.key, addresses.get(item.worker.partition("/")[0], ())) for item in made
         }
-        queue = FleetQueue(units, dict.fromkeys(there, Verdict.PASSED), self._fleet, fail_fast=False)
-        demands = list_demands(units)
+        fleet = Fleet(units)
+        queue = ReadyQueue(units, dict.fromkeys(there, Verdict.PASSED), fleet, fail_fast=False)
 
         def seconds(step: Step) -> float:
-            demand = demands[step.id]
+            demand = fleet.request(step)
             # Those that wait, and this one, which does not any more.
-            return rounds.share(self._fleet.hosts(demand), queue.waiting.get(demand, 0) + 1)
+            return rounds.share(fleet.hosts(demand), queue.waiting.get(demand, 0) + 1)
 
         def keep(step: Step, answer: OrderAnswer) -> None:
             rounds.keep(step, answer.events)
 
-        ClusterRunner(queue, self._link, rounds, keep, self._progress, made=there, seconds=seconds, early=early).run()
+        link, progress = self._link, self._progress
+        ClusterRunner(queue, fleet, link, rounds, keep, progress, made=there, seconds=seconds, early=early).run()
 
 
-def _wait_for_the_first(link: DaskLink, fleet: Fleet, progress: Progress) -> list[Event]:
+def _wait_for_the_first(link: DaskLink, progress: Progress) -> list[Event]:
     """Waits until a worker has planned the run, or none is left; the run waits itself for those that died."""
     left, refused = len(link.offers()), 0
     happened: list[Event] = []
-    while left > 0 and not len(fleet):
+    while left > 0 and not any(isinstance(event, Joined) for event in happened):
         event = link.next_event(_TURN_SECONDS)
         happened += [event] if event is not None else []
-        if isinstance(event, Joined):
-            fleet.join(event.worker, event.offer)
-        elif isinstance(event, Refused):
+        if isinstance(event, Refused):
             # Of one that refuses a device alone more is to come.
             left -= not event.device
             refused += not event.device

@@ -7,19 +7,17 @@ when nothing else is left that its host could do.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.device_kinds import is_cpu, split_device
-from iree_gauntlet.engine.scheduler import StepGraph
+from iree_gauntlet.engine.scheduler import Rank
 from iree_gauntlet.figures import GoldenRule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
-    from iree_gauntlet.cases import Verdict
     from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
     from iree_gauntlet.steps import Step
 
@@ -32,12 +30,21 @@ class Demand:
         device: what the spec calls it: a driver (`hip`), an ordinal (`hip://1`: any of that driver's), or a device's
             own URI; empty for none.
         sku: the machine that its golden times are for; empty for any.
+        idle: nobody has anything to do.
     """
 
     device: str = ""
     sku: str = ""
     uses: bool = False
     exclusive: bool = False
+    idle: bool = False
+
+    @property
+    def rank(self) -> Rank:
+        """What is idle first, what needs its whole host last."""
+        if self.idle:
+            return Rank.CORELESS
+        return Rank.EXCLUSIVE if self.exclusive else Rank.SHARED
 
     @property
     def text(self) -> str:
@@ -72,7 +79,9 @@ def list_demands(steps: Sequence[Step]) -> dict[str, Demand]:
     demands = {}
     for step in steps:
         resources = step.resources
-        if resources.device:
+        if step.skip or step.blocked:
+            demand = Demand(idle=True)
+        elif resources.device:
             timed = any(golden.field.rule is GoldenRule.TIMED for golden in step.goldens)
             demand = Demand(resources.device, step.sku if timed else "", uses=True, exclusive=resources.exclusive)
         else:
@@ -84,7 +93,7 @@ def list_demands(steps: Sequence[Step]) -> dict[str, Demand]:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A place for one step, with the device that it uses."""
+    """A place for one step, with the device that it uses; no worker for one that nobody has to do."""
 
     worker: str
     device: DeviceOffer | None = None
@@ -101,9 +110,12 @@ class _Worker:
 
 
 class Fleet:
-    """The workers that are there, and what they are busy with."""
+    """The workers that are there, and what they are busy with; their seats are the `Slots` for steps of a plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Sequence[Step] = ()) -> None:
+        self._demands = list_demands(steps)
+        # The worker that each chain was given to last.
+        self._homes: dict[str, str] = {}
         self._workers: dict[str, _Worker] = {}
         # Those with room for a step, those before them first that were not given one as recently.
         self._open: dict[str, None] = {}
@@ -150,6 +162,28 @@ class Fleet:
         """On how many hosts it could be done, were they free."""
         return len({worker.offer.host for worker in self._workers.values() if demand.is_met_by(worker.offer)})
 
+    def request(self, step: Step) -> Demand:
+        """As of `Slots`."""
+        return self._demands[step.id]
+
+    def isolate(self, step: Step) -> None:
+        """Has a step request its whole host from now on."""
+        self._demands[step.id] = replace(self._demands[step.id], exclusive=True)
+
+    def take(self, step: Step, request: Demand, awaited: Sequence[Demand]) -> Seat | None:
+        """As of `Slots`."""
+        if request.idle:
+            return Seat("")
+        seat = self.seat(request, self._homes.get(step.chain, ""), () if request.device else awaited)
+        if seat is not None:
+            self._homes[step.chain] = seat.worker
+        return seat
+
+    def fits(self, step: Step) -> bool:
+        """As of `Slots`: workers look to their memory themselves."""
+        del step
+        return True
+
     def seat(self, demand: Demand, home: str = "", awaited: Collection[Demand] = ()) -> Seat | None:
         """A place for a step, which is taken then; None where there is none now."""
         if home in self._open and (found := self._find_seat(home, demand)) is not None:
@@ -168,19 +202,19 @@ class Fleet:
                 second = found
         return self._take(second) if second is not None else None
 
-    def give_back(self, seat: Seat) -> None:
-        """A step has ended that had a place; that of a worker which has left is gone already."""
-        worker = self._workers.get(seat.worker)
-        if worker is None or worker.term != seat.term:
+    def release(self, slot: Seat) -> None:
+        """As of `Slots`; the seat of a worker which has left is gone already."""
+        worker = self._workers.get(slot.worker)
+        if worker is None or worker.term != slot.term:
             return
         host = worker.offer.host
         worker.running -= 1
         self._running[host] -= 1
-        if seat.device is not None:
-            worker.busy.discard(seat.device.uri)
-        if seat.exclusive:
+        if slot.device is not None:
+            worker.busy.discard(slot.device.uri)
+        if slot.exclusive:
             self._alone.discard(host)
-        self._open[seat.worker] = None
+        self._open[slot.worker] = None
 
     def _find_seat(self, address: str, demand: Demand) -> Seat | None:
         worker = self._workers[address]
@@ -207,93 +241,3 @@ class Fleet:
         if worker.running < worker.offer.jobs:
             self._open[seat.worker] = None
         return seat
-
-
-class FleetQueue(StepGraph):
-    """The steps of a plan that are yet to be done by a fleet."""
-
-    def __init__(
-        self, steps: Sequence[Step], finished: Mapping[str, Verdict], fleet: Fleet, *, fail_fast: bool
-    ) -> None:
-        self.fleet = fleet
-        self._demands = list_demands(steps)
-        # What nobody has to do.
-        self._idle: list[int] = []
-        self._lanes: dict[Demand, list[int]] = {}
-        self._homes: dict[str, str] = {}
-        self._seats: dict[str, Seat] = {}
-        super().__init__(steps, finished, fail_fast=fail_fast)
-        self._places = {step.id: place for place, step in enumerate(self._steps)}
-
-    @property
-    def waiting(self) -> dict[Demand, int]:
-        """How many steps wait for a worker."""
-        return {demand: len(lane) for demand, lane in self._lanes.items() if lane}
-
-    def unoffered(self) -> Iterable[Demand]:
-        """What steps wait for that no worker offers which is there."""
-        return [demand for demand in self.waiting if not self.fleet.offers(demand)]
-
-    def take(self) -> list[tuple[Step, Seat | None]]:
-        """Steps to start now, each with its place; without one those that nobody has to do.
-
-        Ask for skips first, until there is none.
-        """
-        started: list[tuple[Step, Seat | None]] = []
-        while self._idle:
-            started.append((self._start(heapq.heappop(self._idle)), None))
-        awaited = [demand for demand in self.waiting if demand.exclusive]
-        for demand in sorted(self.waiting, key=lambda item: (item.exclusive, self._lanes[item][0])):
-            lane = self._lanes[demand]
-            while lane:
-                chain = self._steps[lane[0]].chain
-                seat = self.fleet.seat(demand, self._homes.get(chain, ""), () if demand.device else awaited)
-                if seat is None:
-                    break
-                step = self._start(heapq.heappop(lane))
-                self._seats[step.id] = seat
-                self._homes[chain] = seat.worker
-                started.append((step, seat))
-        return started
-
-    def take_all(self, demand: Demand) -> list[Step]:
-        """The steps that wait for something which nobody will offer; they count as started."""
-        return [self._start(place) for place in sorted(self._lanes.pop(demand, []))]
-
-    def finish(self, step: Step, verdict: Verdict) -> None:
-        """As for `StepGraph`; its place is free again."""
-        self._give_back(step)
-        super().finish(step, verdict)
-
-    def put_back(self, step: Step, *, alone: bool) -> None:
-        """A step whose worker was lost waits again; to have the whole host next time, where it must be `alone`."""
-        if alone:
-            self._demands[step.id] = replace(self._demands[step.id], exclusive=True)
-        self._give_back(step)
-        self._count(step, -1)
-        place = self._places[step.id]
-        self._waiting[place] = True
-        if self._stopped_by:
-            self._give_up(place)
-        else:
-            self._enqueue(place)
-
-    def _give_back(self, step: Step) -> None:
-        seat = self._seats.pop(step.id, None)
-        if seat is not None:
-            self.fleet.give_back(seat)
-
-    def _start(self, place: int) -> Step:
-        step = self._steps[place]
-        self._waiting[place] = False
-        self._count(step, 1)
-        return step
-
-    def _enqueue(self, place: int) -> None:
-        step = self._steps[place]
-        idle = step.skip or step.blocked
-        heapq.heappush(self._idle if idle else self._lanes.setdefault(self._demands[step.id], []), place)
-
-    def _forget(self) -> None:
-        self._idle.clear()
-        self._lanes.clear()

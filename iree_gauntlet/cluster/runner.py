@@ -22,8 +22,9 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.cluster.fleet import Demand, FleetQueue, Seat
+    from iree_gauntlet.cluster.fleet import Demand, Fleet, Seat
     from iree_gauntlet.cluster.link import Event, Link, OrderAnswer
+    from iree_gauntlet.engine.scheduler import ReadyQueue
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.steps import Step
 
@@ -92,9 +93,6 @@ class PlanConductor(Conductor, Protocol):
     def joined(self, name: str, machine: Mapping[str, Any]) -> None:
         """A worker takes part, on a machine."""
 
-    def skip(self, step: Step, reason: str) -> Verdict:
-        """A step cannot be done."""
-
     def result_of(self, step: Step) -> Result:
         """Does a step that takes no machine."""
 
@@ -111,7 +109,8 @@ class ClusterRunner:
 
     def __init__(
         self,
-        queue: FleetQueue,
+        queue: ReadyQueue[Demand, Seat],
+        fleet: Fleet,
         link: Link,
         conductor: Conductor,
         keep: Callable[[Step, OrderAnswer], None],
@@ -125,7 +124,7 @@ class ClusterRunner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
-        self._fleet = queue.fleet
+        self._fleet = fleet
         self._link = link
         self._conductor = conductor
         self._plan = plan
@@ -169,17 +168,18 @@ class ClusterRunner:
     def _hand_out(self) -> bool:
         """Starts what can start; whether anything is left to be waited for."""
         while True:
-            while self._plan and (found := self._queue.next_skip()) is not None:
-                self._queue.settle(found[0], self._plan.skip(*found))
-            started = self._queue.take()
+            started = self._queue.take(self._skip)
             for step, seat in started:
-                if seat is not None:
+                if seat.worker:
                     self._send(step, seat)
                 elif self._plan:
                     self._plan.begin(step)
                     self._conclude(step, self._plan.result_of(step))
             if not started:
                 return bool(self._under_way or self._queue.waiting)
+
+    def _skip(self, step: Step, reason: str) -> Verdict:
+        return self._conductor.conclude(step, Result(Verdict.SKIPPED, reason))
 
     def _send(self, step: Step, seat: Seat) -> None:
         made = tuple(self._made[need] for need in step.needs if need in self._made)
@@ -255,8 +255,10 @@ class ClusterRunner:
         self._notes[order.step.id].append(f"begun on worker {order.name}, and done again: {reason}")
         if self._plan:
             self._plan.put_back(order.step)
-        # The last time beside nothing that could take it down.
-        self._queue.put_back(order.step, alone=len(lost) == _MOST_AGAIN)
+        if len(lost) == _MOST_AGAIN:
+            # The last time beside nothing that could take it down.
+            self._fleet.isolate(order.step)
+        self._queue.put_back(order.step)
 
     def _withdraw_device(self, order: _UnderWay, reason: str) -> None:
         """The device of a step takes no further ones; the step waits for another."""
@@ -267,7 +269,7 @@ class ClusterRunner:
         if self._plan:
             self._plan.put_back(order.step)
         self._notes[order.step.id].append(f"not done on {where}, which failed its health check: {reason}")
-        self._queue.put_back(order.step, alone=False)
+        self._queue.put_back(order.step)
 
     def _take_answer(self, order: _UnderWay, answer: OrderAnswer) -> None:
         step = order.step
@@ -304,7 +306,8 @@ class ClusterRunner:
     def _give_up_in_time(self) -> None:
         """Ends the steps that have waited long enough for what nobody offers any more."""
         now = self._clock()
-        missing = {demand: self._unoffered.get(demand, now) for demand in self._queue.unoffered()}
+        unoffered = [demand for demand in self._queue.waiting if not self._fleet.offers(demand)]
+        missing = {demand: self._unoffered.get(demand, now) for demand in unoffered}
         # Workers that plan the run, or begin it again, are there within seconds.
         long = [demand for demand, since in missing.items() if now - since > _REMARKABLE_SECONDS]
         if long != self._said:
