@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import signal
 from contextlib import AsyncExitStack, suppress
@@ -42,6 +41,8 @@ _SETTINGS: dict[str, Any] = {
     # Which worker does what again is not the scheduler's matter.
     "distributed.scheduler.allowed-failures": 0,
 }
+# Whether a scheduler of ours has a dashboard, where `cluster.status` finds it.
+DASHBOARD = "gauntlet-dashboard"
 _CONNECT_SECONDS = 30
 _LOOK_SECONDS = 1.0
 _MOST_MISSED = 3
@@ -75,9 +76,10 @@ def run_worker(place: WorkerPlace, offer: WorkerOffer, say: Callable[[str], None
         return asyncio.run(serve())
 
 
-def run_local(count: int, offer: WorkerOffer, place: WorkerPlace, port: int, say: Callable[[str], None]) -> ExitCode:
+def run_local(
+    count: int, offer: WorkerOffer, place: WorkerPlace, port: int, say: Callable[[str], None], *, dashboard: bool
+) -> ExitCode:
     """Runs a scheduler (its port is 0 for any) with workers that offer the same until it is interrupted."""
-    dashboard = importlib.util.find_spec("bokeh") is not None
 
     async def serve() -> ExitCode:
         async with AsyncExitStack() as stack:
@@ -89,6 +91,7 @@ def run_local(count: int, offer: WorkerOffer, place: WorkerPlace, port: int, say
                 raise UsageError(
                     f"port {port} of this machine cannot be used: {error}", "Give another --port."
                 ) from error
+            scheduler.task_metadata[DASHBOARD] = dashboard
             here = replace(place, scheduler=scheduler.address)
             keepers = []
             for number in range(count):

@@ -100,11 +100,13 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
 def cluster_local_task(request: LocalRequest) -> ExitCode:
     """Start a scheduler and workers on this machine, until Ctrl-C: cluster.local 4 --device cpu."""
     _require_dask("cluster.local")
+    if request.dashboard and importlib.util.find_spec("bokeh") is None:
+        raise UsageError("--dashboard needs bokeh, which is not installed", "pip install 'iree-gauntlet[cluster]'")
     from iree_gauntlet.cluster.start import WorkerPlace, run_local  # noqa: PLC0415
 
     _require_ports(request.port)
     place = WorkerPlace("", make_cache_folder(request.cache_dir))
-    return run_local(request.count, _offer(request), place, request.port, _say)
+    return run_local(request.count, _offer(request), place, request.port, _say, dashboard=request.dashboard)
 
 
 @gauntlet_task("cluster.status", StatusRequest, FormatRequest)
@@ -115,6 +117,7 @@ def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCo
     from iree_gauntlet.cluster.dask_link import STATES  # noqa: PLC0415
     from iree_gauntlet.cluster.dask_worker import ask_worker  # noqa: PLC0415
     from iree_gauntlet.cluster.offers import WorkerOffer  # noqa: PLC0415
+    from iree_gauntlet.cluster.start import DASHBOARD  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "cluster.status")
     with connected(address, request) as client:
@@ -124,7 +127,7 @@ def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCo
         listed = client.run(ask_worker, "list_runs", on_error="ignore").values()
         known = {name for names in listed for name in names or ()}
         runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state and name in known}
-        dashboard = client.dashboard_link
+        dashboard = client.dashboard_link if client.get_metadata([DASHBOARD], True) else "none"
     if output.as_json:
         sys.stdout.write(json.dumps({"workers": [offer.as_dict() for offer in offers], "runs": runs}, indent=1) + "\n")
         return ExitCode.OK
