@@ -31,13 +31,12 @@ from operator_scale import case_steps, compiled_result, judged_result, opened_en
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cluster.dask_link import DaskLink
+from iree_gauntlet.cluster.connection import DaskLink
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
-from iree_gauntlet.cluster.fleet import Fleet
+from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, keep_below
 from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer, RunFacts, SharedRun, decode, encode
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
-from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
 from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import RunRequest

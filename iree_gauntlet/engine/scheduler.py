@@ -160,30 +160,27 @@ class SlotRequest(Protocol):
         """When it is served."""
 
 
-Request = TypeVar("Request", bound=SlotRequest)
-Slot = TypeVar("Slot")
+_Request = TypeVar("_Request", bound=SlotRequest)
+_Slot = TypeVar("_Slot")
 
 
-class Slots(Protocol[Request, Slot]):
+class Slots(Protocol[_Request, _Slot]):
     """Slots for steps, on this machine or on others; a step takes one up while it runs."""
 
-    def request(self, step: Step) -> Request:
+    def request(self, step: Step) -> _Request:
         """The resources that a step needs."""
 
-    def take(self, step: Step, request: Request, awaited: Sequence[Request]) -> Slot | None:
-        """Takes a slot for a step; None where none is free for its request.
-
-        `awaited` has the exclusive requests that wait.
-        """
+    def take(self, step: Step, request: _Request, awaited: Sequence[_Request]) -> _Slot | None:
+        """Takes a slot for a step while exclusive requests are `awaited`; None where none is free for its request."""
 
     def fits(self, step: Step) -> bool:
         """Whether there is memory for a step that shares its machine and has taken a slot."""
 
-    def release(self, slot: Slot) -> None:
+    def release(self, slot: _Slot) -> None:
         """Frees a slot."""
 
 
-class ReadyQueue(Generic[Request, Slot]):
+class ReadyQueue(Generic[_Request, _Slot]):
     """The steps of a plan that are yet to be done: which may start now, and which cannot any more.
 
     Args:
@@ -197,7 +194,7 @@ class ReadyQueue(Generic[Request, Slot]):
     """
 
     def __init__(
-        self, steps: Sequence[Step], finished: Mapping[str, Verdict], slots: Slots[Request, Slot], *, fail_fast: bool
+        self, steps: Sequence[Step], finished: Mapping[str, Verdict], slots: Slots[_Request, _Slot], *, fail_fast: bool
     ) -> None:
         self.verdicts = dict(finished)
         self._slots = slots
@@ -210,8 +207,8 @@ class ReadyQueue(Generic[Request, Slot]):
         self._unmet = [0] * len(self._steps)
         self._dependants: dict[str, list[int]] = {}
         # Places of steps that wait for nothing but a slot, and of those that run, with their slots.
-        self._lanes: dict[Request, list[int]] = {}
-        self._running: dict[str, tuple[int, Slot | None]] = {}
+        self._lanes: dict[_Request, list[int]] = {}
+        self._running: dict[str, tuple[int, _Slot | None]] = {}
         # (pass, place) of steps that cannot run any more, as if the plan were gone through from its beginning
         # again and again until nothing is found: the order decides which of several bad needs a reason names.
         self._hopeless: list[tuple[int, int]] = []
@@ -225,20 +222,17 @@ class ReadyQueue(Generic[Request, Slot]):
         return len(self._running)
 
     @property
-    def waiting(self) -> dict[Request, int]:
+    def waiting(self) -> dict[_Request, int]:
         """How many steps wait for a slot, by what they request."""
         return {request: len(lane) for request, lane in self._lanes.items() if lane}
 
-    def take(self, skip: Callable[[Step, str], Verdict]) -> list[tuple[Step, Slot]]:
-        """Steps to start now, each with its slot, in the order of the plan.
-
-        Those that cannot run any more are skipped before, each with the reason.
-        """
+    def take(self, skip: Callable[[Step, str], Verdict]) -> list[tuple[Step, _Slot]]:
+        """Skips the steps that cannot run any more; steps to start now with their slots, in the order of the plan."""
         self._skip_hopeless(skip)
         heads = [(request.rank, lane[0], request) for request, lane in self._lanes.items() if lane]
         heapq.heapify(heads)
         awaited = [request for rank, _, request in heads if rank is Rank.EXCLUSIVE]
-        started: list[tuple[int, Slot]] = []
+        started: list[tuple[int, _Slot]] = []
         passed_over: list[tuple[list[int], int]] = []
         while heads and len(passed_over) < _PASSED_OVER:
             rank, place, request = heads[0]
@@ -264,7 +258,7 @@ class ReadyQueue(Generic[Request, Slot]):
         started.sort()
         return [(self._steps[place], slot) for place, slot in started]
 
-    def take_all(self, request: Request) -> list[Step]:
+    def take_all(self, request: _Request) -> list[Step]:
         """The steps that wait for something which nobody will offer; they count as started."""
         places = sorted(self._lanes.pop(request, []))
         for place in places:
@@ -300,7 +294,7 @@ class ReadyQueue(Generic[Request, Slot]):
                 self._settle(step, skip(step, self._describe_obstacle(step)))
         self._at = (0, -1)
 
-    def _start(self, place: int, slot: Slot | None) -> None:
+    def _start(self, place: int, slot: _Slot | None) -> None:
         self._waiting[place] = False
         self._running[self._steps[place].id] = place, slot
 
@@ -353,7 +347,7 @@ class ReadyQueue(Generic[Request, Slot]):
         return ""
 
 
-class LocalRequest(NamedTuple):
+class LocalResources(NamedTuple):
     """Resources that a step needs of this machine; `kind` is an accelerator, or `_FETCH`."""
 
     rank: Rank
@@ -361,10 +355,9 @@ class LocalRequest(NamedTuple):
 
 
 class LocalSlots:
-    """The slots of this machine.
+    """The slots of this machine: as many as jobs for cores, one for each accelerator, a few for fetches.
 
-    So many steps that use cores at once as there are jobs, of each accelerator one, a few fetches, and any number of
-    others; an exclusive step when nothing else runs.
+    Steps without cores need none, and an exclusive step has the machine.
     """
 
     def __init__(self, limits: ScheduleLimits) -> None:
@@ -374,18 +367,18 @@ class LocalSlots:
         self._counts: Counter[str] = Counter()
         self._exclusive = False
 
-    def request(self, step: Step) -> LocalRequest:
+    def request(self, step: Step) -> LocalResources:
         """As of `Slots`."""
         resources = step.resources
         if resources.exclusive:
-            return LocalRequest(Rank.EXCLUSIVE)
+            return LocalResources(Rank.EXCLUSIVE)
         if step.stage.row.fetches:
-            return LocalRequest(Rank.CORELESS, _FETCH)
+            return LocalResources(Rank.CORELESS, _FETCH)
         if resources.cores == 0:
-            return LocalRequest(Rank.CORELESS)
-        return LocalRequest(Rank.SHARED, resources.accelerator)
+            return LocalResources(Rank.CORELESS)
+        return LocalResources(Rank.SHARED, resources.accelerator)
 
-    def take(self, step: Step, request: LocalRequest, awaited: Sequence[LocalRequest]) -> Step | None:
+    def take(self, step: Step, request: LocalResources, awaited: Sequence[LocalResources]) -> Step | None:
         """As of `Slots`; the slot is the step's."""
         del awaited
         if self._exclusive:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet import messages
 from iree_gauntlet.engine.engine import Engine, RunOptions
-from iree_gauntlet.engine.modules.batches import Batched
-from iree_gauntlet.engine.operator_suites import make_batches, operator_performers, started_runs
+from iree_gauntlet.engine.operator_suites import Batched, make_batches, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
 from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.engine.run_start import (

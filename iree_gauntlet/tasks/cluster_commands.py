@@ -86,7 +86,7 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
         print_table(rows if offer.devices else [*rows, ("device", "none: it compiles")])
         return ExitCode.OK
     from iree_gauntlet.cluster.connection import find_security, require_scheduler  # noqa: PLC0415
-    from iree_gauntlet.cluster.start import WorkerPlace, run_worker  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_worker import WorkerPlace, run_worker  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "worker")
     _require_ports(request.port, request.nanny_port)
@@ -102,7 +102,7 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
     _require_dask("cluster.local")
     if request.dashboard and importlib.util.find_spec("bokeh") is None:
         raise UsageError("--dashboard needs bokeh, which is not installed", "pip install 'iree-gauntlet[cluster]'")
-    from iree_gauntlet.cluster.start import WorkerPlace, run_local  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_worker import WorkerPlace, run_local  # noqa: PLC0415
 
     _require_ports(request.port)
     place = WorkerPlace("", make_cache_folder(request.cache_dir))
@@ -113,11 +113,9 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
 def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCode:
     """Show the workers of a cluster, what each does, and what waits for which device: cluster.status ADDRESS."""
     _require_dask("cluster.status")
-    from iree_gauntlet.cluster.connection import connected  # noqa: PLC0415
-    from iree_gauntlet.cluster.dask_link import STATES  # noqa: PLC0415
-    from iree_gauntlet.cluster.dask_worker import ask_worker  # noqa: PLC0415
+    from iree_gauntlet.cluster.connection import STATES, connected  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_worker import DASHBOARD, ask_worker  # noqa: PLC0415
     from iree_gauntlet.cluster.offers import WorkerOffer  # noqa: PLC0415
-    from iree_gauntlet.cluster.start import DASHBOARD  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "cluster.status")
     with connected(address, request) as client:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.engine.scheduler import LocalRequest, LocalSlots, ReadyQueue, ScheduleLimits, Scheduler
+from iree_gauntlet.engine.scheduler import LocalResources, LocalSlots, ReadyQueue, ScheduleLimits, Scheduler
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Resources, Step
 from tests.support.steps import make_step
@@ -26,7 +26,7 @@ STEP = make_step(Stage.COMPILE)
 
 def open_queue(
     steps: Sequence[Step], finished: Mapping[str, Verdict], limits: ScheduleLimits
-) -> ReadyQueue[LocalRequest, Step]:
+) -> ReadyQueue[LocalResources, Step]:
     """The queue of this machine."""
     return ReadyQueue(steps, finished, LocalSlots(limits), fail_fast=limits.fail_fast)
 

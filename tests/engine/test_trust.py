@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from iree_gauntlet.engine.trust import find_risky_flags
+from iree_gauntlet.engine.workspace import find_risky_flags
 from iree_gauntlet.toolchains.flags import parse_compiler_help, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.toy_project import FLAGS

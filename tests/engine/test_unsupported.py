@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from iree_gauntlet.engine.modules.unsupported import find_unsupported
+from iree_gauntlet.engine.modules.modules import find_unsupported
 from iree_gauntlet.results import UnsupportedOperator
 
 if TYPE_CHECKING:

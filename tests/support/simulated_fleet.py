@@ -6,10 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.cluster.fleet import Fleet
+from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, keep_below
 from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
-from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
 from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.results import CacheUse, Result
