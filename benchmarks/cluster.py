@@ -31,13 +31,13 @@ from operator_scale import case_steps, compiled_result, judged_result, opened_en
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cluster.dask_link import DaskLink
+from iree_gauntlet.cluster.connection import DaskLink
 from iree_gauntlet.cluster.dask_worker import GauntletWorker
-from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
+from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, keep_below
 from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer, RunFacts, SharedRun, decode, encode
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
 from iree_gauntlet.cluster.project_copy import ProjectCopy
-from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
+from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.requests import RunRequest
 
@@ -120,7 +120,7 @@ def _on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
         link = DaskLink(client, facts, ProjectCopy(archive, "0" * 64, str(folder)), ArtifactStore(folder, Registry()))
         link.open()
         held.callback(link.end)
-        fleet = Fleet()
+        fleet = Fleet(steps)
         while len(fleet) < _WORKERS:
             event = link.next_event(1.0)
             assert event is None or isinstance(event, Joined), event
@@ -129,9 +129,9 @@ def _on_workers(count: int) -> tuple[float, dict[str, list[int]]]:
         memory: dict[str, list[int]] = {"driver": [], "scheduler": []}
         engine = held.enter_context(opened_engine(steps, folder, run_dir, 1, {}))
         watched = _Watched(link, len(steps) // _FIFTHS, lambda: _look(memory, scheduler.pid))
-        queue = FleetQueue(steps, {}, fleet, fail_fast=False)
+        queue = ReadyQueue(steps, {}, fleet, fail_fast=False)
         began = time.perf_counter()
-        ClusterRunner(queue, watched, engine, keep_below(run_dir), PlainProgress(io.StringIO())).run()
+        ClusterRunner(queue, fleet, watched, engine, keep_below(run_dir), PlainProgress(io.StringIO())).run()
         return time.perf_counter() - began, memory
 
 
@@ -246,13 +246,14 @@ def _simulated(count: int, hosts: int, jobs: int) -> float:
         folder, run_dir = Path(name), Path(name) / "runs" / "there"
         run_dir.mkdir(parents=True)
         steps = _steps(count, run_dir)
-        fleet = Fleet()
+        fleet = Fleet(steps)
         for number in range(hosts):
             fleet.join(f"w{number}", WorkerOffer(f"w{number}", f"h{number}", jobs, (DeviceOffer("cpu", "local-task"),)))
         with opened_engine(steps, folder, run_dir, 1, {}) as engine:
-            queue = FleetQueue(steps, {}, fleet, fail_fast=False)
+            queue = ReadyQueue(steps, {}, fleet, fail_fast=False)
             began = time.perf_counter()
-            ClusterRunner(queue, _SimulatedLink(), engine, keep_below(run_dir), PlainProgress(io.StringIO())).run()
+            keep, progress = keep_below(run_dir), PlainProgress(io.StringIO())
+            ClusterRunner(queue, fleet, _SimulatedLink(), engine, keep, progress).run()
             return time.perf_counter() - began
 
 

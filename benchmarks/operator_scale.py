@@ -137,7 +137,7 @@ def opened_engine(
     progress, cache = PlainProgress(io.StringIO()), folder / "cache"
     store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
     workbench = Workbench(None, None, NO_FLAGS, cache, store, ModuleCache(cache), None, Leases(cache))
-    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
+    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
     # This process's own, so that it waits for nobody.
     os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
     with (

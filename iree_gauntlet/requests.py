@@ -595,3 +595,4 @@ class LocalRequest(OfferRequest):
 
     count: int = option(2, "How many workers, where no number follows the task.", unit="a number", takes="number")
     port: int = option(8786, "Port of the scheduler (0: any that is free).")
+    dashboard: bool = option(False, "Have the scheduler serve Dask's dashboard.")

@@ -1,11 +1,13 @@
 """Whether a device still computes right, and as fast as it did: a known-good program, asked before it is relied on.
 
 A device is checked when a worker takes part in a run, after a step on it crashed or hung, and every ten minutes. Times
-are held against those of earlier checks on the same machine, with the same runtime, while nothing else runs there.
+are held against those of earlier checks on the same machine, with the same runtime, while nothing else runs there. The
+compiled program is in the worker's module cache, under a key like every module's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -14,11 +16,14 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.device_kinds import ROCM, find_kind, is_cpu
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError
+from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
 from iree_gauntlet.recorded import Recorded, read_json
@@ -27,11 +32,13 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.system.short_process import ask, name_signal
 from iree_gauntlet.targets import Target, parse_target, target_flags
+from iree_gauntlet.toolchains.devices import means_host, read_host_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.cluster.offers import DeviceOffer
+    from iree_gauntlet.engine.modules.module_cache import ModuleCache
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Opened
     from iree_gauntlet.system.short_process import Answer
@@ -48,6 +55,7 @@ _PROGRAM = """func.func @known_good(%a: tensor<64x64xf32>) -> tensor<64x64xf32> 
   return %product : tensor<64x64xf32>
 }
 """
+_ROLE, _NAME = "module", "cluster:known-good"
 _INPUT, _EXPECTED = "--input=64x64xf32=1", "--expected_output=64x64xf32=64"
 _TIMEOUT_SECONDS = 120.0
 # Beyond what a busy machine does to the fastest of ten repetitions: a card that lost its clock, a throttled processor.
@@ -121,9 +129,9 @@ class HealthCheck:
 
 
 def make_health_checks(
-    devices: Sequence[DeviceOffer], toolchain: Toolchain, folder: Path, records: Path
+    devices: Sequence[DeviceOffer], toolchain: Toolchain, modules: ModuleCache, folder: Path, records: Path
 ) -> tuple[dict[str, HealthCheck], dict[str, str]]:
-    """Compiles the program for each device: checks by URI, and why there is none, by its name to people."""
+    """Makes the module for each device: checks by URI, and why there is none, by its name to people."""
     folder.mkdir(parents=True, exist_ok=True)
     checks: dict[str, HealthCheck] = {}
     missing: dict[str, str] = {}
@@ -134,20 +142,42 @@ def make_health_checks(
             # What it is compiled for cannot be known here: the run's own steps will tell.
             continue
         module = folder / f"known-good-{number}.vmfb"
-        with tempfile.NamedTemporaryFile("w", suffix=".mlir", dir=folder) as program:
-            program.write(_PROGRAM)
-            program.flush()
-            argv = [toolchain.compiler.compile, program.name, *target_flags(target), "-o", str(module)]
-            try:
-                answer = _ask(argv)
-                why = f"iree-compile {_describe_end(answer)}" if answer.exit_code else ""
-            except ToolchainError as error:
-                why = error.what
-        if why:
+        if why := _make_module(toolchain, target, modules, module):
             missing[device.name] = f"a known-good program does not compile for it: {why}"
         else:
             checks[device.uri] = HealthCheck(device.uri, toolchain, module, records)
     return checks, missing
+
+
+def _make_module(toolchain: Toolchain, target: Target, modules: ModuleCache, module: Path) -> str:
+    """Puts the compiled program at a path, from the cache or by the compiler; why it does not compile, or nothing."""
+    flags = target_flags(target)
+    ingredients = {
+        "kind": "compile",
+        "program": hashlib.sha256(_PROGRAM.encode()).hexdigest(),
+        "flags": join_flags(flags),
+        "compiler": toolchain.compiler.identity,
+        "host": read_host_cpu().identity if means_host(flags) else "",
+    }
+    if (entry := modules.lookup(make_key(ingredients)).entry) is not None:
+        with suppress(EntryGoneError):
+            modules.materialise(entry, _ROLE, module)
+            return ""
+    # One of an earlier check may share its bytes with the cache: the compiler must not write into it.
+    module.unlink(missing_ok=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".mlir", dir=module.parent) as program:
+        program.write(_PROGRAM)
+        program.flush()
+        argv = [toolchain.compiler.compile, program.name, *flags, "-o", str(module)]
+        try:
+            answer = _ask(argv)
+        except ToolchainError as error:
+            return error.what
+    if answer.exit_code:
+        return f"iree-compile {_describe_end(answer)}"
+    # A cache that cannot keep it is no fault of the device.
+    modules.publish({_ROLE: module}, name=_NAME, ingredients=ingredients, metadata={}, created=datetime.now(UTC))
+    return ""
 
 
 def _ask(argv: Sequence[str]) -> Answer:
@@ -204,7 +234,8 @@ class DeviceHealth:
         names = {device.uri: device.name for device in devices}
         # Nobody's benchmark is to see this.
         with run.session.quiet(exclusive=False):
-            checks, unfit = make_health_checks(devices, toolchain, run.session.folder / "health", records)
+            folder = run.session.folder / "health"
+            checks, unfit = make_health_checks(devices, toolchain, run.machine.modules, folder, records)
             unfit |= {names[uri]: why for uri, check in checks.items() if (why := check.wrong())}
         return cls(run.session, checks), unfit
 

@@ -2,7 +2,7 @@
 
 Or that of a comparison, which takes rounds. Standard input has a line for each message, standard output likewise; the
 first line of each is the run and what came of planning it. It ends when its input does, and all that it has started
-with it: a worker that dies takes it along.
+with it: a worker that dies takes it along. What only comparisons need, NumPy among it, is imported for these alone.
 """
 
 from __future__ import annotations
@@ -35,14 +35,10 @@ from iree_gauntlet.device_kinds import is_cpu
 from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.experiments.compare import compare_settings
 from iree_gauntlet.experiments.run import choose, opened
-from iree_gauntlet.experiments.session_verdicts import Comparer, judge
-from iree_gauntlet.experiments.sides import ENDED, SideTools, explain_differences, pair_of
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.records.compare_record import COMPARISON_FILE
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.results import Result
 
@@ -243,6 +239,8 @@ class RoundsPart(RunPart):
 
     def do(self, order: Order) -> OrderAnswer:
         """The answer to an order, with the events of what was measured."""
+        from iree_gauntlet.experiments.sides import pair_of  # noqa: PLC0415
+
         steps = []
         for name, side in zip("AB", self._sides, strict=True):
             step = side.on_device(order.step, order.device)
@@ -273,6 +271,10 @@ class RoundsPart(RunPart):
 
     def _measure(self, pair: Pair, seconds: float) -> list[dict[str, Any]]:
         """Takes the rounds of a model; what its log has then."""
+        from iree_gauntlet.experiments.session_verdicts import Comparer, judge  # noqa: PLC0415
+        from iree_gauntlet.experiments.sides import ENDED, SideTools, explain_differences  # noqa: PLC0415
+        from iree_gauntlet.records.compare_record import COMPARISON_FILE  # noqa: PLC0415
+
         folder = self._folder / "rounds" / str(next(self._numbers))
         folder.mkdir(parents=True)
         rules = replace(self._settings.rules, budget_seconds=seconds)
@@ -309,6 +311,8 @@ def _take_part(order: RunOrder, stack: ExitStack) -> tuple[RunPart, dict[str, st
     health, unfit = DeviceHealth.of(runs[0], order.devices)
     if order.comparison is None:
         return RunPart(runs, health, renamed), unfit
+    from iree_gauntlet.experiments.compare import compare_settings  # noqa: PLC0415
+
     settings = compare_settings(order.comparison, order.runs[0].request.conduct, here=True)
     return RoundsPart(runs, health, renamed, settings, Path(order.folder)), unfit
 

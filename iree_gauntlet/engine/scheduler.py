@@ -1,7 +1,8 @@
 """Runs the steps of a plan on a few threads: a graph of steps, and exclusive steps alone afterwards.
 
-Knows nothing of what a step does: `work` does it and returns its verdict. `ReadyQueue` knows what may run when. A
-thread that is done with a step takes the next one itself, so that thousands of small steps need no hand-over.
+Knows nothing of what a step does: `work` does it and returns its verdict. `ReadyQueue` knows which steps may run, and
+whoever offers `Slots` (this machine, the workers of a cluster) whether one of them has room. A thread that is done with
+a step takes the next one itself, so that thousands of small steps need no hand-over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import IntEnum
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 # How often it is looked whether there is memory now for a step that waits for it.
 _POLL_SECONDS = 0.5
 _FETCHES_AT_ONCE = 4
+_FETCH = "fetch"
 # Of the steps for which there is no memory, so many are passed over in search of one for which there is: each is
 # asked again whenever a step ends, and thousands may wait.
 _PASSED_OVER = 64
@@ -51,7 +54,7 @@ class Scheduler:
         abort: Callable[[], None],
         pause: Callable[[], None] = lambda: None,
     ) -> None:
-        self._queue = ReadyQueue(steps, finished, limits)
+        self._queue = ReadyQueue(steps, finished, LocalSlots(limits), fail_fast=limits.fail_fast)
         self._jobs = limits.jobs
         self._work = work
         self._skip = skip
@@ -121,9 +124,7 @@ class Scheduler:
         """Steps to start now, after those were skipped that cannot run."""
         if self._cancelled.is_set():
             return []
-        while (found := self._queue.next_skip()) is not None:
-            self._queue.settle(found[0], self._skip(*found))
-        steps = self._queue.take()
+        steps = [step for step, _ in self._queue.take(self._skip)]
         if not self._queue.running:
             self._over.set()
         return steps
@@ -143,24 +144,60 @@ class ScheduleLimits:
     fits: Callable[[Step], bool]
 
 
-class StepGraph:
-    """Which steps of a plan wait for which: what may start now, and what cannot any more.
+class Rank(IntEnum):
+    """Order in which steps that are ready get slots; steps of one rank get them in the order of the plan."""
 
-    What becomes of a step that waits for nothing but room is the business of those who know the room: `_enqueue` gets
-    its place in the plan, `_forget` drops all that were enqueued and not taken.
+    CORELESS = 0
+    SHARED = 1
+    EXCLUSIVE = 2
+
+
+class SlotRequest(Protocol):
+    """Resources that a step needs; steps with equal requests wait in one lane."""
+
+    @property
+    def rank(self) -> Rank:
+        """When it is served."""
+
+
+_Request = TypeVar("_Request", bound=SlotRequest)
+_Slot = TypeVar("_Slot")
+
+
+class Slots(Protocol[_Request, _Slot]):
+    """Slots for steps, on this machine or on others; a step takes one up while it runs."""
+
+    def request(self, step: Step) -> _Request:
+        """The resources that a step needs."""
+
+    def take(self, step: Step, request: _Request, awaited: Sequence[_Request]) -> _Slot | None:
+        """Takes a slot for a step while exclusive requests are `awaited`; None where none is free for its request."""
+
+    def fits(self, step: Step) -> bool:
+        """Whether there is memory for a step that shares its machine and has taken a slot."""
+
+    def release(self, slot: _Slot) -> None:
+        """Frees a slot."""
+
+
+class ReadyQueue(Generic[_Request, _Slot]):
+    """The steps of a plan that are yet to be done: which may start now, and which cannot any more.
 
     Args:
         steps: in any order; of those that could start, the earlier one starts first.
         finished: verdicts of steps that are not to be run again, by id.
+        slots: where the steps run.
         fail_fast: start nothing more after the first failure or error.
 
     Attributes:
         verdicts: of all steps that have come to something, by id.
     """
 
-    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], *, fail_fast: bool) -> None:
+    def __init__(
+        self, steps: Sequence[Step], finished: Mapping[str, Verdict], slots: Slots[_Request, _Slot], *, fail_fast: bool
+    ) -> None:
         self.verdicts = dict(finished)
-        self.running = 0
+        self._slots = slots
         self._fail_fast = fail_fast
         self._steps = list({step.id: step for step in steps if step.id not in finished}.values())
         self._known = {step.id for step in steps}
@@ -169,6 +206,9 @@ class StepGraph:
         self._waiting = [True] * len(self._steps)
         self._unmet = [0] * len(self._steps)
         self._dependants: dict[str, list[int]] = {}
+        # Places of steps that wait for nothing but a slot, and of those that run, with their slots.
+        self._lanes: dict[_Request, list[int]] = {}
+        self._running: dict[str, tuple[int, _Slot | None]] = {}
         # (pass, place) of steps that cannot run any more, as if the plan were gone through from its beginning
         # again and again until nothing is found: the order decides which of several bad needs a reason names.
         self._hopeless: list[tuple[int, int]] = []
@@ -176,42 +216,95 @@ class StepGraph:
         for place in range(len(self._steps)):
             self._enter(place)
 
-    def _enqueue(self, place: int) -> None:
-        """A step waits for nothing but room."""
-        raise NotImplementedError
+    @property
+    def running(self) -> int:
+        """How many steps run."""
+        return len(self._running)
 
-    def _forget(self) -> None:
-        """Nothing more is to start."""
-        raise NotImplementedError
+    @property
+    def waiting(self) -> dict[_Request, int]:
+        """How many steps wait for a slot, by what they request."""
+        return {request: len(lane) for request, lane in self._lanes.items() if lane}
 
-    def _count(self, step: Step, one: int) -> None:
-        """Counts what a step takes up while it runs: `one` is 1 at its start, and -1 at its end."""
-        del step
-        self.running += one
+    def take(self, skip: Callable[[Step, str], Verdict]) -> list[tuple[Step, _Slot]]:
+        """Skips the steps that cannot run any more; steps to start now with their slots, in the order of the plan."""
+        self._skip_hopeless(skip)
+        heads = [(request.rank, lane[0], request) for request, lane in self._lanes.items() if lane]
+        heapq.heapify(heads)
+        awaited = [request for rank, _, request in heads if rank is Rank.EXCLUSIVE]
+        started: list[tuple[int, _Slot]] = []
+        passed_over: list[tuple[list[int], int]] = []
+        while heads and len(passed_over) < _PASSED_OVER:
+            rank, place, request = heads[0]
+            step = self._steps[place]
+            slot = self._slots.take(step, request, awaited)
+            if slot is None:
+                heapq.heappop(heads)
+                continue
+            lane = self._lanes[request]
+            heapq.heappop(lane)
+            if lane:
+                heapq.heapreplace(heads, (rank, lane[0], request))
+            else:
+                heapq.heappop(heads)
+            if rank is Rank.SHARED and not self._slots.fits(step):
+                self._slots.release(slot)
+                passed_over.append((lane, place))
+                continue
+            self._start(place, slot)
+            started.append((place, slot))
+        for lane, place in passed_over:
+            heapq.heappush(lane, place)
+        started.sort()
+        return [(self._steps[place], slot) for place, slot in started]
 
-    def next_skip(self) -> tuple[Step, str] | None:
-        """A step that cannot run, and why, or None; `settle` it before asking for the next one."""
+    def take_all(self, request: _Request) -> list[Step]:
+        """The steps that wait for something which nobody will offer; they count as started."""
+        places = sorted(self._lanes.pop(request, []))
+        for place in places:
+            self._start(place, None)
+        return [self._steps[place] for place in places]
+
+    def put_back(self, step: Step) -> None:
+        """A step that was taken is not done, and waits again."""
+        place = self._release(step)
+        self._waiting[place] = True
+        if self._stopped_by:
+            self._give_up(place)
+        else:
+            self._note_ready(place)
+
+    def finish(self, step: Step, verdict: Verdict) -> None:
+        """Notes that a step that was taken has finished, and its result."""
+        self._release(step)
+        self._settle(step, verdict)
+        if self._fail_fast and verdict.is_bad and not verdict.is_doubtful and not self._stopped_by:
+            self._stopped_by = step.id
+            self._lanes.clear()
+            for place in range(len(self._steps)):
+                self._give_up(place)
+
+    def _skip_hopeless(self, skip: Callable[[Step, str], Verdict]) -> None:
         while self._hopeless:
             self._at = heapq.heappop(self._hopeless)
             place = self._at[1]
             if self._waiting[place]:
                 self._waiting[place] = False
-                return self._steps[place], self._describe_obstacle(self._steps[place])
+                step = self._steps[place]
+                self._settle(step, skip(step, self._describe_obstacle(step)))
         self._at = (0, -1)
-        return None
 
-    def finish(self, step: Step, verdict: Verdict) -> None:
-        """Notes that a step that was taken has finished, and its result."""
-        self._count(step, -1)
-        self.settle(step, verdict)
-        if self._fail_fast and verdict.is_bad and not verdict.is_doubtful and not self._stopped_by:
-            self._stopped_by = step.id
-            self._forget()
-            for place in range(len(self._steps)):
-                self._give_up(place)
+    def _start(self, place: int, slot: _Slot | None) -> None:
+        self._waiting[place] = False
+        self._running[self._steps[place].id] = place, slot
 
-    def settle(self, step: Step, verdict: Verdict) -> None:
-        """Notes the result of a step that was skipped."""
+    def _release(self, step: Step) -> int:
+        place, slot = self._running.pop(step.id)
+        if slot is not None:
+            self._slots.release(slot)
+        return place
+
+    def _settle(self, step: Step, verdict: Verdict) -> None:
         self.verdicts[step.id] = verdict
         for place in self._dependants.pop(step.id, ()):
             self._unmet[place] -= 1
@@ -239,7 +332,7 @@ class StepGraph:
     def _note_ready(self, place: int) -> None:
         step = self._steps[place]
         if self._waiting[place] and not self._describe_obstacle(step):
-            self._enqueue(place)
+            heapq.heappush(self._lanes.setdefault(self._slots.request(step), []), place)
 
     def _describe_obstacle(self, step: Step) -> str:
         """Why a step cannot run; empty where nothing is known that keeps it from running."""
@@ -254,92 +347,66 @@ class StepGraph:
         return ""
 
 
-class ReadyQueue(StepGraph):
-    """The steps of a plan that are yet to be done on this machine; arguments as for `StepGraph`."""
+class LocalResources(NamedTuple):
+    """Resources that a step needs of this machine; `kind` is an accelerator, or `_FETCH`."""
 
-    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], limits: ScheduleLimits) -> None:
+    rank: Rank
+    kind: str = ""
+
+
+class LocalSlots:
+    """The slots of this machine: as many as jobs for cores, one for each accelerator, a few for fetches.
+
+    Steps without cores need none, and an exclusive step has the machine.
+    """
+
+    def __init__(self, limits: ScheduleLimits) -> None:
         self._limits = limits
-        # Places of steps that wait for nothing but room; those that use cores by device, empty for the CPU's.
-        self._fetches: list[int] = []
-        self._coreless: list[int] = []
-        self._exclusive: list[int] = []
-        self._lanes: dict[str, list[int]] = {}
-        # What runs.
-        self._fetching = self._busy = 0
-        self._alone = False
-        self._devices: Counter[str] = Counter()
-        super().__init__(steps, finished, fail_fast=limits.fail_fast)
+        # Steps that run, all and with cores, and by kind and by device.
+        self._running = self._busy = 0
+        self._counts: Counter[str] = Counter()
+        self._exclusive = False
 
-    def take(self) -> list[Step]:
-        """Steps to start now: what fits next to what runs, and an exclusive one only when nothing else is left.
-
-        Ask for skips first, until there is none.
-        """
-        if self._alone:
-            return []
-        places = _pop(self._coreless, len(self._coreless))
-        places += _pop(self._fetches, _FETCHES_AT_ONCE - self._fetching)
-        places += self._with_cores()
-        if not places and not self.running:
-            places = _pop(self._exclusive, 1)
-        places.sort()
-        for place in places:
-            self._waiting[place] = False
-            self._count(self._steps[place], 1)
-        return [self._steps[place] for place in places]
-
-    def _forget(self) -> None:
-        for ready in (self._fetches, self._coreless, self._exclusive, self._lanes):
-            ready.clear()
-
-    def _enqueue(self, place: int) -> None:
-        step = self._steps[place]
+    def request(self, step: Step) -> LocalResources:
+        """As of `Slots`."""
         resources = step.resources
         if resources.exclusive:
-            ready = self._exclusive
-        elif step.stage.row.fetches:
-            ready = self._fetches
-        elif resources.cores == 0:
-            ready = self._coreless
-        else:
-            ready = self._lanes.setdefault(resources.accelerator, [])
-        heapq.heappush(ready, place)
+            return LocalResources(Rank.EXCLUSIVE)
+        if step.stage.row.fetches:
+            return LocalResources(Rank.CORELESS, _FETCH)
+        if resources.cores == 0:
+            return LocalResources(Rank.CORELESS)
+        return LocalResources(Rank.SHARED, resources.accelerator)
 
-    def _with_cores(self) -> list[int]:
-        """Places of steps to start that use cores: in plan order, as far as cores, devices and memory go."""
-        chosen: list[int] = []
-        passed_over: list[tuple[list[int], int]] = []
-        devices: set[str] = set()
-        busy = self._busy
-        while busy < self._limits.jobs and len(passed_over) < _PASSED_OVER:
-            open_lanes = (
-                (lane[0], device)
-                for device, lane in self._lanes.items()
-                if lane and not (device and (device in devices or self._devices[device]))
-            )
-            place, device = min(open_lanes, default=(-1, ""))
-            if place < 0:
-                break
-            heapq.heappop(self._lanes[device])
-            if busy == 0 or self._limits.fits(self._steps[place]):
-                busy += 1
-                devices.add(device)
-                chosen.append(place)
-            else:
-                passed_over.append((self._lanes[device], place))
-        for lane, place in passed_over:
-            heapq.heappush(lane, place)
-        return chosen
+    def take(self, step: Step, request: LocalResources, awaited: Sequence[LocalResources]) -> Step | None:
+        """As of `Slots`; the slot is the step's."""
+        del awaited
+        if self._exclusive:
+            return None
+        rank, kind = request
+        if rank is Rank.SHARED:
+            free = self._busy < self._limits.jobs and not (kind and self._counts[kind])
+        elif rank is Rank.CORELESS:
+            free = kind != _FETCH or self._counts[_FETCH] < _FETCHES_AT_ONCE
+        else:
+            free = not self._running
+        if not free:
+            return None
+        self._count(step, 1)
+        return step
+
+    def fits(self, step: Step) -> bool:
+        """As of `Slots`: one step always does."""
+        return self._busy == 1 or self._limits.fits(step)
+
+    def release(self, slot: Step) -> None:
+        """As of `Slots`."""
+        self._count(slot, -1)
 
     def _count(self, step: Step, one: int) -> None:
-        super()._count(step, one)
-        self._fetching += one * (step.stage.row.fetches)
+        self._running += one
         self._busy += one * (step.resources.cores > 0)
-        self._devices[step.resources.device] += one
+        self._counts[_FETCH] += one * step.stage.row.fetches
+        self._counts[step.resources.device] += one
         if step.resources.exclusive:
-            self._alone = one > 0
-
-
-def _pop(heap: list[int], count: int) -> list[int]:
-    """The smallest of a heap, at most `count`, taken from it."""
-    return [heapq.heappop(heap) for _ in range(min(count, len(heap)))]
+            self._exclusive = one > 0

@@ -1,23 +1,34 @@
-"""Where things are for one command: project folder, specs, caches, toolchain; and what was selected."""
+"""Where things are for one command: project folder, specs, caches, toolchain; and what was selected.
+
+And what a spec of somebody else's could do beyond compiling and running its model, as far as its words tell: a flag is
+judged by its name, and by a path in its value. Whatever its name, one that leads out of the run's folder may be written
+to, unless it is known that the flag only reads.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
+import tomllib
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.device_kinds import ROCM
-from iree_gauntlet.dialects.locations import is_url
+from iree_gauntlet.dialects.load import list_urls
+from iree_gauntlet.dialects.locations import file_path, is_url, problem_of_flag
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match, find_idle_globs
 from iree_gauntlet.dialects.spec_file import problem_of_field, read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.requests import suggest_each
-from iree_gauntlet.settings import find_project_folder, find_shipped_folder, shown
+from iree_gauntlet.settings import find_project_folder, find_shipped_folder, read_file, resolve_links, shown
 from iree_gauntlet.stages import DEFAULT_STAGES, Stage
 from iree_gauntlet.targets import FAMILIES, Target, parse_target
+from iree_gauntlet.toolchains.flags import split_flags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +47,26 @@ _MOST_RISKS = 10
 _DIRS_HINT = "Write it relative to the suite's file."
 # Options that leave the default suite in place: they say how it is run.
 _BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device", "untrusted")
+# Names as the compiler writes them, with `-`. Programs that IREE starts; what it loads into its own process, or links
+# into the modules that are run.
+_PROGRAMS = re.compile(r"iree-.*linker-path|iree-.*ptxas-from|iree-hal-preprocess-executables-with|device-capture-tool")
+_CODE = re.compile(
+    r"load|.*(?:load|opt|pass)-.*plugin.*|executable-plugin|.*dylib-path|vulkan-libvulkan-search-path|module"
+    r"|iree-link-bitcode|iree-hal-substitute-executable-.*|iree-hal-executable-object-search-path|iree-\w+-bc-dir"
+)
+# In a pipeline of passes.
+_WITH_TOOL = "executables-with-tool"
+_FLAG_FILES = re.compile(r"flagfile|config(?:-file)?")
+# What a file is only read for.
+_READS = re.compile(
+    r"input|expected-output|parameters|iree-(?:parameter|opt)-import.*|iree-codegen-tuning-spec-path"
+    r"|iree-preprocessing-.*-filename|iree-codegen-transform-dialect-library|iree-codegen-debug-patched-func-ops-file-name"
+)
+# A path in a value that leads out of the working folder.
+_OUTSIDE = re.compile(r"(?:\A|[,;=@])((?:[/~]|(?:[^,;=@]*/)?\.\.(?:/|\Z|[,;=@]))[^,;=@]*)")
+_HINT = "Read what it does before you run it (docs/explanation/trust.md); --untrusted refuses it."
+# Of a project's settings, what cannot lead a run astray.
+_HARMLESS_TABLES = {"downloads", "$schema"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +178,10 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     from iree_gauntlet.dialects.load import load_cases, read_specs  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
     from iree_gauntlet.dialects.suite import find_idle_includes, find_unselected_failures, with_failures_of  # noqa: PLC0415
-    from iree_gauntlet.engine.trust import list_risks, require_plain_settings  # noqa: PLC0415
+    from iree_gauntlet.engine.workspace import _list_risks, _require_plain_settings  # noqa: PLC0415
 
     if request.untrusted:
-        require_plain_settings(find_project_folder())
+        _require_plain_settings(find_project_folder())
     suite = _find_suite(request, defaults)
     targets = _choose_targets(request, defaults, suite)
     folders = [Path(folder) for folder in request.spec_dir] or (_list_dirs(suite) if suite else [_locate_own_specs()])
@@ -185,7 +216,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         unread = sorted({problem.file for problem in cases.left_out})
         raise explain_no_match(includes, specs, families, cases.known_markers, cases.elsewhere, unread)
     read_from = tuple(path for path in (*folders, external, modules, *configs, suite and suite.path) if path)
-    risks = {item for case in (*cases.cases, *cases.required) for item in list_risks(case)}
+    risks = {item for case in (*cases.cases, *cases.required) for item in _list_risks(case)}
     if request.untrusted:
         cases = _block_risky_cases(cases, _list_own_folders(request, suite))
     return Selection(
@@ -214,10 +245,10 @@ def _list_own_folders(request: SelectionRequest, suite: Suite | None) -> list[Pa
 
 def _block_risky_cases(cases: CaseSet, folders: Sequence[Path]) -> CaseSet:
     """The cases, of which none runs that could do more than compile and run its model."""
-    from iree_gauntlet.engine.trust import list_outside_files, list_risks  # noqa: PLC0415 - they bring pydantic
+    from iree_gauntlet.engine.workspace import _list_outside_files, _list_risks  # noqa: PLC0415 - they bring pydantic
 
     def block(case: Case) -> Case:
-        found = next(itertools.chain(list_risks(case), list_outside_files(case, folders)), None)
+        found = next(itertools.chain(_list_risks(case), _list_outside_files(case, folders)), None)
         reason = f"refused by --untrusted: {replace(found, hint='')}" if found else case.blocked_reason
         return replace(case, blocked_reason=reason, blocked_at=None if found else case.blocked_at)
 
@@ -395,3 +426,71 @@ def _choose_includes(request: SelectionRequest, defaults: Defaults, suite: Suite
         markers = " and ".join(f"({text})" for text in (include.markers, request.markers) if text)
         includes.append(Include(*globs, markers, include))
     return includes
+
+
+@functools.lru_cache(maxsize=4096)
+def find_risky_flags(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The flags of a command line that start programs, load code, or name files outside; each with what it does."""
+    found = []
+    for flag in split_flags(words, frozenset()):
+        name, text = flag.name.replace("_", "-"), flag.text if flag.name else flag.words[0]
+        outside = _OUTSIDE.search(flag.value or ("" if flag.name else text))
+        if text.startswith("@") or _FLAG_FILES.fullmatch(name):
+            found.append((text, "takes more flags from a file"))
+        elif _PROGRAMS.fullmatch(name) or _WITH_TOOL in text:
+            found.append((text, "names a program, which is started"))
+        elif _CODE.fullmatch(name):
+            found.append((text, "loads code, which is run"))
+        elif outside and not _READS.fullmatch(name):
+            found.append((text, f"may write outside of the run's folder: {outside[1]}"))
+    return tuple(found)
+
+
+def _list_risks(case: Case) -> Iterator[Problem]:
+    """The flags of a case that do more than compile and run it."""
+    modules = (*case.modules, *case.extra_modules)
+    named: list[tuple[str, Sequence[str]]] = [
+        ((case.flags_origin or case.origin).file, case.run_flags),
+        (case.origin.file, case.own_flags),
+        *(((module.flags_origin or module.origin).file, module.flags) for module in modules),
+        *((module.origin.file, [f"--{flag.lstrip('-')}" for flag, _ in module.file_flags]) for module in modules),
+    ]
+    for file, flags in named:
+        for flag, what in find_risky_flags(tuple(flags)):
+            yield problem_of_flag(file, flag, f"{flag} {what}", _HINT)
+
+
+def _list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem]:
+    """The files that a case reads outside of the folders of its project, by their paths or by links."""
+    places = [resolve_links(folder) for folder in folders]
+    onnx = {module.program.url for module in (*case.modules, *case.extra_modules) if module.program.onnx}
+    for field, url in list_urls(case):
+        if not file_path(url):
+            continue
+        file = Path(file_path(url))
+        weights = list_data_files(file) if url in onnx else ()
+        for path in map(resolve_links, (file, *(file.parent / name for name in weights))):
+            if not any(path.is_relative_to(place) for place in places):
+                yield problem_of_field(case.origin.file, field, f"{path} is outside of the project", _HINT)
+
+
+def refuse_untrusted(selection: SelectionRequest) -> None:
+    """Refuses (UsageError) `--untrusted` for a command that changes specs: only who has read them can change them."""
+    if selection.untrusted:
+        what = "--untrusted is not for commands that change specs"
+        raise UsageError(what, "Read the specs, and leave it out; `run --untrusted` judges them as they are.")
+
+
+def _require_plain_settings(project: Path) -> None:
+    """Refuses a project's own settings, which say where files, modules and IREEs come from, and to whom secrets go."""
+    path = project / "gauntlet.toml"
+    try:
+        tables = tomllib.loads(read_file(path).decode()).keys() - _HARMLESS_TABLES
+    except OSError:
+        return
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{shown(path)}: not TOML: {error}", "Correct it.") from error
+    if tables:
+        what = f"{shown(path)} sets {', '.join(sorted(tables))}, which --untrusted does not take from a project"
+        hint = "Read it, and move what you want to ~/.config/iree-gauntlet/config.toml; then remove the file."
+        raise UsageError(what, hint)

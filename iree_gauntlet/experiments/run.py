@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet import messages
 from iree_gauntlet.engine.engine import Engine, RunOptions
-from iree_gauntlet.engine.modules.batches import Batched
-from iree_gauntlet.engine.operator_suites import make_batches, operator_performers, started_runs
+from iree_gauntlet.engine.operator_suites import Batched, make_batches, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
 from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.engine.run_start import (
@@ -33,7 +32,6 @@ from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
 from iree_gauntlet.formatting import counted
-from iree_gauntlet.history.index import add_itself
 from iree_gauntlet.journal_events import Asked, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -167,6 +165,8 @@ def run(
     presenter.ran(run_dir, brief=brief)
     if hold is None:
         # One that leaves steps to its caller is a part of a measurement, which is no run.
+        from iree_gauntlet.history.index import add_itself  # noqa: PLC0415 - a worker's part of a run has no need of it
+
         add_itself(run_dir, machine.store.configuration, machine.cache_dir)
     return EndedRun(performed.code, plan.steps, later, run_dir)
 

@@ -86,7 +86,7 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
         print_table(rows if offer.devices else [*rows, ("device", "none: it compiles")])
         return ExitCode.OK
     from iree_gauntlet.cluster.connection import find_security, require_scheduler  # noqa: PLC0415
-    from iree_gauntlet.cluster.start import WorkerPlace, run_worker  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_worker import WorkerPlace, run_worker  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "worker")
     _require_ports(request.port, request.nanny_port)
@@ -100,20 +100,21 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
 def cluster_local_task(request: LocalRequest) -> ExitCode:
     """Start a scheduler and workers on this machine, until Ctrl-C: cluster.local 4 --device cpu."""
     _require_dask("cluster.local")
-    from iree_gauntlet.cluster.start import WorkerPlace, run_local  # noqa: PLC0415
+    if request.dashboard and importlib.util.find_spec("bokeh") is None:
+        raise UsageError("--dashboard needs bokeh, which is not installed", "pip install 'iree-gauntlet[cluster]'")
+    from iree_gauntlet.cluster.dask_worker import WorkerPlace, run_local  # noqa: PLC0415
 
     _require_ports(request.port)
     place = WorkerPlace("", make_cache_folder(request.cache_dir))
-    return run_local(request.count, _offer(request), place, request.port, _say)
+    return run_local(request.count, _offer(request), place, request.port, _say, dashboard=request.dashboard)
 
 
 @gauntlet_task("cluster.status", StatusRequest, FormatRequest)
 def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCode:
     """Show the workers of a cluster, what each does, and what waits for which device: cluster.status ADDRESS."""
     _require_dask("cluster.status")
-    from iree_gauntlet.cluster.connection import connected  # noqa: PLC0415
-    from iree_gauntlet.cluster.dask_link import STATES  # noqa: PLC0415
-    from iree_gauntlet.cluster.dask_worker import ask_worker  # noqa: PLC0415
+    from iree_gauntlet.cluster.connection import STATES, connected  # noqa: PLC0415
+    from iree_gauntlet.cluster.dask_worker import DASHBOARD, ask_worker  # noqa: PLC0415
     from iree_gauntlet.cluster.offers import WorkerOffer  # noqa: PLC0415
 
     address = _require_address(request.scheduler, "cluster.status")
@@ -124,7 +125,7 @@ def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCo
         listed = client.run(ask_worker, "list_runs", on_error="ignore").values()
         known = {name for names in listed for name in names or ()}
         runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state and name in known}
-        dashboard = client.dashboard_link
+        dashboard = client.dashboard_link if client.get_metadata([DASHBOARD], True) else "none"
     if output.as_json:
         sys.stdout.write(json.dumps({"workers": [offer.as_dict() for offer in offers], "runs": runs}, indent=1) + "\n")
         return ExitCode.OK

@@ -23,8 +23,7 @@ from iree_gauntlet.dialects.json_text import find_path, with_value, without_comm
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.dialects.spec_file import load_json, read_mark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
-from iree_gauntlet.engine.trust import refuse_untrusted
-from iree_gauntlet.engine.workspace import Selection, select
+from iree_gauntlet.engine.workspace import Selection, refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import JUDGED_FIGURES, Figure, GoldenRule, Statistic
 from iree_gauntlet.formatting import counted

@@ -3,58 +3,68 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from iree_gauntlet.cases import Golden, Origin, Verdict
-from iree_gauntlet.cluster.fleet import Demand, Fleet, FleetQueue, Seat, list_demands
+from iree_gauntlet.cluster.fleet import Demand, Fleet, Seat, list_demands
+from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.stages import Stage
 from tests.support.simulated_fleet import CPU, GPU, offer, step
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def fleet_of(**workers: object) -> Fleet:
-    fleet = Fleet()
+    from iree_gauntlet.cluster.offers import WorkerOffer
+    from iree_gauntlet.steps import Step
+
+
+def fleet_of(*steps: Step, **workers: WorkerOffer) -> Fleet:
+    fleet = Fleet(steps)
     for name, offered in workers.items():
-        fleet.join(name, offered)  # type: ignore[arg-type]
+        fleet.join(name, offered)
     return fleet
 
 
-def workers_of(queue: FleetQueue) -> dict[str, str]:
-    return {taken.id: seat.worker if seat else "" for taken, seat in queue.take()}
+def queue_of(steps: Sequence[Step], **workers: WorkerOffer) -> ReadyQueue[Demand, Seat]:
+    return ReadyQueue(steps, {}, fleet_of(*steps, **workers), fail_fast=False)
+
+
+def unskipped(skipped: Step, reason: str) -> Verdict:
+    pytest.fail(f"{skipped.id}: {reason}")
+
+
+def workers_of(queue: ReadyQueue[Demand, Seat]) -> dict[str, str]:
+    return {taken.id: seat.worker for taken, seat in queue.take(unskipped)}
 
 
 def test_compiles_go_to_workers_without_devices_first() -> None:
-    fleet = fleet_of(gpu=offer("gpu", GPU), plain=offer("plain"))
-    queue = FleetQueue([step(f"{name}:compile") for name in "abcd"], {}, fleet, fail_fast=False)
+    steps = [step(f"{name}:compile") for name in "abcd"]
+    queue = queue_of(steps, gpu=offer("gpu", GPU), plain=offer("plain"))
     assert sorted(workers_of(queue).values()) == ["gpu", "gpu", "plain", "plain"]
     assert workers_of(queue) == {}
 
 
 def test_a_device_that_benchmarks_wait_for_takes_no_compiles_where_others_can() -> None:
-    fleet = fleet_of(gpu=offer("gpu", GPU), plain=offer("plain", jobs=1))
     steps = [step(f"{name}:compile") for name in "abc"]
     steps.append(step("d:benchmark", stage=Stage.BENCHMARK, device="hip", exclusive=True))
-    queue = FleetQueue(steps, {}, fleet, fail_fast=False)
+    queue = queue_of(steps, gpu=offer("gpu", GPU), plain=offer("plain", jobs=1))
     assert workers_of(queue) == {"a:compile": "plain", "d:benchmark": "gpu"}
 
 
 def test_without_other_workers_compiles_go_before_benchmarks() -> None:
-    queue = FleetQueue(
-        [step("d:benchmark", device="hip", exclusive=True), step("a:compile")],
-        {},
-        fleet_of(gpu=offer("gpu", GPU)),
-        fail_fast=False,
-    )
+    steps = [step("d:benchmark", device="hip", exclusive=True), step("a:compile")]
+    queue = queue_of(steps, gpu=offer("gpu", GPU))
     assert workers_of(queue) == {"a:compile": "gpu"}
     queue.finish(step("a:compile"), Verdict.PASSED)
     assert workers_of(queue) == {"d:benchmark": "gpu"}
 
 
 def test_a_compile_that_is_measured_has_its_host_too_and_needs_no_device() -> None:
-    fleet = fleet_of(one=offer("one", CPU, host="h"), two=offer("two", CPU, host="h"))
     timed = [step(f"{name}:compile", exclusive=True) for name in "ab"]
-    queue = FleetQueue(timed, {}, fleet, fail_fast=False)
+    queue = queue_of(timed, one=offer("one", CPU, host="h"), two=offer("two", CPU, host="h"))
     assert set(workers_of(queue)) == {"a:compile"}
     assert workers_of(queue) == {}
     queue.finish(timed[0], Verdict.PASSED)
@@ -70,9 +80,10 @@ def test_hosts_are_counted_that_have_what_is_needed() -> None:
 
 
 def test_a_measured_step_has_its_whole_host_with_all_workers_on_it() -> None:
-    fleet = fleet_of(one=offer("one", CPU, host="h"), two=offer("two", CPU, host="h"), far=offer("far"))
     timed = step("a:benchmark", device="local-task", exclusive=True)
-    queue = FleetQueue([timed, step("b:threshold", device="local-task")], {}, fleet, fail_fast=False)
+    steps = [timed, step("b:threshold", device="local-task")]
+    fleet = fleet_of(*steps, one=offer("one", CPU, host="h"), two=offer("two", CPU, host="h"), far=offer("far"))
+    queue = ReadyQueue(steps, {}, fleet, fail_fast=False)
     # The smaller one first; the host is not quiet then.
     assert workers_of(queue) == {"b:threshold": "one"}
     queue.finish(step("b:threshold"), Verdict.PASSED)
@@ -91,7 +102,7 @@ def test_a_gpu_is_one_steps_and_a_processor_many() -> None:
     assert fleet.seat(gpu) is None
     assert fleet.seat(cpu) is not None
     assert fleet.seat(cpu) is not None
-    fleet.give_back(first)
+    fleet.release(first)
     assert fleet.seat(gpu) is not None
 
 
@@ -132,7 +143,7 @@ def test_what_is_compiled_for_the_host_is_compiled_where_it_runs() -> None:
     assert demands["a:compile"] == Demand("local-task")
     assert demands["b:compile"] == Demand()
     assert demands["c:parameters"] == Demand("hip")
-    queue = FleetQueue(steps, {}, fleet_of(plain=offer("plain"), cpu=offer("cpu", CPU)), fail_fast=False)
+    queue = queue_of(steps, plain=offer("plain"), cpu=offer("cpu", CPU))
     assert workers_of(queue) == {"a:compile": "cpu", "b:compile": "plain"}
 
 
@@ -140,7 +151,7 @@ def test_a_chain_stays_where_it_was_if_there_is_room() -> None:
     workers = {f"w{number}": offer(f"w{number}", CPU) for number in range(5)}
     steps = [step("a:compile", host="x"), step("b:compile", host="x")]
     steps += [step(f"{name}:threshold", f"{name}:compile", device="local-task") for name in "ab"]
-    queue = FleetQueue(steps, {}, fleet_of(**workers), fail_fast=False)
+    queue = queue_of(steps, **workers)
     compiled = workers_of(queue)
     for done in steps[:2]:
         queue.finish(done, Verdict.PASSED)
@@ -154,7 +165,7 @@ def test_a_worker_that_came_back_owes_nothing_for_what_it_did_before() -> None:
     assert seat is not None
     fleet.leave("w")
     fleet.join("w", offer("w", jobs=1))
-    fleet.give_back(seat)
+    fleet.release(seat)
     assert fleet.seat(Demand()) is not None
     assert fleet.seat(Demand()) is None
     # It is known already: what it does now still counts.
@@ -163,8 +174,31 @@ def test_a_worker_that_came_back_owes_nothing_for_what_it_did_before() -> None:
 
 
 def test_what_nobody_offers_is_known() -> None:
-    queue = FleetQueue(
-        [step("a:threshold", device="cuda"), step("b:compile")], {}, fleet_of(w=offer("w", GPU)), fail_fast=False
-    )
-    assert list(queue.unoffered()) == [Demand("cuda", uses=True)]
+    fleet = fleet_of(w=offer("w", GPU))
+    assert not fleet.offers(Demand("cuda", uses=True))
+    assert fleet.offers(Demand("hip", uses=True))
     assert Demand("hip", "mi300").text == "device hip of SKU mi300"
+
+
+def test_steps_get_seats_in_the_order_of_the_plan_whatever_they_need() -> None:
+    steps = [step("a:threshold", device="hip"), step("b:compile"), step("c:threshold", device="local-task")]
+    steps += [step("d:compile"), step("e:compile", exclusive=True), step("f:compile")]
+    queue = queue_of(steps, box=offer("box", GPU, CPU, jobs=4))
+    assert list(workers_of(queue)) == ["a:threshold", "b:compile", "c:threshold", "d:compile"]
+
+
+def test_a_step_that_is_put_back_keeps_its_place_in_the_plan() -> None:
+    steps = [step(f"{name}:compile") for name in "abc"]
+    queue = queue_of(steps, box=offer("box", jobs=1))
+    assert list(workers_of(queue)) == ["a:compile"]
+    assert workers_of(queue) == {}
+    queue.put_back(steps[0])
+    assert queue.waiting == {Demand(): 3}
+    assert list(workers_of(queue)) == ["a:compile"]
+
+
+def test_what_nobody_has_to_do_takes_no_seat() -> None:
+    skipped = [replace(step(f"{name}:compile"), skip="left out") for name in "ab"]
+    queue = queue_of([*skipped, step("c:compile")], box=offer("box", jobs=1))
+    assert workers_of(queue) == {"a:compile": "", "b:compile": "", "c:compile": "box"}
+    queue.finish(skipped[0], Verdict.SKIPPED)

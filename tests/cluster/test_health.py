@@ -12,6 +12,7 @@ import pytest
 from iree_gauntlet.cluster import health
 from iree_gauntlet.cluster.health import HealthCheck, make_health_checks
 from iree_gauntlet.cluster.offers import DeviceOffer
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -36,8 +37,13 @@ def with_runtime(folder: Path, **scripts: str) -> Toolchain:
     return Toolchain(found.compiler, replace(found.runtime, **tools))
 
 
+def make_checks(folder: Path, toolchain: Toolchain) -> tuple[dict[str, HealthCheck], dict[str, str]]:
+    modules = ModuleCache(folder / "cache")
+    return make_health_checks([CPU], toolchain, modules, folder / "health", folder / "health.json")
+
+
 def check_of(folder: Path, toolchain: Toolchain) -> HealthCheck:
-    checks, missing = make_health_checks([CPU], toolchain, folder / "health", folder / "health.json")
+    checks, missing = make_checks(folder, toolchain)
     assert not missing
     return checks["local-task"]
 
@@ -98,13 +104,31 @@ def test_a_compiler_that_fails_is_said(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\necho 'error: no such target' >&2\nexit 1\n")
     script.chmod(0o755)
     broken = Toolchain(replace(found.compiler, compile=str(script)), found.runtime)
-    checks, missing = make_health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
+    checks, missing = make_checks(tmp_path, broken)
     assert not checks
     what = "a known-good program does not compile for it: iree-compile ends"
     assert missing == {"cpu": f"{what} with 1: error: no such target"}
     script.write_text("#!/bin/sh\nkill -SEGV $$\n")
-    checks, missing = make_health_checks([CPU], broken, tmp_path / "health", tmp_path / "health.json")
+    checks, missing = make_checks(tmp_path, broken)
     assert missing == {"cpu": f"{what} by SIGSEGV: it says nothing"}
+
+
+def test_the_known_good_module_is_kept_and_a_damaged_one_compiled_again(tmp_path: Path) -> None:
+    found = find_installed()
+    assert check_of(tmp_path, found).wrong() == ""
+    # The same compiler, as far as the key knows, and one that compiles nothing.
+    broken = Toolchain(replace(found.compiler, compile="/bin/false"), found.runtime)
+    kept = check_of(tmp_path, broken)
+    assert kept.wrong() == ""
+    (entry,) = ModuleCache(tmp_path / "cache").list_entries()
+    with entry.files["module"].open("r+b") as file:
+        file.write(b"damage")
+    checks, missing = make_checks(tmp_path, broken)
+    assert not checks
+    assert missing["cpu"].startswith("a known-good program does not compile for it: iree-compile ends with 1")
+    assert check_of(tmp_path, found).wrong() == ""
+    other = Toolchain(replace(broken.compiler, identity="another"), found.runtime)
+    assert make_checks(tmp_path, other)[1]
 
 
 def write_killed_tool(folder: Path, tool: str, times: int) -> str:
@@ -126,7 +150,7 @@ def test_a_compiler_that_is_killed_is_tried_again_once(tmp_path: Path) -> None:
     once = Toolchain(replace(found.compiler, compile=write_killed_tool(tmp_path, tool, 1)), found.runtime)
     assert check_of(tmp_path, once).wrong() == ""
     twice = Toolchain(replace(found.compiler, compile=write_killed_tool(tmp_path, tool, 2)), found.runtime)
-    checks, missing = make_health_checks([CPU], twice, tmp_path / "health", tmp_path / "health.json")
+    checks, missing = make_checks(tmp_path / "other", twice)
     assert not checks
     assert missing["cpu"].endswith("iree-compile ends by SIGKILL, as when it was first tried: it says nothing")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin
-from iree_gauntlet.engine.modules.batches import Batched, flags_of, with_batches
+from iree_gauntlet.engine.operator_suites import Batched, flags_of, with_batches
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import BATCH_MODEL, CacheLookup, Command, Step, StepInput
 from tests.support.steps import make_step

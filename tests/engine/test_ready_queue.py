@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.engine.scheduler import ReadyQueue, ScheduleLimits, Scheduler
+from iree_gauntlet.engine.scheduler import LocalResources, LocalSlots, ReadyQueue, ScheduleLimits, Scheduler
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Resources, Step
 from tests.support.steps import make_step
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 GOOD = (Verdict.PASSED, Verdict.XPASSED)
 STEP = make_step(Stage.COMPILE)
+
+
+def open_queue(
+    steps: Sequence[Step], finished: Mapping[str, Verdict], limits: ScheduleLimits
+) -> ReadyQueue[LocalResources, Step]:
+    """The queue of this machine."""
+    return ReadyQueue(steps, finished, LocalSlots(limits), fail_fast=limits.fail_fast)
 
 
 class Plainly:
@@ -122,15 +129,17 @@ def test_skips_starts_and_their_order_are_those_of_the_plain_rule(
     finished = {step.id: chance.choice(VERDICTS) for step in steps if chance.random() < 0.1}
     small = {step.id for step in steps if chance.random() < 0.7}
     limits = ScheduleLimits(jobs, fail_fast, lambda step: step.id in small)
-    plainly, queue = Plainly(steps, finished, limits), ReadyQueue(steps, finished, limits)
+    plainly, queue = Plainly(steps, finished, limits), open_queue(steps, finished, limits)
     running: list[Step] = []
     while True:
-        skipped = []
-        while (found := queue.next_skip()) is not None:
-            skipped.append(found[0].id)
-            assert found[1]
-            queue.settle(found[0], Verdict.SKIPPED)
-        started = queue.take()
+        skipped: list[str] = []
+
+        def skip(step: Step, reason: str, skipped: list[str] = skipped) -> Verdict:
+            assert reason
+            skipped.append(step.id)
+            return Verdict.SKIPPED
+
+        started = [step for step, _ in queue.take(skip)]
         assert (skipped, [step.id for step in started]) == plainly.turn()
         running += started
         assert queue.running == len(running)
@@ -141,6 +150,10 @@ def test_skips_starts_and_their_order_are_those_of_the_plain_rule(
         queue.finish(step, verdict)
         plainly.finish(step.id, verdict)
     assert queue.verdicts == plainly.verdicts
+
+
+def skip_at_once(_step: Step, _reason: str) -> Verdict:
+    return Verdict.SKIPPED
 
 
 def operators(count: int) -> list[Step]:
@@ -164,15 +177,13 @@ def calls_of_an_agenda(count: int) -> int:
     before = sys.getprofile()
     sys.setprofile(counted)
     try:
-        queue = ReadyQueue(steps, {}, ScheduleLimits(2, fail_fast=False, fits=lambda _step: True))
-        running = queue.take()
+        queue = open_queue(steps, {}, ScheduleLimits(2, fail_fast=False, fits=lambda _step: True))
+        running = queue.take(skip_at_once)
         while running:
-            step = running.pop(0)
+            step, _ = running.pop(0)
             failed = step.stage is Stage.COMPILE and int(step.id.partition(":")[0]) % 5 == 0
             queue.finish(step, Verdict.XFAILED if failed else Verdict.PASSED)
-            while (found := queue.next_skip()) is not None:
-                queue.settle(found[0], Verdict.SKIPPED)
-            running += queue.take()
+            running += queue.take(skip_at_once)
     finally:
         sys.setprofile(before)
     assert len(queue.verdicts) == 2 * count

@@ -10,12 +10,14 @@ import numpy as np
 import onnx
 import pytest
 
-from iree_gauntlet.engine.trust import find_risky_flags
+from iree_gauntlet.engine.workspace import find_risky_flags
 from iree_gauntlet.toolchains.flags import parse_compiler_help, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.toy_project import FLAGS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.toy_project import Project
 
 # What a flag's name, or the tool's words about it, have where it starts a program or loads code.

@@ -85,9 +85,9 @@ def mounting(test: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
         with tempfile.TemporaryDirectory() as folder:
             # Pytest's own folder is named after the user, who is root there, and another here.
-            words = ("-q", "-p", "no:cacheprovider", "-n", "0", f"--basetemp={folder}/made", name)
+            wanted = ("-q", "-p", "no:cacheprovider", "-n", "0", f"--basetemp={folder}/made", name)
             done = subprocess.run(
-                [*_AS_OWN_ROOT, sys.executable, "-m", "pytest", *words],
+                [*_AS_OWN_ROOT, sys.executable, "-m", "pytest", *wanted],
                 cwd=ROOT,
                 env=environment | {_INSIDE: "yes"},
                 stdin=subprocess.DEVNULL,

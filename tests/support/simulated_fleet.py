@@ -6,10 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.cluster.fleet import Fleet, FleetQueue
+from iree_gauntlet.cluster.fleet import ClusterRunner, Fleet, keep_below
 from iree_gauntlet.cluster.link import Answered, Joined, OrderAnswer
 from iree_gauntlet.cluster.offers import DeviceOffer, WorkerOffer
-from iree_gauntlet.cluster.runner import ClusterRunner, keep_below
+from iree_gauntlet.engine.scheduler import ReadyQueue
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.stages import Stage
@@ -89,9 +89,6 @@ class FakeEngine:
     def remark(self, text: str) -> None:
         self.remarks.append(text)
 
-    def skip(self, skipped: Step, reason: str) -> Verdict:
-        return self.conclude(skipped, Result(Verdict.SKIPPED, reason))
-
     def abort(self) -> None:
         self.aborted = True
 
@@ -165,11 +162,12 @@ def simulated(
     patience: float = 60.0,
 ) -> tuple[ClusterRunner, SimulatedLink, FakeEngine, Messages]:
     """A runner of steps on workers, each of which is there from the beginning."""
-    fleet = Fleet()
+    fleet = Fleet(steps)
     early = [Joined(address, offered) for address, offered in workers.items()]
     link, engine, progress = SimulatedLink(turn), FakeEngine(), Messages()
-    queue = FleetQueue(steps, {}, fleet, fail_fast=fail_fast)
+    queue = ReadyQueue(steps, {}, fleet, fail_fast=fail_fast)
+    keep, clock = keep_below(folder), link.clock
     runner = ClusterRunner(
-        queue, link, engine, keep_below(folder), progress, plan=engine, patience=patience, clock=link.clock, early=early
+        queue, fleet, link, engine, keep, progress, plan=engine, patience=patience, clock=clock, early=early
     )
     return runner, link, engine, progress
