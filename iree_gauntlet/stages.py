@@ -54,12 +54,14 @@ class StageRow:
         kinds: of cases that it is planned for: each, unless given.
         failures: how IREE can fail there; where it cannot, what fails is not what is tested.
         checks: the kind of case whose verdict it gives; None for one that comes before such a stage, or beside it.
+        beside: the stage beside which it is done: what keeps that one of a case from running keeps this one too.
         compiles_for: kinds of cases that are compiled where it is asked for, though it is not planned for them.
         timeout: seconds after which a step is ended, where neither a spec nor an option says.
         limits: what `--timeout-…` gives, as its help begins; empty where there is no such option.
         is_named: whether specs and options name it.
         is_local: whether what it makes is large, and quickly made where it is used: nobody asks for it by itself.
         fetches: whether it waits for the network, and looks after files that are there already.
+        uncached: why no step of it comes from the cache; empty where the cache is asked.
         cores: 0 where a step waits on something else.
         is_alone: whether nothing else of any run may run on the machine at the same time.
         waits: whether a step waits for what is alone on the machine, and keeps it waiting.
@@ -72,12 +74,14 @@ class StageRow:
     kinds: tuple[Kind, ...] = tuple(Kind)
     failures: tuple[FailureKind, ...] = ()
     checks: Kind | None = None
+    beside: Stage | None = None
     compiles_for: tuple[Kind, ...] = ()
     timeout: float = 1800.0
     limits: str = ""
     is_named: bool = True
     is_local: bool = False
     fetches: bool = False
+    uncached: str = ""
     cores: int = 1
     is_alone: bool = False
     waits: bool = True
@@ -105,6 +109,7 @@ _CALLED = (Kind.QUALITY, Kind.BENCHMARK)
 _NO_MODULE = (FailureKind.DOES_NOT_COMPILE, FailureKind.CRASHES)
 _NO_RUN = (FailureKind.CRASHES, FailureKind.DOES_NOT_RUN)
 _NO_GOLDEN = (FailureKind.MISSES_A_GOLDEN,)
+_EVERY_TIME = "runs every time"
 STAGES = {
     # It is bounded by its stall timeout, not by its size.
     Stage.FETCH: StageRow(timeout=24 * 3600.0, fetches=True, cores=0, shade=6),
@@ -134,15 +139,29 @@ STAGES = {
         compiles_for=(Kind.COMPILE,),
         timeout=600.0,
         limits="Seconds for a threshold run",
+        uncached=_EVERY_TIME,
         is_explained=True,
         shade=3,
     ),
     Stage.COMPSTAT: StageRow(
-        (Stage.COMPILE,), (Kind.COMPSTAT,), _NO_GOLDEN, checks=Kind.COMPSTAT, timeout=60.0, cores=0, shade=5
+        (Stage.COMPILE,),
+        (Kind.COMPSTAT,),
+        _NO_GOLDEN,
+        checks=Kind.COMPSTAT,
+        timeout=60.0,
+        uncached="read from the module",
+        cores=0,
+        shade=5,
     ),
     # It compiles for itself: its modules are others. A count is the same whatever else there is.
     Stage.COUNT: StageRow(
-        (Stage.PARAMETERS,), (Kind.BENCHMARK,), _NO_GOLDEN, limits="Seconds to count instructions", waits=False, shade=5
+        (Stage.PARAMETERS,),
+        (Kind.BENCHMARK,),
+        _NO_GOLDEN,
+        beside=Stage.BENCHMARK,
+        limits="Seconds to count instructions",
+        waits=False,
+        shade=5,
     ),
     Stage.BENCHMARK: StageRow(
         (Stage.PARAMETERS, Stage.COMPILE),
@@ -151,6 +170,7 @@ STAGES = {
         checks=Kind.BENCHMARK,
         timeout=900.0,
         limits="Seconds for a benchmark",
+        uncached=_EVERY_TIME,
         is_alone=True,
         in_series=True,
         shade=4,

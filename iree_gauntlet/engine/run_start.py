@@ -79,7 +79,7 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
             if optional:
                 return replace(step, skip=step.skip or f"compiled only: {here.what}", resources=Resources(cores=0))
             return blocked(step, f"no device {device!r} here: {here.what}; {here.hint}")
-        return replace(step, resources=replace(step.resources, device=here.uri, software=here.software))
+        return step.place_on(here)
 
     steps = tuple(checked(step) for step in plan.steps)
     return replace(plan, steps=steps, devices=tuple(item for item in found.values() if isinstance(item, Device)))

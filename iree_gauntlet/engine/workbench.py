@@ -19,7 +19,7 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedModules, shared_modules
-from iree_gauntlet.engine.plan_modules import PlanContext
+from iree_gauntlet.engine.plan import PlanContext
 from iree_gauntlet.engine.rounds.machine_lock import require_lock_folder
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.formatting import parse_bytes

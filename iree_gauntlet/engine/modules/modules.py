@@ -17,7 +17,7 @@ from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, Mo
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedLookup
 from iree_gauntlet.engine.modules.unsupported import find_unsupported
-from iree_gauntlet.engine.plan_modules import FILE_ROLE
+from iree_gauntlet.engine.plan import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.recorded import Recorded
