@@ -83,8 +83,7 @@ class Places:
             made = parameters.made
             owner = self.owners.get(made.module.id)
             chain = owner.chain if owner else f"{made.module.name}.{made.module.target.name}"
-            role = parameters_role(parameters.scope, made)
-            folder = locate_step_folder(self.run_dir, chain, Stage.PARAMETERS, role)
+            folder = locate_step_folder(self.run_dir, chain, Stage.PARAMETERS, parameters_role(parameters.scope, made))
             return f"{folder}/{archive_name(parameters.scope)}"
         if not parameters.splat_of:
             return ""

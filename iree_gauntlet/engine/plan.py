@@ -195,9 +195,9 @@ def _explain_uncounted(case: Case) -> str:
     if not case.target.kind.is_cpu:
         return f"instructions are counted on CPUs, and {case.target.name} is none"
     runs_badly = {FailureKind.CRASHES, FailureKind.DOES_NOT_RUN}
-    beside = Stage.COUNT.row.beside
-    expected = [item for item in case.expectations if item.stage is beside and runs_badly & {*item.kinds}]
-    return f"its {beside} is expected to fail: {expected[0].reason}" if expected else ""
+    beside = (item for item in case.expectations if item.stage is Stage.COUNT.row.beside)
+    expected = next((item for item in beside if runs_badly.intersection(item.kinds)), None)
+    return f"its {expected.stage} is expected to fail: {expected.reason}" if expected else ""
 
 
 class _Planner:
@@ -209,7 +209,8 @@ class _Planner:
         self._active = [case for case in self._selected if not _is_idle(case)]
         self._used = {module.id for case in self._active for module in case.modules}
         # Synthetic weights of a case are of use where its check is planned, or where they are asked for themselves.
-        asked = Stage.PARAMETERS in stages or self._stages == {Stage.FETCH}
+        self._fetches_alone = all(stage.row.fetches for stage in stages)
+        asked = Stage.PARAMETERS in stages or self._fetches_alone
         # What comes after the weights calls the model, with them and with its inputs.
         rows = [stage.row for stage in self._stages]
         self._called = {kind for row in rows if Stage.PARAMETERS in row.upstream for kind in row.kinds}
@@ -229,11 +230,8 @@ class _Planner:
         self._problems: set[Problem] = set()
         self._broken: set[Problem] = set()
         self._steps: dict[str, Step] = {}
-        # Asked once however many steps have the same file, flags or problem.
-        self._find_artifact = cache(lambda url: (str(context.artifact_path(url)), context.artifact_hash(url)))
-        self._translate_flags = cache(context.translate)
         self._problem_of_flag = cache(problem_of_flag)
-        self._places = Places(context.run_dir, self._owners, lambda url: self._find_artifact(url)[0])
+        self._places = Places(context.run_dir, self._owners, lambda url: str(context.artifact_path(url)))
         self._counted = replace(self._places, counted=True)
         planners = {
             Stage.REFERENCE: self._plan_reference,
@@ -259,8 +257,8 @@ class _Planner:
                 for scope, made in self._list_made_values(case):
                     self._plan_parameters(case, scope, made)
             for kinds, plan in self._planners:
-                if not kinds.isdisjoint(case.kinds):
-                    plan(case)
+                if not kinds.isdisjoint(case.kinds) and (step := plan(case)):
+                    self._add(step)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
@@ -284,11 +282,6 @@ class _Planner:
         owners = [(self._owners.get(module.id), module) for module in modules]
         return tuple(make_step_id(owner.chain, Stage.COMPILE, module.role) for owner, module in owners if owner)
 
-    def _make_input(self, role: str, url: str) -> StepInput:
-        """A URL's file as an input of a step."""
-        path, sha256 = self._find_artifact(url)
-        return StepInput(role, path, url, sha256)
-
     def _locate(self, case: Case, stage: Stage) -> str:
         return locate_step_folder(self._context.run_dir, case.chain, stage)
 
@@ -299,10 +292,10 @@ class _Planner:
         needs = tuple(dict.fromkeys(step.needs))
         if needs != step.needs:
             step = replace(step, needs=needs)
-        if step.skip:
+        if step.skip or step.blocked:
             # Its reason is its own, whatever the results of the steps before it.
             step = replace(step, needs=(), resources=Resources(cores=0))
-        self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
+        self._steps[step.id] = step
 
     def _make_check(self, case: Case, stage: Stage, wrong: str = "", **more: Any) -> Step:
         """A step of a stage that is about the whole case; `wrong` with its flags keeps it from running."""
@@ -310,14 +303,11 @@ class _Planner:
         skip = case.skip_reason or dict(case.skips).get(judged, "")
         return self._make_step(case, stage, blocked=case.blocked(judged) or wrong, skip=skip, **more)
 
-    def _add_check(self, case: Case, stage: Stage, wrong: str = "", **more: Any) -> None:
-        self._add(self._make_check(case, stage, wrong, **more))
-
     def _translate(
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
     ) -> Translation:
         """Flags as the tool spells them."""
-        result = self._translate_flags(tuple(flags), tool)
+        result = self._context.translate(tuple(flags), tool)
         for unknown in result.unknown:
             problem = self._problem_of_flag(origin.file, unknown.flag, unknown.message, unknown.hint)
             (self._problems if problems is None else problems).add(problem)
@@ -341,14 +331,13 @@ class _Planner:
         for case in cases:
             for role, url in self._list_wanted(case):
                 if url and (url not in inputs or inputs[url].role == EXPECTED_OUTPUT):
-                    inputs[url] = self._make_input(role, url)
+                    inputs[url] = _make_input(role, url, self._context)
         if not inputs:
             return
         missing = sum(not item.sha256 for item in inputs.values())
         reason = f"{missing} of {len(inputs)} files not fetched before" if missing else "all files are known by hash"
-        step = self._make_step(cases[0], Stage.FETCH)
-        files = tuple(inputs.values())
-        self._add(replace(step, inputs=files, cache=CacheLookup(reason=reason)))
+        step = self._make_step(cases[0], Stage.FETCH, inputs=tuple(inputs.values()))
+        self._add(replace(step, cache=CacheLookup(reason=reason)))
 
     def _list_wanted(self, case: Case) -> Iterable[tuple[str, str]]:
         """(role, URL) of the files that the planned stages of a case read."""
@@ -359,7 +348,7 @@ class _Planner:
             yield from list_files(module, self._context)
         required = case.id in self._required_ids
         kind = Kind.BENCHMARK if required and case.kind is not Kind.COMPILE else case.kind
-        if CHECKS.get(kind) in skipped or not (self._stages == {Stage.FETCH} or kind in self._called):
+        if CHECKS.get(kind) in skipped or not (self._fetches_alone or kind in self._called):
             return
         for item in case.parameters:
             yield "parameters", item.url
@@ -367,7 +356,7 @@ class _Planner:
             for argument in case.inputs:
                 yield "input", argument.url
             # Without a threshold step, the fetch says what is not to be had of these too.
-            role = EXPECTED_OUTPUT if Stage.THRESHOLD in self._stages else "input"
+            role = EXPECTED_OUTPUT if any(stage.row.checks_numbers for stage in self._stages) else "input"
             for argument in case.expected_outputs:
                 yield role, argument.url
 
@@ -444,15 +433,16 @@ class _Planner:
         made = [StepInput("parameters", path) for path in archives if path]
         if case.reference:
             made.append(StepInput("reference", f"{self._locate(case, Stage.REFERENCE)}/reference.zip"))
-        return (*modules, *made, *(self._make_input(role, url) for role, url in files if url))
+        return (*modules, *made, *(_make_input(role, url, self._context) for role, url in files if url))
 
-    def _plan_reference(self, case: Case) -> None:
-        if case.reference and not _is_idle(case):
-            # Of a program that compiles: the compiler reports one that does not, once.
-            step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
-            self._add(_complete_reference(step, case.modules[-1], self._context))
+    def _plan_reference(self, case: Case) -> Step | None:
+        if not case.reference or _is_idle(case):
+            return None
+        # Of a program that compiles: the compiler reports one that does not, once.
+        step = self._make_step(case, Stage.REFERENCE, needs=self._list_module_needs(case.modules))
+        return _complete_reference(step, case.modules[-1], self._context)
 
-    def _plan_threshold(self, case: Case) -> None:
+    def _plan_threshold(self, case: Case) -> Step:
         flags, notes, unknown = self._run_flags(case, "iree-run-module")
         notes = (*notes, *(item.message for item in find_void_tolerances(case)))
         wrong: list[Problem] = []
@@ -464,7 +454,7 @@ class _Planner:
         argv = make_threshold_argv(self._context.run_module, case, flags, self._places, folder)
         if not case.reference and all(item.value == "(ignored)" for item in case.expected_outputs):
             notes = (*notes, NOTHING_COMPARED)
-        self._add_check(
+        return self._make_check(
             case,
             Stage.THRESHOLD,
             unknown or "; ".join(problem.in_one_line for problem in wrong),
@@ -481,11 +471,11 @@ class _Planner:
             allclose=case.allclose,
         )
 
-    def _plan_compile_statistics(self, case: Case) -> None:
+    def _plan_compile_statistics(self, case: Case) -> Step:
         main = case.modules[-1]
         folder = self._places.module_folder(main)
         files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
-        self._add_check(
+        return self._make_check(
             case,
             Stage.COMPSTAT,
             needs=self._list_module_needs([main]),
@@ -494,7 +484,7 @@ class _Planner:
             notes=case.notes,
         )
 
-    def _plan_count(self, case: Case) -> None:
+    def _plan_count(self, case: Case) -> Step:
         """Compiles a benchmark's modules for the counter, and has it count."""
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
         step = self._make_check(case, Stage.COUNT, unknown, idle_goldens=case.idle_goldens, notes=notes)
@@ -505,11 +495,11 @@ class _Planner:
         argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._counted)
         archives = ((item, self._counted.archive(item)) for item in case.parameters if not item.url)
         files = [StepInput("parameters", path) for _, path in archives if path]
-        files += [self._make_input("parameters", item.url) for item in case.parameters if item.url]
-        files += [self._make_input("input", item.url) for item in case.inputs if item.url]
+        files += [_make_input("parameters", item.url, self._context) for item in case.parameters if item.url]
+        files += [_make_input("input", item.url, self._context) for item in case.inputs if item.url]
         command = Command(argv, case.working_directory or step.folder)
         step = replace(step, needs=tuple(needs), skip=skip)
-        self._add(_complete_count(step, command, [*map(self._counted.module, case.modules)], files, self._context))
+        return _complete_count(step, command, [*map(self._counted.module, case.modules)], files, self._context)
 
     def _plan_counted_compile(self, module: Module) -> Iterator[str]:
         """Compiles a module for the counter, once for all that use it; ids of what has to come before a count."""
@@ -527,12 +517,12 @@ class _Planner:
             self._plan_compile(owner, replace(module, role=role, flags=flags), needs, made)
         yield make_step_id(owner.chain, Stage.COMPILE, role)
 
-    def _plan_benchmark(self, case: Case) -> None:
+    def _plan_benchmark(self, case: Case) -> Step:
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
         argv = make_benchmark_argv(self._context.benchmark_module, case, flags, self._places)
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
         made = (*self._list_module_needs(case.modules), *self._list_made_needs(case))
-        self._add_check(
+        return self._make_check(
             case,
             Stage.BENCHMARK,
             unknown,
@@ -634,7 +624,7 @@ def complete_compile(
         outputs.append(("splat", f"{step.folder}/splat.irpa"))
         splat = translate((f"--iree-parameter-splat={outputs[-1][1]}",), "iree-compile")
         flags, notes = (*flags, *splat.flags), (*notes, *splat.notes)
-    files = [(flag, _make_file(flag, url, context)) for flag, url in module.file_flags]
+    files = [(flag, _make_input(FILE_ROLE + flag, url, context)) for flag, url in module.file_flags]
     data = _list_weights_beside(module, context)
     ingredients = {
         "kind": "compile",
@@ -728,7 +718,7 @@ def plan_making(
 def _make_source(module: Module, context: PlanContext, working_directory: str = "") -> StepInput:
     url = module.program.url
     if not module.program.name:
-        return StepInput("program", str(context.artifact_path(url)), url, context.artifact_hash(url))
+        return _make_input("program", url, context)
     path = f"{working_directory}/{module.program.name}"
     try:
         # Small and never fetched: to hash it costs less than to look up what was remembered of it.
@@ -754,11 +744,14 @@ def _list_weights_beside(module: Module, context: PlanContext) -> tuple[StepInpu
     if module.program.onnx is None or not url.startswith("file:"):
         return ()
     path = context.artifact_path(url)
-    return tuple(_make_file(name, (path.parent / name).as_uri(), context) for name in list_data_files(path))
+    return tuple(
+        _make_input(FILE_ROLE + name, (path.parent / name).as_uri(), context) for name in list_data_files(path)
+    )
 
 
-def _make_file(name: str, url: str, context: PlanContext) -> StepInput:
-    return StepInput(FILE_ROLE + name, str(context.artifact_path(url)), url, context.artifact_hash(url))
+def _make_input(role: str, url: str, context: PlanContext) -> StepInput:
+    """A URL's file as an input of a step."""
+    return StepInput(role, str(context.artifact_path(url)), url, context.artifact_hash(url))
 
 
 def _collect_hashes(files: Sequence[StepInput]) -> dict[str, str]:

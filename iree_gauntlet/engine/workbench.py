@@ -178,9 +178,10 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         compiler=compiler,
         runtime=toolchain.runtime.identity if toolchain else "",
         linker=str(linker) if linker is not None and linker.is_file() else "",
-        translate=translated,
-        artifact_path=machine.store.path,
-        artifact_hash=machine.store.known_hash,
+        # Asked once however many steps have the same flags or file.
+        translate=cache(translated),
+        artifact_path=cache(machine.store.path),
+        artifact_hash=cache(machine.store.known_hash),
         flag_ingredients=lambda flags, folder: flag_ingredients(
             flags, machine.store.verified.sha256, folder=Path(folder)
         ),

@@ -41,7 +41,6 @@ from iree_gauntlet.records.chain_figures import collect_chain_figures, format_ch
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts
 from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_unapplied
 from iree_gauntlet.reports.report_files import RecordOrigin, provenance
-from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
@@ -247,7 +246,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     verdicts = ", ".join(format_verdicts(counts).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
-    compared = (step for step in outcome.steps if step.stage is Stage.THRESHOLD and NOTHING_COMPARED not in step.notes)
+    compared = (step for step in outcome.steps if step.stage.row.checks_numbers and NOTHING_COMPARED not in step.notes)
     numbers = sum(step.verdict.is_conclusive for step in compared)
     timed = [step for step in outcome.steps if step.samples is not None]
     unjudged = not judged[Figure.TIME] and any(check.metric == Figure.TIME for _, check in checks)
@@ -343,7 +342,7 @@ def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
     """Of benchmarks that push inputs again and again from the host."""
     rows = []
     # Of thousands of others the statistics are not read for this.
-    for step in (step for step in steps if step.stage is Stage.BENCHMARK):
+    for step in (step for step in steps if step.stage.row.is_alone):
         found = step.known
         if found.samples_per_sec is not None and found.latency_ms is not None:
             latency = found.latency_ms

@@ -105,7 +105,6 @@ class Chain(TorchChain):
         """The steps after the export."""
         steps: list[Step] = []
         runnable: list[StepInput] = []
-        compiles: list[str] = []
         for number, program in enumerate(build.programs):
             role = program.name if number else MAIN
             onnx = self.exported() / program.onnx
@@ -113,11 +112,10 @@ class Chain(TorchChain):
             imported = self.importing(role, onnx, content, MAIN)
             compiled = self.compiling(role, "_".join(self.names), self.flags, onnx, content, imported)
             steps += [imported, compiled]
-            compiles.append(compiled.id)
             runnable += list_runnable_files(compiled, imported)
         files = [item for program in build.programs for item in (*program.inputs, *program.outputs)]
         inputs = (*runnable, *(StepInput("input", str(self.exported() / item.file)) for item in files))
-        ready = self.running(Stage.THRESHOLD, inputs, tuple(compiles))
+        ready = self.running(Stage.THRESHOLD, inputs, tuple(step.id for step in steps if step.stage is Stage.COMPILE))
         loop = self.running(Stage.BENCHMARK, inputs, (ready.id,))
         steps += [ready, loop]
         if self.options.trace != "none":

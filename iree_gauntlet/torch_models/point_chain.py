@@ -117,11 +117,12 @@ class PointChain(TorchChain):
 
     def benchmark(self, variants: Sequence[Variant]) -> Step:
         """Measures variants together."""
-        return self.running_in_rounds([self._input(variant) for variant in variants])
+        return self.running_in_rounds([StepInput("module", str(self.module(variant))) for variant in variants])
 
     def profile(self, variant: Variant, kind: str) -> Step:
         """Traces a variant (`TRACE`), or watches its memory (`MEMORY_ROLE`)."""
-        return self.running(Stage.BENCHMARK, [self._input(variant)], role=f"{kind}{variant.label}")
+        module = StepInput("module", str(self.module(variant)))
+        return self.running(Stage.BENCHMARK, [module], role=f"{kind}{variant.label}")
 
     def made(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
         """A variant as it was built and compiled."""
@@ -141,6 +142,3 @@ class PointChain(TorchChain):
     def module(self, variant: Variant) -> Path:
         """The compiled module of a variant."""
         return self.folder(Stage.COMPILE, variant.label) / "module.vmfb"
-
-    def _input(self, variant: Variant) -> StepInput:
-        return StepInput("module", str(self.module(variant)))

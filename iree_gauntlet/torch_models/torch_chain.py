@@ -337,16 +337,12 @@ class TorchChain(ABC):
 
     def importing(self, role: str, onnx: Path, content: str, export: str) -> Step:
         """Imports a program; its parameters go into an archive of the scope `model`."""
-        step = self.step(Stage.IMPORT, role)
+        step = replace(self.step(Stage.IMPORT, role), needs=(make_step_id(self.id, Stage.EXPORT, export),))
         program, parameters = f"{step.folder}/program.mlir", f"{step.folder}/{_PARAMETERS}"
         externals = ("--externalize-params", "--save-params-to", parameters)
         argv = (*self.toolchain.compiler.import_onnx, str(onnx), "-o", program, *externals)
-        step = replace(
-            step,
-            needs=(make_step_id(self.id, Stage.EXPORT, export),),
-            inputs=(StepInput("program", str(onnx)),),
-            outputs=(("program", program), ("parameters", parameters)),
-        )
+        outputs = (("program", program), ("parameters", parameters))
+        step = replace(step, inputs=(StepInput("program", str(onnx)),), outputs=outputs)
         # The importer writes the parameters' scope into the program, and nothing of where they lie.
         ingredients = {"kind": "import with parameters", "program": content, "importer": self.context.importer}
         return plan_making(step, argv, ingredients, self.context)
