@@ -54,17 +54,15 @@ class StageRow:
         kinds: of cases that it is planned for: each, unless given.
         failures: how IREE can fail there; where it cannot, what fails is not what is tested.
         checks: the kind of case whose verdict it gives; None for one that comes before such a stage, or beside it.
-        beside: the stage beside which it is done: what keeps that one of a case from running keeps this one too.
+        beside: the stage beside which it measures modules of its own; what keeps that one from running keeps it too.
         compiles_for: kinds of cases that are compiled where it is asked for, though it is not planned for them.
         timeout: seconds after which a step is ended, where neither a spec nor an option says.
-        operator_timeout: the same for a case of an operator suite: thousands of them take a fraction of a second each,
-            and one that hangs must not hold the others for half an hour. None where it is `timeout`.
+        operator_timeout: of one of thousands of small cases, where it is less: one that hangs must not hold the others.
         limits: what `--timeout-…` gives, as its help begins; empty where there is no such option.
         is_named: whether specs and options name it.
         is_local: whether what it makes is large, and quickly made where it is used: nobody asks for it by itself.
         fetches: whether it waits for the network, and looks after files that are there already.
-        maker: what makes its files, which the module cache keeps, as messages call it; empty where that keeps nothing.
-            Those of stages that make no modules are ours: not shared, and no fault of IREE's.
+        maker: what makes its files, as messages call it; empty where `ModuleMaker` makes none.
         prefix: how the line begins in which a program of ours says what is wrong; empty for a tool of others.
         uncached: why no step of it comes from the cache; empty where the cache is asked.
         cores: 0 where a step waits on something else.

@@ -143,10 +143,7 @@ def make_plan(cases: CaseSet, stages: Iterable[Stage], context: PlanContext) -> 
 def make_step(
     case: Case, stage: Stage, context: PlanContext, role: str = MAIN, *, siblings: Sequence[Case] = (), **more: Any
 ) -> Step:
-    """A step with what all steps of a case have in common, and more fields.
-
-    `siblings` are the cases of its chain: what is expected of a stage in one of them is expected of the chain's step.
-    """
+    """A step with what all steps of a case have in common; what a sibling in its chain expects of it is expected."""
     row = stage.row
     own = role in (MAIN, COUNTED)
     known = (item for other in siblings for item in other.expectations if item.stage is stage and own)
@@ -598,13 +595,9 @@ def complete_compile(
 ) -> Step:
     """Completes the step that compiles a module.
 
-    Args:
-        step: what all steps of the case have in common.
-        module: what is compiled.
-        imported: path of the imported program; empty where the program is MLIR.
-        working_directory: where relative paths in flags resolve; an imported program is compiled in the step's folder.
-        context: what planning knows of the machine.
-        translate: spells flags as the compiler does, and notes those that it does not know.
+    `imported` is the path of the imported program, empty where it is MLIR; relative paths in flags resolve in
+    `working_directory`, but an imported program is compiled in the step's folder. `translate` spells flags as the
+    compiler does, and notes those that it does not know.
     """
     # Of an operator by itself nobody asks how many dispatches it has, unless the flags do.
     counted = not module.program.name or any(STATISTICS_FILE in flag for flag in module.flags)
@@ -656,12 +649,8 @@ def _complete_count(
 ) -> Step:
     """Completes the step that counts the instructions of one call.
 
-    Args:
-        step: what all steps of the case have in common.
-        benchmark: the benchmark's command, with the modules that are counted.
-        modules: paths of them, the main one last.
-        files: what it reads besides: inputs and parameters.
-        context: as ever.
+    `benchmark` is the benchmark's command with the modules that are counted, the main one of `modules` last; `files`
+    are its inputs and parameters.
     """
     counter = context.counter()
     output = f"{step.folder}/counts.json"
@@ -710,7 +699,7 @@ def plan_making(
     cwd: str = "",
     env: tuple[tuple[str, str], ...] = (),
 ) -> Step:
-    """A step with the command that makes its outputs, in its folder unless told otherwise, and what the cache has."""
+    """A step with the command that makes its outputs, in its folder or elsewhere, and what the cache has of them."""
     command = Command(argv, cwd or step.folder, (*env, *context.env))
     return replace(step, command=command, cache=_make_lookup(context, step.id, ingredients, argv))
 
