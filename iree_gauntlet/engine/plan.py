@@ -227,6 +227,8 @@ class _Planner:
         self._problems: set[Problem] = set()
         self._broken: set[Problem] = set()
         self._steps: dict[str, Step] = {}
+        # Asked once however many steps have the same flags or problem.
+        self._translate_flags = cache(context.translate)
         self._problem_of_flag = cache(problem_of_flag)
         self._places = Places(context.run_dir, self._owners, lambda url: str(context.artifact_path(url)))
         self._counted = replace(self._places, counted=True)
@@ -304,7 +306,7 @@ class _Planner:
         self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
     ) -> Translation:
         """Flags as the tool spells them."""
-        result = self._context.translate(tuple(flags), tool)
+        result = self._translate_flags(tuple(flags), tool)
         for unknown in result.unknown:
             problem = self._problem_of_flag(origin.file, unknown.flag, unknown.message, unknown.hint)
             (self._problems if problems is None else problems).add(problem)

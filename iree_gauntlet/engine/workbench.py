@@ -178,8 +178,8 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         compiler=compiler,
         runtime=toolchain.runtime.identity if toolchain else "",
         linker=str(linker) if linker is not None and linker.is_file() else "",
-        # Asked once however many steps have the same flags or file.
-        translate=cache(translated),
+        translate=translated,
+        # Asked once however many steps have the same file.
         artifact_path=cache(machine.store.path),
         artifact_hash=cache(machine.store.known_hash),
         flag_ingredients=lambda flags, folder: flag_ingredients(
