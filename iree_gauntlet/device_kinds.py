@@ -202,6 +202,9 @@ DEVICE_KINDS = (
     DeviceKind("webgpu", drivers=(Driver("webgpu"),)),
     DeviceKind("null", drivers=(Driver("null"),)),
 )
+# IREE's names of devices by torch's.
+TORCH_DEVICES = {kind.torch_device: kind.device for kind in DEVICE_KINDS if kind.torch_device}
+TORCH_NAMES = ", ".join(sorted(TORCH_DEVICES))
 # By name.
 DRIVERS = {driver.name: driver for kind in DEVICE_KINDS for driver in kind.drivers}
 _KINDS_BY_DRIVER = {driver.name: kind for kind in DEVICE_KINDS for driver in kind.drivers}

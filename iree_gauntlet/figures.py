@@ -275,6 +275,11 @@ class Figure(StrEnum):
         return self.row.trend is not None and not self.row.trend.noisy
 
     @property
+    def is_counted(self) -> bool:
+        """True where it is of modules of its own, and comparable only with what the same kind of counter gives."""
+        return self.row.stage.row.beside is not None
+
+    @property
     def is_compared_in_rounds(self) -> bool:
         """True where `compare` and `bisect` measure it again and again, as it is noisy."""
         return bool(self.row.metric) and not self.is_exact

@@ -9,6 +9,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from iree_gauntlet.device_kinds import TORCH_NAMES
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.stages import SPEC_STAGES, STAGES, Stage
 from iree_gauntlet.targets import FAMILIES
@@ -497,7 +498,7 @@ class MicroRequest:
         (), "Python file with further recipes, architectures, activations or shape sets (repeatable)."
     )
     device: str = option(
-        "", "Where to run, in place of the configuration's: cpu, cuda, or IREE's own, such as hip://0."
+        "", f"Where to run, in place of the configuration's: {TORCH_NAMES}, or IREE's own, such as hip://0."
     )
     target: str = option("", "Chip to compile for, such as gfx942 or sm_80.")
     dtype: str = option("", "Element type in place of the configuration's: float32, float16, bfloat16.")

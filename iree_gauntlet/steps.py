@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin
@@ -13,6 +13,8 @@ from iree_gauntlet.stages import FailureKind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from iree_gauntlet.journal_events import Device
 
 
 # What stands for the model in the name of a batch, many small programs that are compiled as one.
@@ -193,6 +195,10 @@ class Step(Recorded):
         earlier = {"sku": "", "folder": "", "timeout": 0.0, "role": role, "expect_kinds": kinds}
         known = {name: value for name, value in data.items() if value is not None}
         return super(Step, cls).from_dict({**earlier, **known})
+
+    def place_on(self, device: Device) -> Self:
+        """The step on a device by its own name, so that two names of one device are one."""
+        return replace(self, resources=replace(self.resources, device=device.uri, software=device.software))
 
     def input(self, role: str) -> StepInput:
         """The first input of a role, which it has."""

@@ -272,6 +272,7 @@ def _check_family(name: str) -> str:
 
 
 Family = Annotated[str, Checked(_check_family, {"enum": [*FAMILIES]})]
+FURTHER_TARGETS = f"Further targets, and what is otherwise there: {', '.join(FAMILIES)}."
 
 
 def in_schema(**conditions: Any) -> ConfigDict:
@@ -308,9 +309,7 @@ class TargetOptions(StrictDocument):
 class WithTargets(StrictDocument):
     """What means further targets besides its own (*ours*)."""
 
-    targets: Mapping[Family, TargetOptions] = Field(
-        default_factory=dict, description="Further targets, and what is otherwise there: vulkan, cuda, rocm, metal."
-    )
+    targets: Mapping[Family, TargetOptions] = Field(default_factory=dict, description=FURTHER_TARGETS)
 
     def flags_for(self, target: Target, flags: Iterable[str]) -> tuple[str, ...]:
         """The compile flags of its own target, on a further one."""

@@ -38,7 +38,7 @@ from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.settings import read_file
-from iree_gauntlet.stages import FailureKind, Kind, Stage
+from iree_gauntlet.stages import STAGES, FailureKind, Kind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-# Seconds: cases take a fraction of one, and one that hangs must not hold thousands for half an hour.
-_TIMEOUTS = ((Stage.COMPILE, 300.0), (Stage.THRESHOLD, 60.0))
-
+_TIMEOUTS = tuple((stage, row.operator_timeout) for stage, row in STAGES.items() if row.operator_timeout is not None)
 # What stands for the program where there is not one.
 _ANY_PROGRAM = "*.mlir*"
 _FUNCTION = re.compile(r'^\s*(?:func\.func|util\.func)\s+(?:public\s+)?@(?:"([^"\n]+)"|([\w.$-]+))', re.MULTILINE)

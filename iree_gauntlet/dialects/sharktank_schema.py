@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from iree_gauntlet.device_kinds import CPU, ROCM
 from iree_gauntlet.dialects.fields import (
+    FURTHER_TARGETS,
     OWN_TARGET,
     OWN_TARGET_HINT,
     TENSOR_TYPE,
@@ -168,9 +169,7 @@ class RegressionV2(_Regression, WithTargets):
     threshold_args: Flags = Field(
         description="Further flags of iree-run-module, such as --expected_f16_threshold=1.0f."
     )
-    targets: Mapping[Family, RegressionTarget] = Field(
-        default_factory=dict, description="Further targets, and what is otherwise there: vulkan, cuda, rocm, metal."
-    )  # ours
+    targets: Mapping[Family, RegressionTarget] = Field(default_factory=dict, description=FURTHER_TARGETS)  # ours
     run_function: Text | None = about(None, "Function to run; it may be left out where a module exports one.")
     device: Device
     run_test_expecting_to_fail: Truth = about(False, "The threshold step is expected to fail.")
@@ -321,7 +320,8 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     family = path.stem.rpartition("_")[2]
     first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
     if document is not None and not first and family not in _FAMILIES_IN_NAMES:
-        message = f"the file name does not say the backend: expected {path.stem}_cpu.json or {path.stem}_rocm.json"
+        message = "the file name does not say the backend: expected "
+        message += " or ".join(f"{path.stem}_{name}.json" for name in _FAMILIES_IN_NAMES)
         problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
     if isinstance(document, RegressionV2) and family in document.targets:
         problems = [*problems, problem_at(name, text, ["targets", family], OWN_TARGET, OWN_TARGET_HINT)]

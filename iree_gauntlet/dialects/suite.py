@@ -77,7 +77,7 @@ class SuiteTable(StrictDocument):
     description: ForPeople
     target: Annotated[str, AfterValidator(lambda text: _require_target(text) and text)] = Field(
         description=f"{', '.join(FAMILIES)}, or a chip such as gfx942; the command line may name another.",
-        examples=["cpu", "vulkan", "cuda", "rocm", "metal", "gfx942", "sm_80"],
+        examples=[*FAMILIES, "gfx942", "sm_80"],
     )
     sku: str = about("", "Machine that golden times are for.")
     device_optional: bool = about(False, "Where there is no such device, compile only, without an error.")

@@ -227,7 +227,7 @@ class _Test(StrictDocument):
     @model_validator(mode="after")
     def _check_timeouts(self) -> _Test:
         for stage in self.timeouts:
-            if stage in _MODULE_STAGES and stage != "fetch":
+            if stage in _MODULE_STAGES and not Stage(stage).row.fetches:
                 raise FieldError("timeouts", f"{stage!r} is a stage of module definitions: write it there")
         return self
 

@@ -34,6 +34,17 @@ _NOT_COUNTED = ("--benchmark_", "--batch_", "--device=", "--module_mode")
 _COUNTED = (f"--device={LOCAL_SYNC.name}", "--module_mode=mmap")
 
 
+def locate_step_folder(run_dir: Path, chain: str, stage: Stage, role: str = MAIN) -> str:
+    """The folder of a step inside its run's."""
+    case, _, target = chain.rpartition("@")
+    name = stage.value if role == MAIN else f"{stage}.{role}"
+    # iree-run-module reads `path@entry`, and iree-compile fills in a '%'.
+    path = f"{case}.{target}"
+    plain = re.sub(r"[@%]", "_", path)
+    safe = plain if plain == path else f"{plain}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+    return f"{run_dir}/steps/{safe}/{name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where steps keep their files, and where a case's files lie when its steps run.
@@ -49,16 +60,6 @@ class Places:
     artifact: Callable[[str], str]
     counted: bool = False
 
-    def folder(self, chain: str, stage: Stage, role: str = MAIN) -> str:
-        """Of a step."""
-        case, _, target = chain.rpartition("@")
-        name = stage.value if role == MAIN else f"{stage}.{role}"
-        # iree-run-module reads `path@entry`, and iree-compile fills in a '%'.
-        path = f"{case}.{target}"
-        plain = re.sub(r"[@%]", "_", path)
-        safe = plain if plain == path else f"{plain}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
-        return f"{self.run_dir}/steps/{safe}/{name}"
-
     def get_role(self, module: Module) -> str:
         """What distinguishes the step that compiles a module from others of its chain."""
         if not self.counted:
@@ -70,7 +71,7 @@ class Places:
         owner = self.owners.get(module.id)
         if owner is None:
             return f"{self.run_dir}/steps/{module.name}.{module.target.name}/compile"
-        return self.folder(owner.chain, Stage.COMPILE, self.get_role(module))
+        return locate_step_folder(self.run_dir, owner.chain, Stage.COMPILE, self.get_role(module))
 
     def module(self, module: Module) -> str:
         """Path of a module's .vmfb."""
@@ -82,7 +83,7 @@ class Places:
             made = parameters.made
             owner = self.owners.get(made.module.id)
             chain = owner.chain if owner else f"{made.module.name}.{made.module.target.name}"
-            folder = self.folder(chain, Stage.PARAMETERS, parameters_role(parameters.scope, made))
+            folder = locate_step_folder(self.run_dir, chain, Stage.PARAMETERS, parameters_role(parameters.scope, made))
             return f"{folder}/{archive_name(parameters.scope)}"
         if not parameters.splat_of:
             return ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import EXPECTED_OUTPUT, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import judge_process, require_whole_files, with_expectation
-from iree_gauntlet.engine.modules.modules import MAKERS, Kept, ModuleMaker, read_dispatch_count
+from iree_gauntlet.engine.modules.modules import Kept, ModuleMaker, read_dispatch_count
 from iree_gauntlet.engine.modules.shared_modules import until_cancelled
 from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.rounds.taken_rounds import ConfirmRules, confirm_time, gpu_of
@@ -134,7 +134,7 @@ class Engine:
         self._maker = ModuleMaker(self.session, self.workbench, self.options.made_again)
         self._performers = {
             Stage.FETCH: self._fetch,
-            **dict.fromkeys(MAKERS, self._maker.make),
+            **{stage: self._maker.make for stage in Stage if stage.row.maker},
             Stage.COUNT: self._count,
             Stage.THRESHOLD: self._check_numbers,
             Stage.COMPSTAT: self._check_compile_statistics,

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
+# Those whose figures may be held against an earlier run's.
+_BASELINE_STAGES = frozenset(figure.golden.stage for figure in JUDGED_FIGURES if figure.golden.baseline)
+
+
 def imports_possible(plan: Plan, machine: Workbench) -> Plan:
     """The plan, with imports blocked where the IREE has no importer: another one's is not taken in its place."""
     toolchain = machine.toolchain
@@ -79,7 +83,7 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
             if optional:
                 return replace(step, skip=step.skip or f"compiled only: {here.what}", resources=Resources(cores=0))
             return blocked(step, f"no device {device!r} here: {here.what}; {here.hint}")
-        return replace(step, resources=replace(step.resources, device=here.uri, software=here.software))
+        return step.place_on(here)
 
     steps = tuple(checked(step) for step in plan.steps)
     return replace(plan, steps=steps, devices=tuple(item for item in found.values() if isinstance(item, Device)))
@@ -164,7 +168,7 @@ def held_against(plan: Plan, record: JournalRecord, name: str, release: str) -> 
     """
     steps, missing = [], []
     for step in plan.steps:
-        judged = step.stage is Stage.COMPSTAT or (step.stage is Stage.THRESHOLD and NOTHING_COMPARED not in step.notes)
+        judged = step.stage in _BASELINE_STAGES and NOTHING_COMPARED not in step.notes
         # Before the spec's own, which stay what reports name.
         goldens = tuple(_list_goldens(step, record, Origin(f"--baseline {name}"), release)) if judged else ()
         if judged and not goldens and not step.skip:
@@ -179,7 +183,7 @@ def _list_goldens(step: Step, record: JournalRecord, origin: Origin, release: st
         if figure.golden.stage is not step.stage or not figure.golden.baseline:
             continue
         # A run that did not read them by themselves has them with its compiles.
-        steps = (step.id, *step.needs) if step.stage is Stage.COMPSTAT else (step.id,)
+        steps = (step.id,) if figure.row.stage is step.stage else (step.id, *step.needs)
         results = [record.results[name] for name in steps if name in record.results]
         if figure is Figure.ERROR:
             results = [result for result in results if result.verdict is Verdict.PASSED]

@@ -19,7 +19,7 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedModules, shared_modules
-from iree_gauntlet.engine.plan_modules import PlanContext
+from iree_gauntlet.engine.plan import PlanContext
 from iree_gauntlet.engine.rounds.machine_lock import require_lock_folder
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.formatting import parse_bytes
@@ -179,8 +179,9 @@ def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = Co
         runtime=toolchain.runtime.identity if toolchain else "",
         linker=str(linker) if linker is not None and linker.is_file() else "",
         translate=translated,
-        artifact_path=machine.store.path,
-        artifact_hash=machine.store.known_hash,
+        # Asked once however many steps have the same file.
+        artifact_path=cache(machine.store.path),
+        artifact_hash=cache(machine.store.known_hash),
         flag_ingredients=lambda flags, folder: flag_ingredients(
             flags, machine.store.verified.sha256, folder=Path(folder)
         ),

@@ -45,6 +45,7 @@ from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS, in_own_way
 from iree_gauntlet.experiments.sides import PreparedSide, pair_of, prepare_side, rounds_asked, unready
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import counted, format_cpus, one_line
 from iree_gauntlet.measuring.statistics.bisection import (
     CandidateEnd,
@@ -381,7 +382,7 @@ class TimedBlocks:
 
     def _prepared(self, candidate: Candidate) -> Judged:
         question, chosen = self._question, self._question.chosen
-        chosen = replace(chosen, stages=tuple(dict.fromkeys((*chosen.stages, Stage.BENCHMARK))))
+        chosen = replace(chosen, stages=tuple(dict.fromkeys((*chosen.stages, Figure.TIME.row.stage))))
 
         def prepare(folder: Path, presenter: Presenter) -> Judged:
             machine = chosen.workbench(candidate.iree)

@@ -237,7 +237,7 @@ def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> 
 
 def chain_of(chosen: Chosen, metric: str) -> str:
     """The one chain that is selected and has what the metric needs; UsageError where it is not one."""
-    kinds = EXACT_METRICS.get(metric, Stage.BENCHMARK).row.kinds
+    kinds = EXACT_METRICS.get(metric, Figure.TIME.row.stage).row.kinds
     chains = sorted({case.chain for case in chosen.selection.cases.cases if case.kind in kinds})
     if not chains:
         raise UsageError(

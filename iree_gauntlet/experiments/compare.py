@@ -39,7 +39,7 @@ from iree_gauntlet.experiments.sides import (
     units_of,
     unready,
 )
-from iree_gauntlet.figures import OUTSIDE_MARGIN
+from iree_gauntlet.figures import METRICS, OUTSIDE_MARGIN, Figure
 from iree_gauntlet.measuring.instructions.counters import find_counter, read_counts
 from iree_gauntlet.measuring.instructions.work import Work, combine_work, judge_parts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -62,7 +62,6 @@ from iree_gauntlet.records.compare_record import (
 )
 from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
-from iree_gauntlet.stages import Kind, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -355,10 +354,10 @@ def _make_ready(a: PreparedSide, b: PreparedSide, metric: str) -> tuple[dict[str
 def _choose(request: RunRequest, asked: CompareRequest, machines: ComparingMachines | None) -> Chosen:
     """What is run with each side; raises where there is nothing to compare."""
     chosen = choose(request, machines)
-    if Stage.COMPILE not in chosen.stages:
+    measured = METRICS[asked.metric].row.stage
+    if Figure.COMPILE_TIME.row.stage not in chosen.stages:
         raise UsageError("a comparison compiles, and this suite does not", "Take another suite, or name models.")
-    benchmarks = asked.metric != "compile-time"
-    if benchmarks and not any(case.kind is Kind.BENCHMARK for case in chosen.selection.cases.cases):
+    if not any(case.kind in measured.row.kinds for case in chosen.selection.cases.cases):
         raise NothingSelectedError(
             "the selection has no benchmark to compare", "`list` shows which models have one; or --metric compile-time."
         )
@@ -366,16 +365,16 @@ def _choose(request: RunRequest, asked: CompareRequest, machines: ComparingMachi
         if machines is not None:
             raise UsageError("--metric instructions counts on this machine", "Leave --cluster out.")
         find_counter(request.conduct.counter, request.conduct.count_cpu)
-        return replace(chosen, stages=(Stage.COUNT,))
+        return replace(chosen, stages=(measured,))
     stages = chosen.stages
     if asked.metric == "time":
         if not asked.no_work and machines is None:
             try:
                 find_counter(request.conduct.counter, request.conduct.count_cpu)
-                stages = (*stages, Stage.COUNT)
+                stages = (*stages, Figure.CALL_INSTRUCTIONS.row.stage)
             except ToolchainError as why_not:
                 messages.note(f"the work is not counted beside the times: {why_not.what}")
-        stages = (*stages, Stage.BENCHMARK)
+        stages = (*stages, measured)
     return replace(chosen, stages=tuple(dict.fromkeys(stages)))
 
 

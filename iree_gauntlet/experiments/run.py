@@ -59,7 +59,6 @@ from iree_gauntlet.requests import (
     require_as_begun,
 )
 from iree_gauntlet.settings import find_runs_folder, format_typed_command, resolve_links, shown
-from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_events import RunShard
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.results import Result
+    from iree_gauntlet.stages import Stage
     from iree_gauntlet.steps import Step
 
 
@@ -341,7 +341,7 @@ class Chosen:
         """What it runs with, as `workbench`; what is only to be fetched needs no IREE."""
         imports = any(module.program.onnx for case in self.selection.cases.cases for module in case.modules)
         request = self.request
-        needed = set(self.stages) != {Stage.FETCH}
+        needed = not self.stages or any(not stage.row.fetches for stage in self.stages)
         return open_workbench(request.toolchain, progress, request.network, need_toolchain=needed, importer=imports)
 
 

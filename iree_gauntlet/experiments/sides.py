@@ -22,6 +22,7 @@ from iree_gauntlet.engine.rounds.taken_rounds import Measurement, RoundSettings,
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import Machines, run
 from iree_gauntlet.experiments.session_verdicts import describe_times
+from iree_gauntlet.figures import METRICS, Figure
 from iree_gauntlet.journal_events import MachineFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
 from iree_gauntlet.measuring.profiles.dispatch_profile import merged
@@ -56,7 +57,9 @@ if TYPE_CHECKING:
 
 # The last event of a worker's log: its machine, and why there is no verdict.
 ENDED = "measured here"
-_BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
+# The stage that is measured in rounds, and those that have to come well out before it.
+_TIMED = Figure.TIME.row.stage
+_BEFORE = tuple(stage for stage in _TIMED.row.upstream if not stage.row.fetches)
 _LONGEST_REPETITION = 3600.0
 _ALL_CPUS = "all"
 # Verdicts that something has to be said of.
@@ -120,13 +123,9 @@ def prepare_side(
 ) -> PreparedSide:
     """Runs everything of a selection but its benchmarks with one IREE; a folder that is there already is resumed."""
     presenter.line(f"\n{name}: {asked}")
-    ran = run(chosen.within(folder, asked), presenter, machine=machine, hold=Stage.BENCHMARK, brief=True)
+    ran = run(chosen.within(folder, asked), presenter, machine=machine, hold=_TIMED, brief=True)
     record = read_journal(folder / JOURNAL)
-    measured = {
-        "time": ran.held,
-        "compile-time": [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN],
-        "instructions": [step for step in ran.steps if step.stage is Stage.COUNT],
-    }
+    steps = [step for step in (*ran.steps, *ran.held) if step.role == MAIN]
     return PreparedSide(
         name=name,
         asked=asked,
@@ -134,7 +133,10 @@ def prepare_side(
         machine=machine,
         record=record,
         planned=record.planned,
-        measured={metric: {step.chain: step for step in steps} for metric, steps in measured.items()},
+        measured={
+            metric: {step.chain: step for step in steps if step.stage is figure.row.stage}
+            for metric, figure in METRICS.items()
+        },
         interrupted=ran.exit_code is ExitCode.INTERRUPTED,
     )
 
@@ -165,15 +167,15 @@ def unready(side: PreparedSide, step: Step) -> str:
     for item in side.planned:
         if item.chain != step.chain and item.id not in step.needs:
             continue
-        if item.role.endswith(COUNTED) and step.stage is not Stage.COUNT:
+        if item.role.endswith(COUNTED) and not step.stage.row.beside:
             # Of another module.
             continue
         result = results.get(item.id)
         if item.stage in _BEFORE and (result is None or result.verdict is not Verdict.PASSED):
             return f"{item.stage}: {result.full_reason if result else 'it did not finish'}"
-        if item.stage is Stage.THRESHOLD and result is not None and result.verdict is Verdict.FAILED:
+        if item.stage.row.checks_numbers and result is not None and result.verdict is Verdict.FAILED:
             return f"its numbers are wrong: {result.reason}"
-    counted = results.get(step.id) if step.stage is Stage.COUNT else None
+    counted = results.get(step.id) if step.stage.row.beside else None
     return counted.reason if counted and "instructions" not in counted.statistics else ""
 
 
@@ -250,7 +252,7 @@ class SideTools:
     @classmethod
     def of(cls, machine: Workbench, steps: Iterable[Step]) -> SideTools:
         """Of what a side has run."""
-        compiles = (step for step in steps if step.stage is Stage.COMPILE and "statistics" in dict(step.outputs))
+        compiles = (step for step in steps if "statistics" in dict(step.outputs))
         return cls(machine, {step.output("module"): step for step in compiles})
 
 

@@ -127,7 +127,7 @@ def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
 def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[HistoryFigure]:
     figures = collect_chain_figures(chain)
     # A program that gives other numbers is another one: its time is no time of the model.
-    wrong = any(step.stage is Stage.THRESHOLD and step.verdict.blocks for step in chain.steps)
+    wrong = any(step.stage.row.checks_numbers and step.verdict.blocks for step in chain.steps)
     # A module from the cache was compiled in another run, which has its time.
     compiled = compiled_there and not figures.compile_cached
     counted_flags = _format_flags(chain.steps, counted=True)
@@ -135,10 +135,10 @@ def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[Hist
     # A series for each kind of counter and CPU: counts of two have nothing to do with each other.
     kind = "" if is_usual_count(counter, cpu) else f" ({counter.split(' ')[0]}{f', {cpu}' if cpu else ''})"
     for figure, value in figures.values.items():
-        trend, stage = figure.row.trend, figure.row.stage
+        trend = figure.row.trend
         # Instructions of a call are a series only where it is not known which are in dispatches.
         part = figure is Figure.CALL_INSTRUCTIONS and Figure.INSTRUCTIONS in figures.values
-        foreign = stage is Stage.COMPILE and not figure.is_exact and not compiled
+        foreign = figure.row.stage.row.makes_modules and not figure.is_exact and not compiled
         if trend is None or part or foreign or (figure is Figure.TIME and wrong) or not math.isfinite(value):
             continue
         check = figures.checks.get(figure)
@@ -146,7 +146,7 @@ def _list_figures(chain: ChainOutcome, *, compiled_there: bool) -> Iterator[Hist
         if figure is Figure.TIME and figures.samples is not None:
             rounds, disturbed = figures.samples.real_time_ms, bool(figures.disturbed) or figures.is_marked
             yield HistoryFigure(trend.name, value, figures.statistic, rounds, disturbed, golden, limit)
-        elif stage is Stage.COUNT:
+        elif figure.is_counted:
             # Of a module of its own, which is there with others or alone.
             yield HistoryFigure(f"{trend.name}{kind}", value, golden=golden, limit=limit, flags=counted_flags)
         else:

@@ -11,7 +11,6 @@ from iree_gauntlet.figures import Combination, Figure, Statistic
 from iree_gauntlet.formatting import duration, format_error, format_mean_and_spread, milliseconds, percent, whole
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.results import CpuShares
-from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,9 +127,10 @@ class ChainFigures:
 
 def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     """What the steps of a chain measured."""
-    compiles = [step for step in _list_own_compiles(chain) if step.verdict is not Verdict.SKIPPED]
+    own = [step for step in chain.steps if not step.of_count and step.verdict is not Verdict.SKIPPED]
+    compiles = [step for step in own if step.stage is Figure.COMPILE_TIME.row.stage]
     timed = [step for step in chain.steps if step.samples is not None]
-    counts = [step.known for step in chain.steps if step.stage is Stage.COUNT and step.known.counter]
+    counts = [step.known for step in chain.steps if step.stage.row.beside and step.known.counter]
     # The check of a figure that failed, else one that was made, else any.
     ranked = sorted((check for step in chain.steps for check in step.checks), key=lambda check: _RANKS[check.passed])
     checks = {figure: check for check in reversed(ranked) for figure in Figure if check.metric == figure}
@@ -157,17 +157,9 @@ def collect_chain_figures(chain: ChainOutcome) -> ChainFigures:
     )
 
 
-def _list_own_compiles(chain: ChainOutcome) -> list[StepOutcome]:
-    """The compiles of what is run."""
-    return [step for step in chain.steps if step.stage is Stage.COMPILE and not step.of_count]
-
-
 def _measure(chain: ChainOutcome, figure: Figure, check: Check | None) -> float | None:
     """A figure of a chain, from those of its steps."""
-    stage = figure.row.stage
-    steps = (
-        _list_own_compiles(chain) if stage is Stage.COMPILE else [step for step in chain.steps if step.stage is stage]
-    )
+    steps = [step for step in chain.steps if step.stage is figure.row.stage and step.of_count is figure.is_counted]
     match figure.row.combination:
         case Combination.MAIN:
             main = next((step for step in steps if not step.role and step.verdict is not Verdict.SKIPPED), None)
@@ -259,6 +251,6 @@ def make_matrix_cell(chain: ChainOutcome) -> MatrixCell:
             step.verdict is Verdict.FAILED
             or (step.verdict is Verdict.XFAILED and any(not output.passed for output in step.outputs))
             for step in chain.steps
-            if step.stage is Stage.THRESHOLD
+            if step.stage.row.checks_numbers
         ),
     )

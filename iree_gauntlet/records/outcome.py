@@ -102,7 +102,7 @@ class StepOutcome(Result):
     @property
     def of_count(self) -> bool:
         """Whether it counts instructions, or compiles for that: another module than the one that is run."""
-        return self.stage == Stage.COUNT or self.role.rpartition(".")[2] == COUNTED
+        return self.stage.row.beside is not None or self.role.rpartition(".")[2] == COUNTED
 
     @property
     def unapplied_goldens(self) -> tuple[Golden, ...]:

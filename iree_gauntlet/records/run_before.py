@@ -14,7 +14,6 @@ from iree_gauntlet.recorded import UNRECORDED, Recorded, read_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.results import OutputComparison  # noqa: TC001 - read by its type
 from iree_gauntlet.settings import resolve_links
-from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -146,7 +145,7 @@ def _find_changes(
         row, check = figure.row, own.find_check(figure)
         # Of the parts of a call where both runs know them, else of the whole call.
         parts = Figure.INSTRUCTIONS in known.figures and Figure.INSTRUCTIONS in own.values
-        if not row.since or (row.stage is Stage.COUNT and parts is (figure is Figure.CALL_INSTRUCTIONS)):
+        if not row.since or (figure.is_counted and parts is (figure is Figure.CALL_INSTRUCTIONS)):
             continue
         was, new = before.measured, own.values.get(figure)
         if figure is Figure.TIME:

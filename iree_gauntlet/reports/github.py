@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.dialects.json_text import find_line, find_path, without_comments
 from iree_gauntlet.formatting import one_line
 from iree_gauntlet.reports.details import list_unapplied
-from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -70,7 +69,7 @@ def _find_origin(step: StepOutcome) -> Origin:
     )
     found = next(goldens, step.origin)
     # Of wrong numbers, where the right ones are named.
-    return replace(found, field=_EXPECTED) if step.stage is Stage.THRESHOLD and not found.field else found
+    return replace(found, field=_EXPECTED) if step.stage.row.checks_numbers and not found.field else found
 
 
 def _locate(origin: Origin, workspace: str) -> dict[str, str]:

@@ -43,7 +43,6 @@ from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.junit import format_junit, list_suites
 from iree_gauntlet.reports.report_files import RecordOrigin, Reports, make_pages, provenance
-from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -531,7 +530,7 @@ def _list_comparable(
     """The values of a figure that can be compared with each other: none of two machines, or of two counters."""
     if figure is Figure.TIME and not row.timed_on_one_machine:
         return []
-    if figure.row.stage is Stage.COUNT:
+    if figure.is_counted:
         counted = [(label, cell) for label, cell in cells if Figure.CALL_INSTRUCTIONS in cell.figures.values]
         if len({cell.figures.counted_by for _, cell in counted}) != 1:
             return []

@@ -56,7 +56,7 @@ from iree_gauntlet.reports.github import format_error_commands
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
 from iree_gauntlet.reports.report_files import RecordOrigin, Reports, make_pages, provenance
-from iree_gauntlet.stages import CHECKS, Kind, Stage
+from iree_gauntlet.stages import CHECKS, Kind
 from iree_gauntlet.steps import NOTHING_COMPARED
 from iree_gauntlet.system.collector import pause_collector
 
@@ -483,7 +483,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     verdicts = ", ".join(format_verdicts(counts).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
-    compared = (step for step in outcome.steps if step.stage is Stage.THRESHOLD and NOTHING_COMPARED not in step.notes)
+    compared = (step for step in outcome.steps if step.stage.row.checks_numbers and NOTHING_COMPARED not in step.notes)
     numbers = sum(step.verdict.is_conclusive for step in compared)
     timed = [step for step in outcome.steps if step.samples is not None]
     unjudged = not judged[Figure.TIME] and any(check.metric == Figure.TIME for _, check in checks)
@@ -579,7 +579,7 @@ def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
     """Of benchmarks that push inputs again and again from the host."""
     rows = []
     # Of thousands of others the statistics are not read for this.
-    for step in (step for step in steps if step.stage is Stage.BENCHMARK):
+    for step in (step for step in steps if step.stage.row.is_alone):
         found = step.known
         if found.samples_per_sec is not None and found.latency_ms is not None:
             latency = found.latency_ms

@@ -23,6 +23,7 @@ from iree_gauntlet.requests import (
     ToolchainRequest,
     options_of,
 )
+from iree_gauntlet.stages import CHECKS
 from iree_gauntlet.tasks.cluster_commands import machines_of
 from iree_gauntlet.tasks.task_options import (
     CACHE,
@@ -61,8 +62,8 @@ if TYPE_CHECKING:
 
 _FETCHING = options_of(NetworkRequest)
 _RECORDING = run_part((*SELECTION, *CACHE, *_FETCHING), Defaults())
-# Of those that run something, what a run that is made again wants to know.
-_AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_benchmark")
+# Of those that run something, what a run that is made again wants to know: its checks may fail for their time.
+_AGAIN = ("jobs", "offline", *(f"timeout_{stage}" for stage in CHECKS.values()))
 
 
 def _name_several(name: str, text: str) -> Option:

@@ -105,7 +105,6 @@ class Chain(TorchChain):
         """The steps after the export."""
         steps: list[Step] = []
         runnable: list[StepInput] = []
-        compiles: list[str] = []
         for number, program in enumerate(build.programs):
             role = program.name if number else MAIN
             onnx = self.exported() / program.onnx
@@ -113,18 +112,16 @@ class Chain(TorchChain):
             imported = self.importing(role, onnx, content, MAIN)
             compiled = self.compiling(role, "_".join(self.names), self.flags, onnx, content, imported)
             steps += [imported, compiled]
-            compiles.append(compiled.id)
             runnable += list_runnable_files(compiled, imported)
         files = [item for program in build.programs for item in (*program.inputs, *program.outputs)]
         inputs = (*runnable, *(StepInput("input", str(self.exported() / item.file)) for item in files))
-        ready = self.ran(self.step(Stage.THRESHOLD), inputs, tuple(compiles))
-        loop = self.ran(self.step(Stage.BENCHMARK), inputs, (ready.id,))
+        ready = self.running(Stage.THRESHOLD, inputs, tuple(step.id for step in steps if step.stage is Stage.COMPILE))
+        loop = self.running(Stage.BENCHMARK, inputs, (ready.id,))
         steps += [ready, loop]
         if self.options.trace != "none":
-            steps.append(self.ran(self.step(Stage.BENCHMARK, TRACE), inputs, (loop.id,)))
+            steps.append(self.running(Stage.BENCHMARK, inputs, (loop.id,), TRACE))
         if self.options.against:
-            # It takes the machine for each block of its rounds by itself.
-            steps.append(self.ran(self.step(Stage.BENCHMARK, AGAINST), inputs, (loop.id,), cores=0))
+            steps.append(self.running_in_rounds(inputs, (loop.id,), AGAINST))
         return tuple(steps)
 
 

@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from iree_gauntlet.device_kinds import DEVICE_KINDS, split_device
+from iree_gauntlet.device_kinds import DEVICE_KINDS, TORCH_DEVICES, TORCH_NAMES, split_device
 from iree_gauntlet.dialects.fields import Checked, StrictDocument, in_schema, present
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.dialects.yaml_file import read_yaml
@@ -52,8 +52,6 @@ _CONFIG_HINT = "It is the config.json of a model of transformers, relative to th
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _QUANTIZATION = "quantization_config_recipe_names"
 _SPARSITY = "sparsity_config_recipe_names"
-# IREE's names of devices by torch's.
-_DEVICES = {kind.torch_device: kind.device for kind in DEVICE_KINDS if kind.torch_device}
 _THREE_SIZES: dict[str, Any] = {
     "type": "array",
     "items": {"type": "integer", "minimum": 0, "maximum": _MOST},
@@ -76,7 +74,7 @@ class ConfigurationContext:
 
 def name_iree_device(text: str) -> str:
     """IREE's name of a device, which may be written as torch calls it."""
-    return _DEVICES.get(text, text)
+    return TORCH_DEVICES.get(text, text)
 
 
 def _get_context(info: ValidationInfo) -> ConfigurationContext:
@@ -157,7 +155,7 @@ def _check_set(name: str, info: ValidationInfo) -> str:
 
 def _check_device(text: str) -> str:
     if parse_target(split_device(name_iree_device(text))[0]) is None:
-        hint = f"Write {', '.join(sorted(_DEVICES))}, or a device of IREE such as local-task, hip://0 and cuda://1."
+        hint = f"Write {TORCH_NAMES}, or a device of IREE such as local-task, hip://0 and cuda://1."
         raise FieldError(None, f"there is no device {text!r}", hint)
     return text
 
@@ -264,8 +262,8 @@ class ModelEntry(_ConfigurationFields):
     config: Readable | None = Field(None, description="A config.json of transformers, relative to this file.")
     device: Annotated[Readable, AfterValidator(_check_device)] | None = Field(
         None,
-        description="cpu, cuda, mps, xpu, or a device of IREE's.",
-        examples=["cpu", "local-task", "hip", "cuda", "vulkan"],
+        description=f"{TORCH_NAMES}, or a device of IREE's.",
+        examples=[*TORCH_DEVICES, *dict.fromkeys(kind.device for kind in DEVICE_KINDS if kind.backend)],
     )
     high_precision_dtype: Element | None = Field(None, description="Type of the baseline.")
     torch_compile_mode: _TorchMode | None = Field(None, description="How torch compiles, where it is compared with.")

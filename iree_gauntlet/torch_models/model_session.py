@@ -146,7 +146,7 @@ class ModelSession(ABC):
         command = tracing.make_benchmark_command(
             self.chain.toolchain.runtime.benchmark_module, Path(step.folder), program, self.chain.device
         )
-        traced = replace(step, command=replace(command, env=self.chain.env))
+        traced = replace(step, command=replace(command, env=self.chain.context.env))
         known, processes = self.workbench.flags_of(BENCHMARK_MODULE), self.session.processes
         return tracing.trace(traced, level, path, self.chain.toolchain, processes, known, call_ms=call_ms)
 

@@ -111,17 +111,18 @@ class PointChain(TorchChain):
             if lacking:
                 # The recipe's flag and not the program is what this compiler cannot read.
                 compiled = blocked(compiled, f"{lacking[0].message} ({lacking[0].hint})")
-            check = self.step(Stage.THRESHOLD, variant.label)
-            steps += [compiled, self.ran(check, list_runnable_files(compiled, imports[label]), (compiled.id,))]
+            files = list_runnable_files(compiled, imports[label])
+            steps += [compiled, self.running(Stage.THRESHOLD, files, (compiled.id,), variant.label)]
         return tuple(steps)
 
     def benchmark(self, variants: Sequence[Variant]) -> Step:
-        """Measures variants together; it takes the machine for each block of rounds by itself."""
-        return self.ran(self.step(Stage.BENCHMARK), [self._input(variant) for variant in variants], cores=0)
+        """Measures variants together."""
+        return self.running_in_rounds([StepInput("module", str(self.module(variant))) for variant in variants])
 
     def profile(self, variant: Variant, kind: str) -> Step:
         """Traces a variant (`TRACE`), or watches its memory (`MEMORY_ROLE`)."""
-        return self.ran(self.step(Stage.BENCHMARK, f"{kind}{variant.label}"), [self._input(variant)])
+        module = StepInput("module", str(self.module(variant)))
+        return self.running(Stage.BENCHMARK, [module], role=f"{kind}{variant.label}")
 
     def made(self, variant: Variant, build: BuildRecord) -> CompiledProgram:
         """A variant as it was built and compiled."""
@@ -141,6 +142,3 @@ class PointChain(TorchChain):
     def module(self, variant: Variant) -> Path:
         """The compiled module of a variant."""
         return self.folder(Stage.COMPILE, variant.label) / "module.vmfb"
-
-    def _input(self, variant: Variant) -> StepInput:
-        return StepInput("module", str(self.module(variant)))

@@ -159,11 +159,11 @@ class PointSession(ModelSession):
 
     def tidy(self) -> None:
         """Removes what only the point itself needed: weights, tensors and modules; logs, plans and traces stay."""
-        root = Path(self.chain.step(Stage.EXPORT).folder).parent
+        root = self.chain.exported().parent
         for pattern in ("*.npy", "*.onnx", "*.onnx.data", "*.irpa", "*.vmfb", "*.ireeprof"):
             for path in root.rglob(pattern):
                 path.unlink(missing_ok=True)
-        code = Path(self.chain.step(Stage.BENCHMARK).folder) / "torch"
+        code = self.chain.folder(Stage.BENCHMARK) / "torch"
         if code.is_dir():
             shutil.rmtree(code)
 

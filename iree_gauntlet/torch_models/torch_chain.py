@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program
+from iree_gauntlet.cases import MAIN, Case, Module, OnnxImport, Origin, Program
 from iree_gauntlet.device_kinds import is_cpu, split_device
-from iree_gauntlet.engine.commands import Places
-from iree_gauntlet.engine.plan_modules import PlanContext, compile_step
+from iree_gauntlet.engine.commands import locate_step_folder
+from iree_gauntlet.engine.plan import PlanContext, complete_compile, make_step, plan_making
 from iree_gauntlet.errors import GauntletError, ToolchainError, UsageError
 from iree_gauntlet.recorded import Recorded
-from iree_gauntlet.stages import Stage
-from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, make_step_id
+from iree_gauntlet.stages import Kind, Stage
+from iree_gauntlet.steps import Command, Step, StepInput, make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.targets import Target, parse_target
@@ -267,7 +267,6 @@ class TorchChain(ABC):
     context: PlanContext
     toolchain: Toolchain
     torch: TorchPython
-    env: tuple[tuple[str, str], ...] = ()
 
     dialect: ClassVar[str]
     builder: ClassVar[str]
@@ -285,9 +284,25 @@ class TorchChain(ABC):
         """Where the model is written."""
 
     @property
+    def case(self) -> Case:
+        """The model on its device, as planning knows cases."""
+        model, submodel = self.names
+        return Case(
+            dialect=self.dialect,
+            model=model,
+            submodel=submodel,
+            stem="",
+            kind=Kind.BENCHMARK,
+            target=self.target,
+            modules=(),
+            origin=self.origin,
+            device=self.device,
+        )
+
+    @property
     def id(self) -> str:
         """`bert/tiny@cpu`."""
-        return f"{'/'.join(self.names)}@{self.target.name}"
+        return self.case.chain
 
     @property
     def gpus(self) -> tuple[Device, ...]:
@@ -296,7 +311,7 @@ class TorchChain(ABC):
 
     def folder(self, stage: Stage, role: str = MAIN) -> Path:
         """The folder of a step."""
-        return Path(Places(self.context.run_dir, {}, str).folder(self.id, stage, role))
+        return Path(locate_step_folder(self.context.run_dir, self.id, stage, role))
 
     def exported(self, role: str = MAIN) -> Path:
         """The folder of what torch made."""
@@ -309,77 +324,48 @@ class TorchChain(ABC):
 
     def step(self, stage: Stage, role: str = MAIN) -> Step:
         """What all steps of the chain have in common."""
-        model, submodel = self.names
-        return Step(
-            id=make_step_id(self.id, stage, role),
-            chain=self.id,
-            dialect=self.dialect,
-            model=model,
-            submodel=submodel,
-            target=self.target.name,
-            sku="",
-            stage=stage,
-            role=role,
-            folder=str(self.folder(stage, role)),
-            timeout=stage.row.timeout,
-            origin=self.origin,
-        )
+        return make_step(self.case, stage, self.context, role)
 
     def exporting(self, role: str, plan: ModelPlan, ingredients: Mapping[str, str], sources: Sequence[Path]) -> Step:
         """Makes a model with torch and exports it; `ingredients` stand in place of the plan's fields that are paths."""
-        step = self.step(Stage.EXPORT, role)
+        step = replace(self.step(Stage.EXPORT, role), inputs=tuple(StepInput("program", str(path)) for path in sources))
         asked = {name: str(value) for name, value in asdict(plan).items() if name not in _PATHS}
         made_by = {"builder": _hash_builder(self.builder, self.loaded), "torch": self.torch.identity}
-        step = self._looked_up(step, {**asked, **ingredients, **made_by, **self._environment})
         words = (*make_torch_words(self.torch.path, self.builder), f"{step.folder}/{PLAN_FILE}")
-        inputs = tuple(StepInput("program", str(path)) for path in sources)
-        return replace(step, command=Command(words, step.folder, (*_QUIETLY, *self.env)), inputs=inputs)
+        key_inputs = {**asked, **ingredients, **made_by, **self.context.environment}
+        return plan_making(step, words, key_inputs, self.context, env=_QUIETLY)
 
     def importing(self, role: str, onnx: Path, content: str, export: str) -> Step:
         """Imports a program; its parameters go into an archive of the scope `model`."""
-        step = self.step(Stage.IMPORT, role)
+        step = replace(self.step(Stage.IMPORT, role), needs=(make_step_id(self.id, Stage.EXPORT, export),))
         program, parameters = f"{step.folder}/program.mlir", f"{step.folder}/{_PARAMETERS}"
         externals = ("--externalize-params", "--save-params-to", parameters)
         argv = (*self.toolchain.compiler.import_onnx, str(onnx), "-o", program, *externals)
+        outputs = (("program", program), ("parameters", parameters))
+        step = replace(step, inputs=(StepInput("program", str(onnx)),), outputs=outputs)
         # The importer writes the parameters' scope into the program, and nothing of where they lie.
         ingredients = {"kind": "import with parameters", "program": content, "importer": self.context.importer}
-        return replace(
-            self._looked_up(step, ingredients),
-            command=Command(argv, step.folder, self.env),
-            needs=(make_step_id(self.id, Stage.EXPORT, export),),
-            inputs=(StepInput("program", str(onnx)),),
-            outputs=(("program", program), ("parameters", parameters)),
-        )
+        return plan_making(step, argv, ingredients, self.context)
 
     def compiling(self, role: str, name: str, flags: tuple[str, ...], onnx: Path, content: str, imported: Step) -> Step:
         """Compiles what was imported."""
-        step = self.step(Stage.COMPILE, role)
+        step = replace(self.step(Stage.COMPILE, role), needs=(imported.id,))
         program = Program(str(onnx), OnnxImport())
         module = Module(name=name, role=role, target=self.target, program=program, flags=flags, origin=step.origin)
         context = replace(self.context, artifact_path=Path, artifact_hash=lambda _: content)
-        done = compile_step(step, module, imported.output("program"), step.folder, context, self.context.translate)
-        done = replace(done, needs=(imported.id,), command=done.command and replace(done.command, env=self.env))
-        return self._looked_up(done, {**dict(done.cache.ingredients), **self._environment}) if self.env else done
+        return complete_compile(step, module, imported.output("program"), step.folder, context, context.translate)
 
-    def ran(self, step: Step, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), cores: int = 1) -> Step:
-        """A step that runs modules on the device, every time."""
-        device, software = self.device, False
+    def running(self, stage: Stage, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), role: str = MAIN) -> Step:
+        """Runs modules on the device, every time."""
+        step = replace(self.step(stage, role), needs=needs, inputs=tuple(inputs))
         for gpu in self.gpus:
-            # By its own name, as `run` has it: two names of one device are one.
-            device, software = gpu.uri, gpu.software
-        taken = Resources(cores, bool(cores) and step.stage.row.is_alone, device, software)
-        return replace(
-            step, needs=needs, inputs=tuple(inputs), cache=CacheLookup(reason="runs every time"), resources=taken
-        )
+            step = step.place_on(gpu)
+        return step
 
-    @property
-    def _environment(self) -> dict[str, str]:
-        """As an ingredient of what is made in it."""
-        return {"environment": " ".join(f"{name}={value}" for name, value in self.env)} if self.env else {}
-
-    def _looked_up(self, step: Step, ingredients: Mapping[str, str]) -> Step:
-        found = self.context.lookup(step.id, dict(ingredients))
-        return replace(step, cache=replace(found, ingredients=tuple(ingredients.items())))
+    def running_in_rounds(self, inputs: Sequence[StepInput], needs: tuple[str, ...] = (), role: str = MAIN) -> Step:
+        """Measures in rounds; it takes the machine for each block of them by itself."""
+        step = self.running(Stage.BENCHMARK, inputs, needs, role)
+        return replace(step, resources=replace(step.resources, cores=0, exclusive=False))
 
 
 def find_builder_files(builder: str, loaded: Sequence[Path] = ()) -> tuple[Path, ...]:
@@ -449,7 +435,7 @@ def make_worker_command(chain: TorchChain, step: Step, script: str, plan: Mappin
     """The command of a measuring program in the toolchain's own Python; `name`: what its plan's begins with."""
     home = _TORCH_SIDE if script == PIPELINE_WORKER else Path(iree_side.__file__).parent
     words = (chain.toolchain.compiler.python, "-B", str(home / script))
-    return write_planned_command(step, words, plan, f"{name}plan", chain.env)
+    return write_planned_command(step, words, plan, f"{name}plan", chain.context.env)
 
 
 def write_planned_command(

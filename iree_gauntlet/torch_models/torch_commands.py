@@ -126,10 +126,9 @@ def bench(options: BenchOptions) -> ExitCode:
             target=target,
             device=device,
             flags=(*target_flags(target), *level.flags, *fidelity.flags),
-            context=plan_context(machine, run_dir),
+            context=replace(plan_context(machine, run_dir), env=options.env),
             toolchain=toolchain,
             torch=torch,
-            env=options.env,
         )
         for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
             raise ToolchainError(unknown.message, unknown.hint)

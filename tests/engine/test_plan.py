@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -421,3 +421,14 @@ def test_a_linker_in_a_folder_with_a_blank_is_one_word_of_the_compilers_shell() 
     assert flags[0] == "--iree-opt-level=O3"
     name, _, value = flags[-1].partition("=")
     assert (name, shlex.split(value)) == ("--iree-llvmcpu-system-linker-path", ["/an iree/iree-lld", "-flavor", "gnu"])
+
+
+def test_what_keeps_a_benchmark_from_running_keeps_its_count(tree: Path) -> None:
+    cases = load(tree, Target("rocm", "gfx942", "mi300"))
+    kept = (
+        replace(case, skips=((Stage.BENCHMARK, "slow"),), blocked_reason="no data", blocked_at=Stage.BENCHMARK)
+        for case in cases.cases
+    )
+    cases = replace(cases, cases=tuple(kept))
+    counts = [step for step in plan(cases, (Stage.COUNT,)).steps if step.stage is Stage.COUNT]
+    assert {(step.skip, step.blocked) for step in counts} == {("slow", "no data")}

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases, read_specs
 from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.dialects.selection import Include
-from iree_gauntlet.engine.plan import Plan, make_plan
-from iree_gauntlet.engine.plan_modules import PlanContext
+from iree_gauntlet.engine.plan import Plan, PlanContext, make_plan
 from iree_gauntlet.measuring.instructions.counters import Counter, CounterKind
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target

@@ -19,12 +19,12 @@ from iree_gauntlet.engine.judging import find_first_error, judge_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError, Lookup, ModuleEntry
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedLookup
-from iree_gauntlet.engine.plan_modules import FILE_ROLE
+from iree_gauntlet.engine.plan import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.instructions.counters import read_counts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.results import CacheUse, Result, UnsupportedOperator, shorten
-from iree_gauntlet.stages import FailureKind, Stage
+from iree_gauntlet.stages import FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,20 +37,11 @@ if TYPE_CHECKING:
 
 # Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
 _MOST_DIAGNOSTICS = 64 * 1024
-# How our own programs begin their one line, and the importer's exit code for a file that cannot be used.
-_SAYING = {Stage.IMPORT: "import_onnx: ", Stage.COUNT: "count_call: "}
+# The importer's exit code for a file that cannot be used.
 _UNUSABLE_INPUT = 2
 _PLACED_ERROR = re.compile(r"(:\d+:\d+|<unknown>:0): error: ")
 # Of a linker or a machine that was out of something for a moment.
 _PASSING = re.compile(r"link|Resource temporarily unavailable|Cannot allocate memory|error opening|Permission denied")
-# What makes the files that the cache keeps. All but modules are our own: not shared, and no fault of IREE's.
-MAKERS = {
-    Stage.IMPORT: "the ONNX import",
-    Stage.PARAMETERS: "making synthetic weights",
-    Stage.COMPILE: "iree-compile",
-    Stage.REFERENCE: "onnxruntime",
-    Stage.COUNT: "counting instructions",
-}
 _FAILED = re.compile(r"(?::(\d+):\d+: error: )?failed to legalize operation '([\w$.-]+)'")
 # An operation that is called by the attribute behind its operands.
 _NAMED = "torch.operator"
@@ -243,12 +234,12 @@ class ModuleMaker:
     ) -> Result:
         """What a tool that ended badly says, kept where it says it of the program."""
         lines = self.session.processes.error_lines(step)
-        ours = _SAYING.get(step.stage, "\n")
-        said = next((line for line in lines if line.startswith(ours)), "")
+        prefix = step.stage.row.prefix
+        said = next((line for line in lines if prefix and line.startswith(prefix)), "")
         only = [line.strip() for line in lines if line.strip()]
-        reason = shorten(said.removeprefix(ours)) or find_first_error(lines)
+        reason = shorten(said.removeprefix(prefix)) or find_first_error(lines)
         reason = reason or (shorten(only[0]) if len(only) == 1 else "")
-        result = judge_process(step, outcome, lines, tool=MAKERS[step.stage], reason=reason)
+        result = judge_process(step, outcome, lines, tool=step.stage.row.maker, reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
         if said and outcome.exit_code == _UNUSABLE_INPUT:
@@ -276,25 +267,26 @@ class ModuleMaker:
     def _find_unsupported(self, step: Step, lines: Sequence[str]) -> UnsupportedOperator | None:
         """What of a model does not compile, where the compiler's words say it."""
         item = next((item for item in step.inputs if item.role == "program"), None)
-        if step.stage is not Stage.COMPILE or item is None:
+        if "module" not in dict(step.outputs) or item is None:
             return None
         program = Path(item.path)
         return find_unsupported(lines, program, self.workbench.store.path(item.url) if item.url else program)
 
     def _read_statistics(self, step: Step, outcome: Outcome) -> dict[str, Any]:
-        figures: dict[str, Any] = {"tool_seconds": outcome.seconds, "peak_rss_bytes": outcome.peak_rss_bytes}
-        made = Path(step.outputs[0][1])
-        match step.stage:
-            case Stage.PARAMETERS:
+        figures: dict[str, float | str | None]
+        figures = {"tool_seconds": outcome.seconds, "peak_rss_bytes": outcome.peak_rss_bytes}
+        role, made = step.outputs[0][0], Path(step.outputs[0][1])
+        match role:
+            case "parameters":
                 figures |= {"archive_bytes": made.stat().st_size}
-            case Stage.COUNT:
+            case "counts":
                 # Which CPU and which counter say what the count is worth.
                 ingredients = dict(step.cache.ingredients)
                 counts = read_counts(made)
                 figures |= {"instructions": counts.instructions, "calls": counts.calls}
                 figures |= {"instructions_outside": counts.outside} if counts.dispatches else {}
                 figures |= {name: ingredients[name] for name in ("counter", "cpu")}
-            case Stage.COMPILE:
+            case "module":
                 figures |= {"binary_size_bytes": made.stat().st_size}
                 if statistics := dict(step.outputs).get("statistics"):
                     figures |= {"dispatch_count": read_dispatch_count(Path(statistics))}

@@ -55,14 +55,14 @@ class Failure:
     @property
     def wrong(self) -> bool:
         """Whether it ran, and gave wrong numbers."""
-        return self.stage is Stage.THRESHOLD and bool(self.result.outputs) and not self.result.signal
+        return self.stage.row.checks_numbers and bool(self.result.outputs) and not self.result.signal
 
     @property
     def kind(self) -> str:
         """What kind of failure it is, for people."""
         if self.wrong:
             return "wrong numbers"
-        what = "compile" if self.stage is Stage.COMPILE else "run"
+        what = "compile" if self.stage.row.makes_modules else "run"
         if self.result.timed_out:
             return f"{what} that does not end"
         return f"{what} crash ({self.result.signal})" if self.result.signal else f"{what} failure"
@@ -130,7 +130,7 @@ def _make_failure(step: Step, steps: Mapping[str, Step], result: Result, run: Pa
         hint = "Run it again with its own compile step: what failed was made from another chain's module."
         raise GauntletError(f"{step.chain}: the run has no compile of its program", hint)
     threshold = steps.get(f"{step.chain}:{Stage.THRESHOLD}", step)
-    command = step.command if step.stage is Stage.THRESHOLD else None
+    command = step.command if step.stage.row.runs_modules else None
     failure = failure_of(compiled, command, step.stage, result, threshold.timeout)
     needed = [(failure.program, "compiled"), *((Path(item.path), "run") for item in step.inputs if item.url)]
     for file, what in needed:

@@ -22,7 +22,6 @@ from iree_gauntlet.figures import JUDGED_FIGURES, GoldenRule, Statistic
 from iree_gauntlet.formatting import whole
 from iree_gauntlet.measuring.goldens.goldens import covers, release_of
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
-from iree_gauntlet.stages import Stage
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def _pick_figures(golden: Golden, result: Result) -> list[float]:
         confirming = [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
         return confirming or list(samples.real_time_ms if samples else ())
     known = result.known
-    if golden.metric.row.stage is Stage.COUNT and not is_usual_count(known.counter, known.cpu):
+    if golden.metric.is_counted and not is_usual_count(known.counter, known.cpu):
         return []  # another kind of count, which the golden is not of
     figure = result.measure(golden.metric)
     return [] if figure is None else [figure]
