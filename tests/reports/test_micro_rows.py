@@ -37,7 +37,7 @@ def test_a_row_has_what_the_record_has() -> None:
     assert row.variant.torch_compile.beside_iree is not None
     assert row.variant.torch_compile.beside_iree.ratio == 0.9
     assert (row.record.notes, row.variant.notes) == (("of the point",), ("own note",))
-    assert (row.peak_share.share, row.peak_share.bound) == (0.41, "compute")
+    assert row.variant.roofline == PeakShare(0.41, "compute")
     assert (row.record.blocks, row.record.replaced, row.point.flops) == (6, 1, 2.0 * 128 * 256 * 512)
 
 
@@ -47,7 +47,7 @@ def test_what_was_not_measured_is_none() -> None:
         [record(point(1, 1, 1), [variant("int8dq", 1.0, None, **nothing, status="failed", reason="no")])]
     )
     assert (row.variant.iree, row.variant.torch_eager, row.variant.torch_compile, row.speedup) == (None,) * 4
-    assert (row.errors, row.peak_share, row.variant.module_bytes) == (NumberErrors(), PeakShare(), None)
+    assert (row.errors, row.variant.roofline, row.variant.module_bytes) == (NumberErrors(), None, None)
     assert (row.variant.status, row.variant.reason) == ("failed", "no")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.document import (
@@ -17,9 +16,9 @@ from iree_gauntlet.document import (
     OnPage,
     Table,
 )
-from iree_gauntlet.formatting import byte_size, duration, format_error, milliseconds
+from iree_gauntlet.formatting import listed, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
-from iree_gauntlet.records.sweep_record import MEASURED, SAME
+from iree_gauntlet.records.sweep_record import MEASURED, SAME, VARIANT_FIGURES, format_decibels
 from iree_gauntlet.reports.report_files import RecordOrigin, provenance
 from iree_gauntlet.torch_models.reports.sweep_plots import draw_plots
 from iree_gauntlet.torch_models.reports.sweep_rows import find_mean_ratio, format_ratio, group_entries, times
@@ -50,7 +49,7 @@ LEGEND = (
 _TITLE = "IREE Gauntlet: micro-benchmarks"
 _BASELINE = "baseline, ms"
 # What a terminal shows.
-_MOST_ROWS, _MOST_DOUBTS = 60, 12
+_MOST_ROWS, _MOST_DOUBTS, _MOST_LABELS = 60, 12, 3
 
 
 def make_speedup_cell(row: Row | None) -> ColouredCell | str:
@@ -66,18 +65,6 @@ def _time_text(side: IreeTimes | TorchTimes | None) -> str:
     return milliseconds(side.ms) if side else NOTHING
 
 
-def format_decibels(value: float | None) -> str:
-    """A signal-to-noise ratio: `42.1 dB`, `exact` where nothing differs."""
-    if value is None:
-        return NOTHING
-    return "exact" if value == math.inf else f"{value:.1f} dB"
-
-
-def _format_size(value: float | None) -> str:
-    """A number of bytes in decimal units."""
-    return NOTHING if value is None or not math.isfinite(value) else byte_size(value)
-
-
 def find_doubts(rows: Iterable[Row]) -> tuple[str, ...]:
     """What was not measured and why, and the notes, each once."""
     found: dict[str, list[str]] = {}
@@ -86,7 +73,7 @@ def find_doubts(rows: Iterable[Row]) -> tuple[str, ...]:
         status = [] if row.variant.status == MEASURED else [f"{row.variant.status}{reason}"]
         for text in (*row.record.notes, *(f"{row.recipe}: {said}" for said in (*status, *row.variant.notes))):
             found.setdefault(text, []).append(row.label)
-    return tuple(f"{text} ({_name_some(labels)})" for text, labels in found.items())
+    return tuple(f"{text} ({_list_some(labels)})" for text, labels in found.items())
 
 
 def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -111,7 +98,7 @@ def _list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
     points: dict[tuple[str, str], list[str]] = {}
     for item in header.missing:
         points.setdefault((item.status, item.reason), []).append(item.point)
-    said = [f"{status}: {reason} ({_name_some(names)})" for (status, reason), names in points.items()]
+    said = [f"{status}: {reason} ({_list_some(names)})" for (status, reason), names in points.items()]
     if header.state == "complete":
         return tuple(said)
     measured = len({(row.point.name, row.label) for row in rows})
@@ -144,7 +131,7 @@ def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
         _format_mean(ratios),
         f"{times(min(ratios))} … {times(max(ratios))}" if ratios else NOTHING,
         *(str(count) if count else NOTHING for count in (faster, slower, len(words) - faster - slower + same, missing)),
-        format_decibels(min(noises, default=None)),
+        format_decibels(min(noises)) if noises else NOTHING,
         NOTHING if share is None else f"{100 * share:.0f} %",
         *(
             _format_beside(row.variant.torch_eager for row in rows),
@@ -162,11 +149,8 @@ def _format_mean(ratios: Sequence[float]) -> str:
     return NOTHING if mean is None else times(mean)
 
 
-def _name_some(labels: Sequence[str]) -> str:
-    """The first few shapes, and how many more."""
-    unique = list(dict.fromkeys(labels))
-    more = len(unique) - 3
-    return ", ".join(unique[:3]) + (f" and {more} more" if more > 0 else "")
+def _list_some(labels: Iterable[str]) -> str:
+    return listed(list(dict.fromkeys(labels)), _MOST_LABELS)
 
 
 def _make_columns(names: Sequence[str], *figures: str) -> tuple[Column, ...]:
@@ -185,8 +169,7 @@ _FIGURES = (
     *_make_columns(
         ["m-k-n", "shape", "recipe", "status"],
         *("IREE, ms", "speed-up", "torch eager, ms", "torch eager / IREE"),
-        *("torch.compile, ms", "torch.compile / IREE", "max error", "relative error", "SQNR", "module", "parameters"),
-        *("peak memory", "device memory", "compile", "first call, ms", "of peak"),
+        *("torch.compile, ms", "torch.compile / IREE", *(figure.column for figure in VARIANT_FIGURES)),
     ),
     Column("the module shows"),
 )
@@ -252,18 +235,11 @@ def _make_table(columns: Sequence[Column], lines: Sequence[tuple[str, ...]]) -> 
 def _collect_figures(row: Row) -> tuple[str, ...]:
     """In the order of `_FIGURES`."""
     eager, compiled = row.variant.torch_eager, row.variant.torch_compile
-    first = row.variant.first_call_ms if row.variant.iree else None
-    share = NOTHING if row.peak_share.share is None else f"{100 * row.peak_share.share:.0f} % {row.peak_share.bound}"
-    error = [NOTHING if value is None else format_error(value) for value in (row.errors.max, row.errors.relative)]
     return (
         *(row.label, row.point.shape, row.recipe, row.variant.status),
         *(_time_text(row.variant.iree), format_ratio(row.speedup)),
         *(_time_text(eager), format_ratio(eager.beside_iree if eager else None)),
         *(_time_text(compiled), format_ratio(compiled.beside_iree if compiled else None)),
-        *(*error, format_decibels(row.errors.sqnr_db)),
-        *(_format_size(row.variant.module_bytes), _format_size(row.variant.parameter_bytes)),
-        *(_format_size(row.variant.peak_rss_bytes), _format_size(row.variant.device_peak_bytes)),
-        NOTHING if row.variant.compile_s is None else duration(row.variant.compile_s),
-        NOTHING if first is None else milliseconds(first),
-        *(share, "; ".join(row.variant.shows)),
+        *(figure.format(row.variant) or NOTHING for figure in VARIANT_FIGURES),
+        "; ".join(row.variant.shows),
     )

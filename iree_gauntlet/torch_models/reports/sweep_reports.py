@@ -18,7 +18,7 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, read_written_memory_profile
 from iree_gauntlet.records.outcome import state_of
-from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, SweepAsked
+from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, VARIANT_FIGURES, SweepAsked
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
@@ -55,7 +55,6 @@ _REPOSITORIES = {
     "torchao": "pytorch/ao",
     "transformers": "huggingface/transformers",
 }
-_MEGABYTE = 1e6
 _GIB = 1 << 30
 _TARGETS = TypeAdapter(dict[str, dict[str, float]])
 _Targets: TypeAlias = Mapping[str, Mapping[str, float]]
@@ -246,18 +245,10 @@ def _collect_iree_metrics(row: Row) -> list[_Metric]:
     """What is known of IREE alone."""
     if row.variant.iree is None:
         return []
-    found = [
-        _Metric("Allocated Memory (MB)", _scale(row.variant.device_peak_bytes, _MEGABYTE), "MB"),
-        _Metric("Peak Resident Memory (MB)", _scale(row.variant.peak_rss_bytes, _MEGABYTE), "MB"),
-        _Metric("Module Size (MB)", _scale(row.variant.module_bytes, _MEGABYTE), "MB"),
-        _Metric("Parameter Size (MB)", _scale(row.variant.parameter_bytes, _MEGABYTE), "MB"),
-        _Metric("Compile Time (s)", row.variant.compile_s, "s"),
-        _Metric("First Call (ms)", row.variant.first_call_ms, "ms"),
-        _Metric("Max Error", row.errors.max, ""),
-        _Metric("Relative Error", row.errors.relative, ""),
-        _Metric("SQNR (dB)", row.errors.sqnr_db, "dB"),
-        _Metric("Share of Machine Peak (%)", _scale(row.peak_share.share, 0.01), "%"),
-    ]
+    found = []
+    for figure in sorted(VARIANT_FIGURES, key=lambda figure: figure.metric.place):
+        value, metric = figure.read(row.variant), figure.metric
+        found.append(_Metric(metric.name, None if value is None else value / metric.scale, metric.unit))
     for name, side in (("torch eager", row.variant.torch_eager), ("torch.compile", row.variant.torch_compile)):
         beside = side.beside_iree if side else None
         found.append(_Metric(f"Speedup over {name} (x)", beside.ratio if beside else None, "x", beside))
@@ -321,10 +312,6 @@ def _find_dependencies(header: SweepHeader) -> dict[str, OssDependency]:
 def _name_device(row: Row) -> str:
     kind = find_kind(row.point.device)
     return kind.dashboard_device or kind.family
-
-
-def _scale(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit
 
 
 def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:

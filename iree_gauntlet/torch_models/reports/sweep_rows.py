@@ -19,12 +19,12 @@ from iree_gauntlet.formatting import one_line
 from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.chain_figures import NOTHING
-from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, PointRecord
+from iree_gauntlet.records.sweep_record import VARIANT_FIGURES, NumberErrors, PointRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from iree_gauntlet.records.sweep_record import PointFacts, Ratio, VariantRecord
+    from iree_gauntlet.records.sweep_record import PointFacts, Ratio, VariantFigure, VariantRecord
 
 
 _BASELINE = "baseline"
@@ -80,11 +80,6 @@ class Row:
     def errors(self) -> NumberErrors:
         """How far its outputs are from the unchanged model's."""
         return self.variant.error or NumberErrors()
-
-    @property
-    def peak_share(self) -> PeakShare:
-        """How much of the machine's peak it reaches."""
-        return self.variant.roofline or PeakShare()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +215,10 @@ def _take_of_baseline(path: str) -> _Column:
     return lambda _, baseline: _find_field(baseline, path)
 
 
+def _take_figure(figure: VariantFigure) -> _Column:
+    return lambda row, _: figure.read_for_table(row.variant)
+
+
 def _find_field(found: object, path: str) -> object:
     for name in path.split("."):
         found = getattr(found, name, None)
@@ -261,14 +260,10 @@ CSV_COLUMNS: dict[str, _Column] = {
         for side in _SIDES[1:]
         for part, name in _RATIO.items()
     },
-    **{f"{name}_error": _take(f"errors.{name}") for name in ("max", "relative")},
-    "sqnr_db": _take("errors.sqnr_db"),
-    **{name: _take(f"variant.{name}") for name in ("module_bytes", "parameter_bytes")},
-    **{name: _take(f"variant.{name}") for name in ("peak_rss_bytes", "device_peak_bytes", "compile_s")},
-    "iree_first_call_ms": lambda row, _: row.variant.first_call_ms if row.variant.iree else None,
+    **{figure.key: _take_figure(figure) for figure in VARIANT_FIGURES if figure.part != "roofline"},
     **{f"{side}_first_call_ms": _take(f"variant.{side}.first_call_ms") for side in _SIDES[1:]},
     "flops": _take("point.flops"),
-    **{f"roofline_{name}": _take(f"peak_share.{name}") for name in ("share", "bound")},
+    **{f"roofline_{name}": _take(f"variant.roofline.{name}") for name in ("share", "bound")},
     **{name: _take(f"record.{name}") for name in ("blocks", "replaced", "seconds")},
     "shows": lambda row, _: "; ".join(row.variant.shows),
     "notes": lambda row, _: "; ".join((*row.record.notes, *row.variant.notes)),
