@@ -8,14 +8,7 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
-from iree_gauntlet.torch_models.recipe_registry import (
-    Proof,
-    activation,
-    architecture,
-    compiler_recipe,
-    recipe,
-    shape_set,
-)
+from iree_gauntlet.torch_models.plugins import Proof, activation, architecture, compiler_recipe, recipe, shape_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -34,8 +34,16 @@ from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import resolve_links, shown
 from iree_gauntlet.targets import parse_target
-from iree_gauntlet.torch_models.plugins import PluginRegistry, Shape, list_shapes, number_shapes
-from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM, HIGHEST_POWER
+from iree_gauntlet.torch_models.plugins import (
+    BASELINE,
+    COMPILER,
+    CUSTOM,
+    HIGHEST_POWER,
+    PluginRegistry,
+    Shape,
+    list_shapes,
+    number_shapes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.artifacts.program_parameters import Parameter
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models.recipe_registry import Proof
+    from iree_gauntlet.torch_models.plugins import Proof
 
 
 _INITIALIZER = "_initializer_"

@@ -72,8 +72,8 @@ from iree_gauntlet.torch_models.peers import (
     speedup,
     take_interleaved,
 )
+from iree_gauntlet.torch_models.plugins import BASELINE, COMPILER
 from iree_gauntlet.torch_models.point_chain import TRACE
-from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER
 from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline
 from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, MeasuredCalls, make_worker_command
 

@@ -32,17 +32,11 @@ from iree_gauntlet.torch_models.bench_result import append_result, check_output,
 from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
 from iree_gauntlet.torch_models.build_files import BuildPlan
 from iree_gauntlet.torch_models.configuration import override, read_micro_config
-from iree_gauntlet.torch_models.instantiate import check_options
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, check_options, discover, find_model
 from iree_gauntlet.torch_models.model_session import perform_by_chain
-from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
-from iree_gauntlet.torch_models.recipe_registry import CUSTOM
-from iree_gauntlet.torch_models.reports.sweep_reports import (
-    check_writable,
-    copy_micro_reports,
-    read_targets,
-    write_micro_reports,
-)
+from iree_gauntlet.torch_models.plugins import CUSTOM, REFUSED, find_entry_point_files, load_registry
+from iree_gauntlet.torch_models.reports.sweep_reports import check_writable, copy_micro_reports, write_micro_reports
+from iree_gauntlet.torch_models.reports.sweep_rows import read_targets
 from iree_gauntlet.torch_models.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.torch_models.torch_chain import (
     choose_devices,

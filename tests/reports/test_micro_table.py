@@ -13,7 +13,7 @@ from iree_gauntlet.document import ColouredCell, Table
 from iree_gauntlet.records.sweep_record import Ratio, format_decibels
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.torch_models.reports.sweep_document import (
+from iree_gauntlet.torch_models.reports.sweep_reports import (
     LEGEND,
     collect_heading_facts,
     find_doubts,
