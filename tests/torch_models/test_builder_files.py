@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # What any model is made by: the call of its function, rounding, its reference, the export.
 _EVERY = {"build_files", "build_steps", "building", "decompositions", "formats", "torch_tensors"}
 _MODELS = {"model_registry", "declarations"}
-_RECIPES = {"building_variant", "plugins", "layers", "torch_architectures", "builtin_plugins"}
+_RECIPES = {"building_variant", "plugins", "layers", "builtin_plugins"}
 # Options, plans and reports of what was made.
 _OTHERS = {"bench_options", "bench_result", "bench_session", "configuration", "peers", "roofline"}
 _OTHERS |= {"point_chain", "point_session", "torch_chain", "tracing", "measure_torch", "module_facts"}

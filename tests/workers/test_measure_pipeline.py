@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.torch_models import torch_side
-from iree_gauntlet.torch_models.torch_side.measure_pipeline import StageError, add_torch, run_pipeline
+from iree_gauntlet.torch_models.torch_side.host_pipeline import StageError, run_pipeline
+from iree_gauntlet.torch_models.torch_side.measure_pipeline import add_torch
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.worker_here import compile_for_cpu, run_script

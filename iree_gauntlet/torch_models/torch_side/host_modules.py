@@ -13,7 +13,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.torch_models.build_files import BuildPlan, check_plan
 from iree_gauntlet.torch_models.declarations import make_failure_problem
 from iree_gauntlet.torch_models.model_registry import Pipeline, make_planned_model
-from iree_gauntlet.torch_models.torch_side.measure_pipeline import StageError
+from iree_gauntlet.torch_models.torch_side.host_pipeline import StageError
 from iree_gauntlet.torch_models.torch_side.torch_tensors import TYPES, find_type_name, make_array, make_tensor
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, get_host_type, hold_bits
 

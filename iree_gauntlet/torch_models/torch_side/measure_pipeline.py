@@ -11,9 +11,7 @@ imported from there. The plan is that of `workers/iree_side/measure_module.py`, 
 
 What that module returns is the device's input, and `inputs` says of which types; floats are cast to them, and floats
 of the device to f32. Inputs beyond those (in training the targets) are the plan's; in training nothing runs after the
-device. While the device computes one call, the host prepares the next and finishes the one before: each of the three
-stages is a thread (of the device: one for each context), with room for a group of calls between them, so that no stage
-runs away.
+device. While the device computes one call, the host prepares the next and finishes the one before.
 
 The answer is that of `measure_module.py`, and
 
@@ -31,11 +29,7 @@ import contextlib
 import importlib.machinery
 import platform
 import sys
-import threading
 import time
-from collections import deque
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -47,6 +41,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
+from iree_gauntlet.torch_models.torch_side.host_pipeline import PipelineLoop, run_pipeline
 from iree_gauntlet.workers.iree_side.measure_module import Context, ContextPlan, figures, load_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, read_plan, write_arrays
 
@@ -56,153 +51,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from iree_gauntlet.torch_models.torch_side.host_modules import HostModules
-
-
-_clock = time.perf_counter_ns
-
-
-class StageError(RuntimeError):
-    """A stage failed, and with it the pipeline; the text names the stage, the cause is what it raised."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineLoop:
-    """What a loop through the pipeline took.
-
-    Attributes:
-        total_ns: from the first call's begin of the first stage to the last one's end of the last stage.
-        post_ns: each call of the last stage, in the order in which the device finished them.
-    """
-
-    total_ns: int
-    pre_ns: tuple[int, ...]
-    device_ns: tuple[tuple[int, ...], ...]
-    post_ns: tuple[int, ...]
-
-
-class _EndedError(Exception):
-    """Another stage failed: this one has nothing to wait for."""
-
-
-class _Lane:
-    """Calls on their way between two stages, in order."""
-
-    def __init__(self, changed: threading.Condition, failures: Sequence[BaseException], room: int) -> None:
-        self._changed = changed
-        self._failures = failures
-        self._room = room
-        self._items: deque[Any] = deque()
-
-    def put(self, items: Sequence[Any]) -> None:
-        with self._changed:
-            self._wait(lambda: len(self._items) + len(items) <= self._room)
-            self._items.extend(items)
-            self._changed.notify_all()
-
-    def take(self, count: int) -> list[Any]:
-        with self._changed:
-            self._wait(lambda: len(self._items) >= count)
-            taken = [self._items.popleft() for _ in range(count)]
-            self._changed.notify_all()
-            return taken
-
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self._failures or ready())
-        if self._failures:
-            raise _EndedError
-
-
-class _PipelineRun:
-    """One run of a pipeline: its threads, and what they measured."""
-
-    def __init__(self, groups: int, group: int, contexts: int) -> None:
-        self.failures: list[BaseException] = []
-        self.changed = threading.Condition()
-        self.to_device = _Lane(self.changed, self.failures, group * contexts)
-        self.to_host = _Lane(self.changed, self.failures, group * contexts)
-        self.begin_ns = self.end_ns = 0
-        self.pre_ns: list[int] = []
-        self.device_ns: list[list[int]] = [[] for _ in range(contexts)]
-        self.post_ns: list[int] = []
-        self._groups = groups
-        self._group = group
-        self._begun = 0
-
-    def prepare(self, pre: Callable[[], Any]) -> None:
-        self.begin_ns = _clock()
-        for _ in range(self._groups * self._group):
-            begin = _clock()
-            item = pre()
-            self.pre_ns.append(_clock() - begin)
-            self.to_device.put([item])
-
-    def compute(self, device: Callable[[list[Any]], Sequence[Any]], context: int) -> None:
-        while True:
-            with self.changed:
-                self._begun += 1
-                if self._begun > self._groups:
-                    return
-            items = self.to_device.take(self._group)
-            begin = _clock()
-            outputs = device(items)
-            self.device_ns[context].append(_clock() - begin)
-            self.to_host.put(outputs)
-
-    def finish(self, post: Callable[[Any], object]) -> None:
-        for _ in range(self._groups * self._group):
-            [item] = self.to_host.take(1)
-            begin = _clock()
-            post(item)
-            self.post_ns.append(_clock() - begin)
-        self.end_ns = _clock()
-
-    def guarded(self, name: str, stage: Callable[[], None]) -> None:
-        """A thread's work; what it raises ends all others."""
-        try:
-            stage()
-        except _EndedError:
-            return
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-            failure = error
-            if not isinstance(error, StageError):
-                failure = StageError(f"{name}: {type(error).__name__}: {error}")
-                failure.__cause__ = error
-            with self.changed:
-                self.failures.append(failure)
-                self.changed.notify_all()
-
-
-def run_pipeline(
-    pre: Callable[[], Any],
-    devices: Sequence[Callable[[list[Any]], Sequence[Any]]],
-    post: Callable[[Any], object],
-    groups: int,
-    group: int = 1,
-) -> PipelineLoop:
-    """Send calls through the three stages.
-
-    `pre` makes what one call of the device takes; `devices` has for each context a function from a group of so many
-    such to their outputs, and whichever is free has the next; `post` takes the outputs of one call.
-
-    Raises:
-        StageError: a stage failed; the others have ended, after the call that they were in.
-    """
-    run = _PipelineRun(groups, group, len(devices))
-    stages: list[tuple[str, Callable[[], None]]] = [
-        ("before the device", partial(run.prepare, pre)),
-        *(("on the device", partial(run.compute, device, context)) for context, device in enumerate(devices)),
-        ("after the device", partial(run.finish, post)),
-    ]
-    threads = [threading.Thread(target=run.guarded, args=stage, daemon=True) for stage in stages]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if run.failures:
-        raise run.failures[0]
-    return PipelineLoop(
-        run.end_ns - run.begin_ns, tuple(run.pre_ns), tuple(tuple(times) for times in run.device_ns), tuple(run.post_ns)
-    )
 
 
 _OVERHEAD_CALLS = 500

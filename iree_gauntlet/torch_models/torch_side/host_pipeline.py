@@ -1,0 +1,164 @@
+"""Three stages that run in parallel: before the device, on it, after it.
+
+While a device computes one call, the host prepares the next one and finishes the one before. Each stage is a thread
+(of the device: one for each context), with room for a group of calls between them, so that no stage runs away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+_clock = time.perf_counter_ns
+
+
+class StageError(RuntimeError):
+    """A stage failed, and with it the pipeline; the text names the stage, the cause is what it raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLoop:
+    """What a loop through the pipeline took.
+
+    Attributes:
+        total_ns: from the first call's begin of the first stage to the last one's end of the last stage.
+        post_ns: each call of the last stage, in the order in which the device finished them.
+    """
+
+    total_ns: int
+    pre_ns: tuple[int, ...]
+    device_ns: tuple[tuple[int, ...], ...]
+    post_ns: tuple[int, ...]
+
+
+class _EndedError(Exception):
+    """Another stage failed: this one has nothing to wait for."""
+
+
+class _Lane:
+    """Calls on their way between two stages, in order."""
+
+    def __init__(self, changed: threading.Condition, failures: Sequence[BaseException], room: int) -> None:
+        self._changed = changed
+        self._failures = failures
+        self._room = room
+        self._items: deque[Any] = deque()
+
+    def put(self, items: Sequence[Any]) -> None:
+        with self._changed:
+            self._wait(lambda: len(self._items) + len(items) <= self._room)
+            self._items.extend(items)
+            self._changed.notify_all()
+
+    def take(self, count: int) -> list[Any]:
+        with self._changed:
+            self._wait(lambda: len(self._items) >= count)
+            taken = [self._items.popleft() for _ in range(count)]
+            self._changed.notify_all()
+            return taken
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._failures or ready())
+        if self._failures:
+            raise _EndedError
+
+
+class _PipelineRun:
+    """One run of a pipeline: its threads, and what they measured."""
+
+    def __init__(self, groups: int, group: int, contexts: int) -> None:
+        self.failures: list[BaseException] = []
+        self.changed = threading.Condition()
+        self.to_device = _Lane(self.changed, self.failures, group * contexts)
+        self.to_host = _Lane(self.changed, self.failures, group * contexts)
+        self.begin_ns = self.end_ns = 0
+        self.pre_ns: list[int] = []
+        self.device_ns: list[list[int]] = [[] for _ in range(contexts)]
+        self.post_ns: list[int] = []
+        self._groups = groups
+        self._group = group
+        self._begun = 0
+
+    def prepare(self, pre: Callable[[], Any]) -> None:
+        self.begin_ns = _clock()
+        for _ in range(self._groups * self._group):
+            begin = _clock()
+            item = pre()
+            self.pre_ns.append(_clock() - begin)
+            self.to_device.put([item])
+
+    def compute(self, device: Callable[[list[Any]], Sequence[Any]], context: int) -> None:
+        while True:
+            with self.changed:
+                self._begun += 1
+                if self._begun > self._groups:
+                    return
+            items = self.to_device.take(self._group)
+            begin = _clock()
+            outputs = device(items)
+            self.device_ns[context].append(_clock() - begin)
+            self.to_host.put(outputs)
+
+    def finish(self, post: Callable[[Any], object]) -> None:
+        for _ in range(self._groups * self._group):
+            [item] = self.to_host.take(1)
+            begin = _clock()
+            post(item)
+            self.post_ns.append(_clock() - begin)
+        self.end_ns = _clock()
+
+    def guarded(self, name: str, stage: Callable[[], None]) -> None:
+        """A thread's work; what it raises ends all others."""
+        try:
+            stage()
+        except _EndedError:
+            return
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+            failure = error
+            if not isinstance(error, StageError):
+                failure = StageError(f"{name}: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+            with self.changed:
+                self.failures.append(failure)
+                self.changed.notify_all()
+
+
+def run_pipeline(
+    pre: Callable[[], Any],
+    devices: Sequence[Callable[[list[Any]], Sequence[Any]]],
+    post: Callable[[Any], object],
+    groups: int,
+    group: int = 1,
+) -> PipelineLoop:
+    """Send calls through the three stages.
+
+    `pre` makes what one call of the device takes; `devices` has for each context a function from a group of so many
+    such to their outputs, and whichever is free has the next; `post` takes the outputs of one call.
+
+    Raises:
+        StageError: a stage failed; the others have ended, after the call that they were in.
+    """
+    run = _PipelineRun(groups, group, len(devices))
+    stages: list[tuple[str, Callable[[], None]]] = [
+        ("before the device", partial(run.prepare, pre)),
+        *(("on the device", partial(run.compute, device, context)) for context, device in enumerate(devices)),
+        ("after the device", partial(run.finish, post)),
+    ]
+    threads = [threading.Thread(target=run.guarded, args=stage, daemon=True) for stage in stages]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if run.failures:
+        raise run.failures[0]
+    return PipelineLoop(
+        run.end_ns - run.begin_ns, tuple(run.pre_ns), tuple(tuple(times) for times in run.device_ns), tuple(run.post_ns)
+    )
