@@ -26,7 +26,7 @@ from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain, CheckFigures
+from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain, CheckFigures, Latencies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
     from iree_gauntlet.torch_models.agreement import ContractionErrors
-    from iree_gauntlet.torch_models.bench_session import Latencies
     from iree_gauntlet.torch_models.build_files import BuildRecord
 
 

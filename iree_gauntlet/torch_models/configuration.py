@@ -39,6 +39,8 @@ from iree_gauntlet.torch_models.plugins import (
     COMPILER,
     CUSTOM,
     HIGHEST_POWER,
+    AskedArchitecture,
+    AskedRecipe,
     PluginRegistry,
     Shape,
     list_shapes,
@@ -47,8 +49,6 @@ from iree_gauntlet.torch_models.plugins import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from iree_gauntlet.torch_models.plugins import AskedArchitecture, AskedRecipe
 
 
 Element = Literal["torch.float32", "torch.float16", "torch.bfloat16", "float32", "float16", "bfloat16"]

@@ -20,7 +20,7 @@ from iree_gauntlet.engine.processes.supervisor import format_shell_line
 from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.formatting import milliseconds, one_line
-from iree_gauntlet.measuring.profiles.dispatch_profile import parse_dispatch_name
+from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, parse_dispatch_name
 from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Command, Step
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.build_files import Array

@@ -30,8 +30,13 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import listed, milliseconds
-from iree_gauntlet.journal_format import explain_unreadable
-from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, read_written_memory_profile
+from iree_gauntlet.journal_format import JournalRecord, explain_unreadable
+from iree_gauntlet.measuring.profiles.memory_profile import (
+    MEMORY_FILE,
+    MEMORY_ROLE,
+    MemoryProfile,
+    read_written_memory_profile,
+)
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.outcome import state_of
 from iree_gauntlet.records.sweep_record import (
@@ -40,7 +45,9 @@ from iree_gauntlet.records.sweep_record import (
     SAME,
     UNREADABLE_SWEEP,
     VARIANT_FIGURES,
+    IreeTimes,
     SweepAsked,
+    TorchTimes,
     format_decibels,
 )
 from iree_gauntlet.reports.draw import FileDrawing, list_round_numbers, measure_text
@@ -54,6 +61,8 @@ from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.reports.sweep_rows import (
     MissingPoint,
+    Row,
+    SweepEntry,
     SweepHeader,
     find_mean_ratio,
     format_ratio,
@@ -67,11 +76,6 @@ from iree_gauntlet.torch_models.reports.sweep_rows import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.measuring.profiles.memory_profile import MemoryProfile
-    from iree_gauntlet.records.sweep_record import IreeTimes, TorchTimes
-    from iree_gauntlet.torch_models.reports.sweep_rows import Row, SweepEntry
 
     # A title, labels of columns, and cells by the labels of their rows and columns.
     _HeatMap = tuple[str, Sequence[str], Mapping[tuple[str, str], Row]]

@@ -12,9 +12,9 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -24,21 +24,18 @@ from iree_gauntlet.formatting import one_line
 from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.chain_figures import NOTHING
-from iree_gauntlet.records.sweep_record import VARIANT_FIGURES, NumberErrors, PointRecord
+from iree_gauntlet.records.sweep_record import (
+    VARIANT_FIGURES,
+    IreeTimes,
+    NumberErrors,
+    PointFacts,
+    PointRecord,
+    Ratio,
+    TorchTimes,
+    VariantFigure,
+    VariantRecord,
+)
 from iree_gauntlet.settings import expand_home
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from iree_gauntlet.records.sweep_record import (
-        IreeTimes,
-        PointFacts,
-        Ratio,
-        TorchTimes,
-        VariantFigure,
-        VariantRecord,
-    )
-
 
 _BASELINE = "baseline"
 # What a ratio says, where it is not plain from its size.
