@@ -65,7 +65,7 @@ class DashboardMetric:
 
     Attributes:
         place: of its record among those of a variant.
-        scale: size of a unit, in that of the figure.
+        scale: the size of its unit in that of the figure.
     """
 
     name: str
@@ -82,7 +82,7 @@ class VariantFigure:
         column: heading in the table of all figures.
         place: of its column among those of figures, there and in `results.csv`.
         write: the number for people, with its unit where the heading has none.
-        key: in `results.csv`.
+        key: in `results.csv`, where that is not the field's name.
         needs_time: whether tables show it only beside a time of IREE's.
         detail: the field beside it whose text follows the number; empty where none does.
         series: its name in a history; empty where that does not keep it.
@@ -121,7 +121,9 @@ class VariantFigure:
         return getattr(variant, self.part) if self.part else variant
 
 
-def _figure(column: str, place: int, write: Callable[[float], str], metric: DashboardMetric, **others: Any) -> Any:
+def _declare_figure(
+    column: str, place: int, write: Callable[[float], str], metric: DashboardMetric, **others: Any
+) -> Any:
     row = VariantFigure(column=column, place=place, write=write, metric=metric, **others)
     return field(default=None, metadata={"figure": row})
 
@@ -139,18 +141,22 @@ def _format_size(value: float) -> str:
 class NumberErrors(Recorded):
     """How far outputs are from those of the unchanged model: at most, by root mean square, and in dB."""
 
-    max: float | None = _figure("max error", 0, format_error, DashboardMetric("Max Error", "", 6), key="max_error")
-    relative: float | None = _figure(
+    max: float | None = _declare_figure(
+        "max error", 0, format_error, DashboardMetric("Max Error", "", 6), key="max_error"
+    )
+    relative: float | None = _declare_figure(
         "relative error", 1, format_error, DashboardMetric("Relative Error", "", 7), key="relative_error"
     )
-    sqnr_db: float | None = _figure("SQNR", 2, format_decibels, DashboardMetric("SQNR (dB)", "dB", 8), key="sqnr_db")
+    sqnr_db: float | None = _declare_figure(
+        "SQNR", 2, format_decibels, DashboardMetric("SQNR (dB)", "dB", 8), key="sqnr_db"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PeakShare(Recorded):
     """How much is reached of the machine's measured peak, 1 for all of it; of `compute` or `memory`."""
 
-    share: float | None = _figure(
+    share: float | None = _declare_figure(
         "of peak",
         9,
         lambda share: f"{100 * share:.0f} %",
@@ -183,7 +189,7 @@ class VariantRecord(Recorded):
     torch_compile: TorchTimes | None = None
     error: NumberErrors | None = None
     agreement: dict[str, Any] | None = None
-    first_call_ms: float | None = _figure(
+    first_call_ms: float | None = _declare_figure(
         "first call, ms",
         8,
         milliseconds,
@@ -191,19 +197,19 @@ class VariantRecord(Recorded):
         key="iree_first_call_ms",
         needs_time=True,
     )
-    module_bytes: float | None = _figure(
+    module_bytes: float | None = _declare_figure(
         "module", 3, _format_size, DashboardMetric("Module Size (MB)", "MB", 2, 1e6), series="size_bytes"
     )
-    parameter_bytes: float | None = _figure(
+    parameter_bytes: float | None = _declare_figure(
         "parameters", 4, _format_size, DashboardMetric("Parameter Size (MB)", "MB", 3, 1e6)
     )
-    peak_rss_bytes: float | None = _figure(
+    peak_rss_bytes: float | None = _declare_figure(
         "peak memory", 5, _format_size, DashboardMetric("Peak Resident Memory (MB)", "MB", 1, 1e6)
     )
-    device_peak_bytes: float | None = _figure(
+    device_peak_bytes: float | None = _declare_figure(
         "device memory", 6, _format_size, DashboardMetric("Allocated Memory (MB)", "MB", 0, 1e6)
     )
-    compile_s: float | None = _figure("compile", 7, duration, DashboardMetric("Compile Time (s)", "s", 4))
+    compile_s: float | None = _declare_figure("compile", 7, duration, DashboardMetric("Compile Time (s)", "s", 4))
     roofline: PeakShare | None = None
     shows: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

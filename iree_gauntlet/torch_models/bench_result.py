@@ -16,7 +16,7 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.cases import MAIN, Verdict
 from iree_gauntlet.errors import GauntletError
@@ -228,7 +228,7 @@ def find_result_path(output: str | Path) -> Path:
     return path if path.name.endswith(".json") else path.with_name(f"{path.name}.json")
 
 
-def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) -> Appended:
+def append_result(output: str | Path, result: Mapping[str, object], locks: Path) -> Appended:
     """Appends a result to what `--output` names, or what has an error to the file of failures beside it.
 
     Missing folders are made. A file that is damaged, or is no list of results, is left as it is: the result goes to
@@ -270,7 +270,7 @@ def check_output(output: str | Path, locks: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
-def _make_json(value: Any) -> Any:
+def _make_json(value: object) -> object:
     """The same with numbers that JSON does not have as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -305,7 +305,7 @@ def _add(path: Path, line: str) -> tuple[int, str]:
     return len(found) + 1, ""
 
 
-def _refuse_number(name: str) -> Any:
+def _refuse_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 

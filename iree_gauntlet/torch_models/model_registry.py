@@ -28,6 +28,7 @@ from iree_gauntlet.torch_models.declarations import (
     INSTALL_HINT,
     Declaration,
     DeclarationError,
+    Function,
     collect_declarations,
     find_given_by_name,
     make_decorator,
@@ -49,7 +50,6 @@ PASSED = ("training", "config", "force_num_layers", "microbatch", "dataformat")
 _CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _PYBUDAS = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
 
-Function = TypeVar("Function", bound="Callable[..., Any]")
 _PREFIX = "_gauntlet_models_"
 _EXAMPLE = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
 _LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"
@@ -477,9 +477,9 @@ def _refuse_option(model: BenchmarkModel, parameter: str, option: str, value: in
         raise UsageError(f"{model.name}: {option} {value}", "a number of 1 or more is expected")
 
 
-def choose_arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, Any]:
+def choose_arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, object]:
     """What the function is called with by checked options: what it takes, less what is left to its defaults."""
-    given: dict[str, Any] = {"training": options.training, "dataformat": options.dataformat}
+    given: dict[str, object] = {"training": options.training, "dataformat": options.dataformat}
     given |= {} if options.config is None else {"config": options.config}
     if options.layers is not None or "force_num_layers" in model.required:
         given |= {"force_num_layers": options.layers}

@@ -17,13 +17,14 @@ import types
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import shown
 from iree_gauntlet.torch_models.declarations import (
     Declaration,
     DeclarationError,
+    Function,
     collect,
     find_given_by_name,
     format_starred,
@@ -53,7 +54,6 @@ HIGHEST_POWER = 24
 
 Kind: TypeAlias = Literal["quantization", "sparsity", "compiler"]
 Given: TypeAlias = Literal["no", "may", "must"]
-Function = TypeVar("Function", bound="Callable[..., Any]")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:]*(?:-[A-Za-z0-9_.:]+)*")
 _KINDS = ("quantization", "sparsity")

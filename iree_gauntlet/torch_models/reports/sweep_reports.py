@@ -1,8 +1,4 @@
-"""The reports of a sweep: tables, pictures, a page, and files of results.
-
-They have the result of recipes for each entry of `model_params`, and their speed-ups at each shape. Pictures are SVG
-files, which the page has too: the same figures give the same bytes.
-"""
+"""The reports of a sweep: tables of recipes and shapes, pictures as SVG files, a page, and files of results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The record of each point as flat rows, one a variant; these as CSV, and as records of a dashboard's database.
 
-Columns that mean what torchao's `generate_results_csv` (benchmarks/microbenchmarks/utils.py) writes have its names and
-its order; its times and speed-ups are torch's, eager and by torch.compile. Ours follow. A cell is empty where nothing
-was measured, and numbers have all their digits.
+Columns of what torchao's `generate_results_csv` (benchmarks/microbenchmarks/utils.py) writes have its names and order;
+its times are torch's, eager and compiled. Ours follow. A cell is empty without a figure; numbers have all their digits.
 """
 
 from __future__ import annotations
