@@ -13,7 +13,7 @@ from iree_gauntlet.formatting import byte_size, duration, format_error, millisec
 from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 # Where the record of a point stands in the statistics of its benchmark step, and what was asked for in the event.
@@ -215,16 +215,15 @@ class VariantRecord(Recorded):
     notes: tuple[str, ...] = ()
 
 
-def _list_figures() -> Iterator[VariantFigure]:
-    parts: dict[str, type] = {"error": NumberErrors, "": VariantRecord, "roofline": PeakShare}
-    for part, kind in parts.items():
-        for item in fields(kind):
-            if row := item.metadata.get("figure"):
-                yield replace(row, part=part, field=item.name, key=row.key or item.name)
-
-
+_PARTS: dict[str, type] = {"error": NumberErrors, "": VariantRecord, "roofline": PeakShare}
+_FIGURES: list[VariantFigure] = [
+    replace(item.metadata["figure"], part=part, field=item.name)
+    for part, kind in _PARTS.items()
+    for item in fields(kind)
+    if "figure" in item.metadata
+]
 # In the order of columns.
-VARIANT_FIGURES = tuple(sorted(_list_figures(), key=lambda figure: figure.place))
+VARIANT_FIGURES = tuple(sorted(_FIGURES, key=lambda figure: figure.place))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

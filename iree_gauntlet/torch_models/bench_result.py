@@ -137,8 +137,7 @@ def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | 
 
 def _collect_figures(stage: Stage, result: Result) -> dict[str, Any]:
     """Take the figures that a result has; a model that makes no tokens has none of them."""
-    names = _FIGURES[stage]
-    return {name: result.statistics[statistic] for name, statistic in names.items() if statistic in result.statistics}
+    return {name: result.statistics[key] for name, key in _FIGURES[stage].items() if key in result.statistics}
 
 
 def _say_sensitivity(tried: ContractionErrors) -> str:

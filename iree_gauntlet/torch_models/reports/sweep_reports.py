@@ -373,7 +373,6 @@ LEGEND = (
     "of a recipe: geometric mean, lowest and highest speed-up, at how many shapes it is what, least SQNR, its bytes",
     "eager/IREE, compile/IREE: torch's time over IREE's for the same recipe, above 1 means that IREE is faster",
 )
-_TITLE = "IREE Gauntlet: micro-benchmarks"
 _BASELINE = "baseline, ms"
 # What a terminal shows.
 _MOST_ROWS, _MOST_DOUBTS, _MOST_LABELS = 60, 12, 3

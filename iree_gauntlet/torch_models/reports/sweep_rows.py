@@ -224,10 +224,6 @@ def _take_of_baseline(path: str) -> _Column:
     return lambda _, baseline: _find_field(baseline, path)
 
 
-def _take_figure(figure: VariantFigure) -> _Column:
-    return lambda row, _: figure.read_for_table(row.variant)
-
-
 def _find_field(found: object, path: str) -> object:
     for name in path.split("."):
         found = getattr(found, name, None)
@@ -239,7 +235,7 @@ def _compare_eager_and_compiled(row: Row, _: Row | None) -> float | None:
     return eager.ms / compiled.ms if eager and compiled and compiled.ms else None
 
 
-CSV_COLUMNS: dict[str, _Column] = {
+CSV_COLUMNS: dict[str, _Column | VariantFigure] = {
     # torchao's
     "name": _take("point.name"),
     **{name: _take(f"variant.{name}") for name in ("quantization", "sparsity")},
@@ -269,7 +265,7 @@ CSV_COLUMNS: dict[str, _Column] = {
         for side in _SIDES[1:]
         for part, name in _RATIO.items()
     },
-    **{figure.key: _take_figure(figure) for figure in VARIANT_FIGURES if figure.part != "roofline"},
+    **{figure.key or figure.field: figure for figure in VARIANT_FIGURES if figure.part != "roofline"},
     **{f"{side}_first_call_ms": _take(f"variant.{side}.first_call_ms") for side in _SIDES[1:]},
     "flops": _take("point.flops"),
     **{f"roofline_{name}": _take(f"variant.roofline.{name}") for name in ("share", "bound")},
@@ -285,17 +281,21 @@ def format_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
     """
     stream = io.StringIO(newline="")
-    writer = csv.writer(stream)
-    writer.writerow(CSV_COLUMNS)
+    writer = csv.DictWriter(stream, CSV_COLUMNS, restval="")
+    writer.writeheader()
     baselines = {row.place: row for row in rows if row.is_baseline}
     for row in rows:
-        baseline = baselines.get(row.place)
-        writer.writerow([_format_cell(column(row, baseline)) for column in CSV_COLUMNS.values()])
+        cells = {}
+        for name, column in CSV_COLUMNS.items():
+            if isinstance(column, VariantFigure):
+                cells[name] = _format_cell(column.read_for_table(row.variant))
+            else:
+                cells[name] = _format_cell(column(row, baselines.get(row.place)))
+        writer.writerow(cells)
     for item in missing:
         name, _, label = item.point.rpartition("/")
-        sizes = dict(zip("mkn", label.split("-"), strict=False))
-        cells = {"name": name, **sizes, "status": item.status, "reason": item.reason}
-        writer.writerow([cells.get(column, "") for column in CSV_COLUMNS])
+        sizes = zip("mkn", label.split("-"), strict=False)
+        writer.writerow({"name": name, **dict(sizes), "status": item.status, "reason": item.reason})
     return stream.getvalue()
 
 
