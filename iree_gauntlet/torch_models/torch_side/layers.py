@@ -1,4 +1,4 @@
-"""The linear layers of a torch module: how they are replaced or pruned, which a recipe changed, and quantised ones.
+"""Torch modules of recipes (linear layers: replaced, pruned, quantised; which a recipe changed) and of architectures.
 
 A quantised layer takes the place of a `torch.nn.Linear`, computes the same in torch eager and on IREE, and is written
 so that its form survives the way through ONNX. Quantisation is symmetric: the step of a group of values is its largest
