@@ -129,11 +129,11 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class MatrixView:
-    """A figure in a matrix: a column of its table, and a map of models and IREEs, shaded by ratios.
+    """A figure in a matrix: in its files, and as a column of its table and a map of models and IREEs, shaded by ratios.
 
     Attributes:
         key: in `matrix.json` and `matrix.csv`.
-        column: heading of the column.
+        column: heading of the column; empty where the figure has neither column nor map.
         rank: of the column: where there is no room, those with the highest rank go first.
         write_cell: the number in the column.
         title, unit: of the map.
@@ -141,12 +141,12 @@ class MatrixView:
     """
 
     key: str
-    column: str
-    rank: int
-    write_cell: Callable[[float], str]
-    title: str
-    unit: str
-    write: Callable[[float], str]
+    column: str = ""
+    rank: int = 0
+    write_cell: Callable[[float], str] = whole
+    title: str = ""
+    unit: str = ""
+    write: Callable[[float], str] = whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +468,7 @@ class Figure(StrEnum):
             whole=True,
             needs_golden=True,
         ),
+        matrix=MatrixView("instructions_outside"),
         jump=Jump(
             "instructions outside of dispatches",
             "Instructions outside of dispatches (1 %, and 2,000, and more)",

@@ -45,13 +45,13 @@ WORDS = {room for room, number in ROOMS.items() if number == 0}
 WORKERS = "workers"
 # What `tools/size.py` counts may not grow beyond; lower them with what they hold.
 MOST = {
-    "files": 308,
-    "lines": 79_960,
+    "files": 303,
+    "lines": 79_939,
     "code": 56_380,
     "docs": 9_970,
-    "imports": 6_030,
+    "imports": 5_999,
     "keys": 375,
-    "any": 615,
+    "any": 612,
     "not_none": 4,
     "crumbs": 119,
     "parcels": 37,

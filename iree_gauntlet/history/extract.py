@@ -16,7 +16,7 @@ from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.instructions.counters import is_usual_count
 from iree_gauntlet.records.chain_figures import collect_chain_figures
 from iree_gauntlet.records.history_record import HistoryCase, HistoryFigure, HistoryMachine, HistoryRun, IreeVersion
-from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, PointRecord
+from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, VARIANT_FIGURES, PointRecord
 from iree_gauntlet.stages import Stage
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def _list_variants(chain: ChainOutcome) -> Iterator[HistoryCase]:
         points = [PointRecord.from_dict(step.statistics[MICRO]) for step in chain.steps if MICRO in step.statistics]
     for variant in (item for point in points for item in point.variants):
         figures = [HistoryFigure("time_ms", variant.iree.ms, "median")] if variant.iree else []
-        if variant.module_bytes:
-            figures.append(HistoryFigure("size_bytes", variant.module_bytes))
+        kept = ((figure.series, figure.read(variant)) for figure in VARIANT_FIGURES if figure.series)
+        figures += [HistoryFigure(series, value) for series, value in kept if value]
         yield HistoryCase(
             model=chain.model,
             submodel=f"{chain.submodel}/{variant.label}",

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from iree_gauntlet.torch_models.recipe_registry import (
-    Proof,
-    activation,
-    architecture,
-    compiler_recipe,
-    recipe,
-    shape_set,
-)
+from iree_gauntlet.torch_models.plugins import Proof, activation, architecture, compiler_recipe, recipe, shape_set
 
 __all__ = ["Proof", "activation", "architecture", "compiler_recipe", "recipe", "shape_set"]

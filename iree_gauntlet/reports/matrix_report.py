@@ -84,9 +84,12 @@ class MeanRatio:
     chains: int
 
 
-# Figures in the order of columns and of maps, and those whose changes are listed, in the order of the lists.
-_SHOWN = [(figure, figure.row.matrix) for figure in COMPILES_FIRST if figure.row.matrix]
-_MAPS = [(figure, figure.row.matrix) for figure in Figure if figure.row.matrix]
+# Figures in the order of files, columns and maps, and those whose changes are listed, in the order of the lists.
+_VIEWS = [(figure, figure.row.matrix) for figure in COMPILES_FIRST if figure.row.matrix]
+# Optional ones last.
+_WRITTEN = sorted(_VIEWS, key=lambda shown: shown[0].row.optional)
+_SHOWN = [(figure, view) for figure, view in _VIEWS if view.column]
+_MAPS = sorted(_SHOWN, key=lambda shown: list(Figure).index(shown[0]))
 _JUMPS = sorted(((figure, figure.row.jump) for figure in Figure if figure.row.jump), key=lambda jump: jump[1].place)
 # What a terminal shows at most; cells are those of the table of figures.
 _MOST_CELLS = 160
@@ -136,8 +139,6 @@ _SAME_TIME = 0.05
 # Errors of different schedules differ in their last digits.
 _SAME_ERROR = 1.0
 _FORMULA = ("=", "+", "-", "@")
-# Optional ones last.
-_WRITTEN = sorted(_SHOWN, key=lambda shown: shown[0].row.optional)
 
 
 def make_matrix_reports(folder: Path) -> Reports:
@@ -460,7 +461,6 @@ def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
         if figure.row.unit and not figure.row.optional:
             comparable = figure is not Figure.TIME or base is None or cell.timed_on == base.timed_on
             ratios[view.key] = _compute_ratio(value, before) if comparable else None
-    described |= {"instructions_outside": figures.values.get(Figure.INSTRUCTIONS_OUTSIDE)}
     return {**described, "counted_by": figures.counted_by, "timed_on": cell.timed_on, "ratios": ratios}
 
 

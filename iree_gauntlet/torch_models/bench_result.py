@@ -16,16 +16,17 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.cases import MAIN, Verdict
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import byte_size, duration, format_error, milliseconds
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain, CheckFigures
+from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain, CheckFigures, Latencies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
     from iree_gauntlet.torch_models.agreement import ContractionErrors
-    from iree_gauntlet.torch_models.bench_session import Latencies
     from iree_gauntlet.torch_models.build_files import BuildRecord
 
 
@@ -41,16 +41,22 @@ _HASH_LENGTH = 8
 _FEW_CALLS = 20
 _UNSTEADY = 2.0
 _LOCK_SECONDS = 60.0
-# What an entry has of a benchmark's figures by the same names, as far as it has them.
-_MEASURED = (
-    *("latency_ms", "overhead_us", "load_ms", "peak_rss_bytes", "device_memory", "disturbed"),
-    *("tokens_per_sec", "prefill_ms", "decode_ms", "host_ms"),
-)
-_COMPILED = {
-    "compile_seconds": "tool_seconds",
-    "compile_peak_rss_bytes": "peak_rss_bytes",
-    "module_bytes": "binary_size_bytes",
-    "dispatch_count": "dispatch_count",
+# The figures of an entry, by the stage whose result has them: their names there, and among its statistics.
+_FIGURES = {
+    Stage.THRESHOLD: {"first_call_ms": "first_call_ms"},
+    Stage.COMPILE: {
+        "compile_seconds": Figure.COMPILE_TIME.row.statistic,
+        "compile_peak_rss_bytes": Figure.COMPILE_MEMORY.row.statistic,
+        "module_bytes": Figure.SIZE.row.statistic,
+        "dispatch_count": Figure.DISPATCHES.row.statistic,
+    },
+    Stage.BENCHMARK: {
+        name: name
+        for name in (
+            *("latency_ms", "overhead_us", "load_ms", "peak_rss_bytes", "device_memory", "disturbed"),
+            *("tokens_per_sec", "prefill_ms", "decode_ms", "host_ms"),
+        )
+    },
 }
 _MOST_NAMES = 1000
 
@@ -80,8 +86,7 @@ def make_perf_entry(
         "total_samples": figures.total_samples,
         "samples_per_sec": figures.total_samples / figures.total_s,
     }
-    named = {name: benchmark.statistics[name] for name in _MEASURED if name in benchmark.statistics}
-    return {**speed, **about, **more, **named}
+    return {**speed, **about, **more, **_collect_figures(Stage.BENCHMARK, benchmark)}
 
 
 def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | None) -> list[str]:
@@ -128,6 +133,11 @@ def make_result_lines(record: JournalRecord, chain: Chain, build: BuildRecord | 
         beside = _find_result(record, chain, Stage.BENCHMARK, role)
         lines += beside.notes if beside else ()
     return lines
+
+
+def _collect_figures(stage: Stage, result: Result) -> dict[str, Any]:
+    """Take the figures that a result has; a model that makes no tokens has none of them."""
+    return {name: result.statistics[key] for name, key in _FIGURES[stage].items() if key in result.statistics}
 
 
 def _say_sensitivity(tried: ContractionErrors) -> str:
@@ -193,9 +203,9 @@ def _collect_more(
     if checked:
         figures = CheckFigures.from_dict(checked.statistics)
         error = {**figures.error.as_dict(), "to_f32": figures.to_f32}
-        found |= {"numeric_error": error, "first_call_ms": figures.first_call_ms}
+        found |= {"numeric_error": error, **_collect_figures(Stage.THRESHOLD, checked)}
     if compiled:
-        found |= {name: compiled.statistics[figure] for name, figure in _COMPILED.items()}
+        found |= _collect_figures(Stage.COMPILE, compiled)
     for role in (AGAINST, TRACE):
         more = _find_result(record, chain, Stage.BENCHMARK, role)
         found |= {role: more.statistics[role]} if more else {}
@@ -217,7 +227,7 @@ def find_result_path(output: str | Path) -> Path:
     return path if path.name.endswith(".json") else path.with_name(f"{path.name}.json")
 
 
-def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) -> Appended:
+def append_result(output: str | Path, result: Mapping[str, object], locks: Path) -> Appended:
     """Appends a result to what `--output` names, or what has an error to the file of failures beside it.
 
     Missing folders are made. A file that is damaged, or is no list of results, is left as it is: the result goes to
@@ -259,7 +269,7 @@ def check_output(output: str | Path, locks: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
-def _make_json(value: Any) -> Any:
+def _make_json(value: object) -> object:
     """The same with numbers that JSON does not have as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -294,7 +304,7 @@ def _add(path: Path, line: str) -> tuple[int, str]:
     return len(found) + 1, ""
 
 
-def _refuse_number(name: str) -> Any:
+def _refuse_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 

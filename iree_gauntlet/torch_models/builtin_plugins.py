@@ -8,14 +8,7 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
-from iree_gauntlet.torch_models.recipe_registry import (
-    Proof,
-    activation,
-    architecture,
-    compiler_recipe,
-    recipe,
-    shape_set,
-)
+from iree_gauntlet.torch_models.plugins import Proof, activation, architecture, compiler_recipe, recipe, shape_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -286,7 +279,7 @@ for _name, (_kind, _about) in _ACTIVATIONS.items():
 @architecture("linear", about="one linear layer without bias: m rows, k inputs, n outputs")
 def linear(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:
     """As torchao's ToyLinearModel."""
-    from iree_gauntlet.torch_models.torch_side.torch_architectures import Linear, add_rows  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_side.layers import Linear, add_rows  # noqa: PLC0415
 
     return add_rows(Linear(k, n), (m, k), dtype)
 
@@ -296,7 +289,7 @@ def linear(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Te
 )
 def ln_linear(m: int, k: int, n: int, dtype: torch.dtype, activation: Module) -> tuple[Module, tuple[Tensor, ...]]:
     """As torchao's LNLinearActivationModel."""
-    from iree_gauntlet.torch_models.torch_side.torch_architectures import NormLinearActivation, add_rows  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_side.layers import NormLinearActivation, add_rows  # noqa: PLC0415
 
     return add_rows(NormLinearActivation(k, n, activation), (m, k), dtype)
 
@@ -307,7 +300,7 @@ def ln_linear(m: int, k: int, n: int, dtype: torch.dtype, activation: Module) ->
 )
 def transformer_block(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Module, tuple[Tensor, ...]]:  # noqa: ARG001 - see `about`
     """As torchao's TransformerBlock."""
-    from iree_gauntlet.torch_models.torch_side.torch_architectures import TransformerBlock, add_rows  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_side.layers import TransformerBlock, add_rows  # noqa: PLC0415
 
     return add_rows(TransformerBlock(k), (m, 16, k), dtype)
 
@@ -319,6 +312,6 @@ def transformer_block(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Modul
 )
 def transformers(m: int, k: int, n: int, dtype: torch.dtype, config: Path) -> tuple[Module, tuple[Tensor, ...]]:
     """Nothing is downloaded, and no code that a configuration names is run."""
-    from iree_gauntlet.torch_models.torch_side.torch_architectures import make_configured_model  # noqa: PLC0415
+    from iree_gauntlet.torch_models.torch_side.layers import make_configured_model  # noqa: PLC0415
 
     return make_configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)

@@ -34,13 +34,21 @@ from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import read_file, resolve_links, shown
 from iree_gauntlet.targets import parse_target
-from iree_gauntlet.torch_models.plugins import PluginRegistry, Shape, list_shapes, number_shapes
-from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM, HIGHEST_POWER
+from iree_gauntlet.torch_models.plugins import (
+    BASELINE,
+    COMPILER,
+    CUSTOM,
+    HIGHEST_POWER,
+    AskedArchitecture,
+    AskedRecipe,
+    PluginRegistry,
+    Shape,
+    list_shapes,
+    number_shapes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from iree_gauntlet.torch_models.plugins import AskedArchitecture, AskedRecipe
 
 
 Element = Literal["torch.float32", "torch.float16", "torch.bfloat16", "float32", "float16", "bfloat16"]

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.artifacts.program_parameters import collect_parameters
+from iree_gauntlet.artifacts.program_parameters import Parameter, collect_parameters
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.formatting import byte_size
+from iree_gauntlet.formatting import byte_size, listed
 from iree_gauntlet.measuring.numerics.arrays import count_bits
 from iree_gauntlet.measuring.profiles.dispatch_profile import find_dispatch_names, parse_dispatch_name
 from iree_gauntlet.system.short_process import ask
@@ -32,9 +32,8 @@ from iree_gauntlet.system.short_process import ask
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from iree_gauntlet.artifacts.program_parameters import Parameter
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models.recipe_registry import Proof
+    from iree_gauntlet.torch_models.plugins import Proof
 
 
 _INITIALIZER = "_initializer_"
@@ -204,9 +203,7 @@ def _name_works(names: Iterable[str]) -> list[str]:
 
 
 def _name_some(texts: Sequence[str]) -> str:
-    """The first few of them."""
-    more = len(texts) - _SHOWN
-    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "") if texts else "none"
+    return listed(texts, _SHOWN) or "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,8 @@ from iree_gauntlet.torch_models.peers import (
     speedup,
     take_interleaved,
 )
+from iree_gauntlet.torch_models.plugins import BASELINE, COMPILER
 from iree_gauntlet.torch_models.point_chain import TRACE
-from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER
 from iree_gauntlet.torch_models.roofline import Roofline, explain_no_roofline
 from iree_gauntlet.torch_models.torch_chain import MODULE_WORKER, MeasuredCalls, make_worker_command
 
@@ -115,24 +115,6 @@ class VariantCheck(Recorded):
     device_memory: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class VariantFigures:
-    """What is known of a variant before it is measured, and besides that.
-
-    `status` is `measured`, `same module`, `skipped`, `failed` or `error`.
-    """
-
-    status: str = MEASURED
-    reason: str = ""
-    doubt: Doubt | None = None
-    checked: VariantCheck = VariantCheck()
-    module_bytes: int | None = None
-    parameter_bytes: int | None = None
-    compile_s: float | None = None
-    shows: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 @dataclass(slots=True, kw_only=True)
 class PointSession(ModelSession):
     """Performs the steps of a point; `against`: `torch` (eager and compiled), `torch-eager` or `none`."""
@@ -142,7 +124,10 @@ class PointSession(ModelSession):
     against: str
     replace_disturbed: bool
     roofline: Roofline | None
-    _found: dict[str, VariantFigures] = field(default_factory=dict)
+    # What is known of variants, by their labels: what their modules are, why that is doubted, and how long a call took.
+    _variants: dict[str, VariantRecord] = field(default_factory=dict)
+    _doubts: dict[str, Doubt] = field(default_factory=dict)
+    _call_ms: dict[str, float] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
     # Of torch's programs: why they are not measured, or how long their first call took.
     _problems: dict[str, str] = field(default_factory=dict)
@@ -200,7 +185,7 @@ class PointSession(ModelSession):
 
     def _judge(self) -> Sequence[Step]:
         """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
-        self._found = {variant.label: self._find_standing(variant) for variant in self.chain.point.variants}
+        self._variants = {variant.label: self._find_standing(variant) for variant in self.chain.point.variants}
         facts: dict[str, ModuleFacts] = {}
         for variant in self._list_measured():
             program = self.chain.folder(Stage.IMPORT, variant.side) / "program.mlir"
@@ -208,9 +193,7 @@ class PointSession(ModelSession):
                 facts[variant.label] = read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
             except GauntletError as error:
                 # Then nothing is proven, and nothing measured.
-                known = self._found[variant.label]
-                known.status, known.doubt = "error", Doubt.UNREAD
-                known.reason = shorten(f"{Doubt.UNREAD}: {error.what}")
+                self._refuse(variant, "error", Doubt.UNREAD, error.what)
         for variant in self.chain.point.variants:
             if (own := facts.get(variant.label)) is not None:
                 self._look_at(variant, own, facts.get(BASELINE))
@@ -218,41 +201,65 @@ class PointSession(ModelSession):
 
     def _list_measured(self) -> list[Variant]:
         """The variants that can be measured, as far as is known."""
-        return [variant for variant in self.chain.point.variants if self._found[variant.label].status == MEASURED]
+        return [variant for variant in self.chain.point.variants if self._variants[variant.label].status == MEASURED]
 
-    def _find_standing(self, variant: Variant) -> VariantFigures:
+    def _find_standing(self, variant: Variant) -> VariantRecord:
         """The result of the steps before: the first that did not pass says why there is nothing to measure."""
+        found = VariantRecord(
+            label=variant.label,
+            quantization=variant.quantization.text,
+            sparsity=variant.sparsity.text if variant.sparsity else None,
+            kind="sparsity" if variant.sparsity else variant.quantization.recipe.kind,
+            status=MEASURED,
+        )
         if variant.refusal:
-            return VariantFigures(status="skipped", reason=variant.refusal)
+            return replace(found, status="skipped", reason=variant.refusal)
         side = variant.side
         roles = ((Stage.EXPORT, side), (Stage.IMPORT, side), (Stage.COMPILE, variant.label))
-        found = VariantFigures()
         for stage, role in (*roles, (Stage.THRESHOLD, variant.label)):
             result = self.results.get(make_step_id(self.chain.id, stage, role))
             if result is None or result.verdict is not Verdict.PASSED:
-                found.status = "error" if result is None else str(result.verdict)
-                found.reason = f"{stage}: {result.reason if result else 'it did not run'}"
-                return found
+                reason = f"{stage}: {result.reason if result else 'it did not run'}"
+                return replace(found, status="error" if result is None else str(result.verdict), reason=reason)
             if stage is Stage.COMPILE:
-                found.compile_s = float(result.statistics.get("tool_seconds", result.tool_seconds))
+                seconds = float(result.statistics.get("tool_seconds", result.tool_seconds))
+                found = replace(found, compile_s=seconds)
             if stage is Stage.THRESHOLD:
-                found.checked = VariantCheck.from_dict(result.statistics)
+                checked = VariantCheck.from_dict(result.statistics)
+                self._call_ms[variant.label] = checked.call_ms
+                found = replace(
+                    found,
+                    error=checked.error,
+                    agreement=checked.agreement.as_dict() if checked.agreement else None,
+                    first_call_ms=checked.first_call_ms,
+                    peak_rss_bytes=checked.peak_rss_bytes,
+                    device_peak_bytes=checked.device_memory.get("device_bytes_peak"),
+                )
         return found
+
+    def _refuse(self, variant: Variant, status: str, doubt: Doubt, problem: str) -> None:
+        known = self._variants[variant.label]
+        self._variants[variant.label] = replace(known, status=status, reason=shorten(f"{doubt}: {problem}"))
+        self._doubts[variant.label] = doubt
 
     def _look_at(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
         """Holds a module against what its recipe promises."""
-        known = self._found[variant.label]
-        known.module_bytes, known.parameter_bytes = facts.module_bytes, facts.stored_bytes
-        known.shows = describe_facts(facts)
+        known = self._variants[variant.label] = replace(
+            self._variants[variant.label],
+            module_bytes=facts.module_bytes,
+            parameter_bytes=facts.stored_bytes,
+            shows=tuple(describe_facts(facts)),
+        )
         if variant.is_baseline:
             return
         if baseline is None:
-            known.notes.append("the baseline has no module, so that nothing shows what the recipe changes")
+            note = "the baseline has no module, so that nothing shows what the recipe changes"
+            self._variants[variant.label] = replace(known, notes=(note,))
             return
         same = baseline.digest == facts.digest
         if same and variant.quantization.recipe.kind == COMPILER and variant.sparsity is None:
-            known.status = SAME
-            known.reason = "the compiler makes the same module as for the baseline: the recipe changes nothing here"
+            reason = "the compiler makes the same module as for the baseline: the recipe changes nothing here"
+            self._variants[variant.label] = replace(known, status=SAME, reason=reason)
             return
         problems = [
             problem
@@ -260,8 +267,7 @@ class PointSession(ModelSession):
             for problem in find_unproven(asked.recipe.proof, facts, baseline, self.builds[variant.side].changed_bytes)
         ]
         if problems:
-            known.status, known.doubt = "failed", Doubt.UNPROVEN
-            known.reason = shorten(f"{Doubt.UNPROVEN}: {'; '.join(problems)}")
+            self._refuse(variant, "failed", Doubt.UNPROVEN, "; ".join(problems))
 
     def benchmark(self, step: Step) -> Result:
         """Measures all variants, or looks at what one of them takes."""
@@ -271,7 +277,7 @@ class PointSession(ModelSession):
             return self._profile_memory(step)
         variant = self._find_variant(step.role.removeprefix(TRACE))
         program, path = self.chain.made(variant, self.builds[variant.side]), Path(step.folder) / variant.label
-        made = self.trace(step, program, path, tracing.VERBOSE, self._found[variant.label].checked.call_ms)
+        made = self.trace(step, program, path, tracing.VERBOSE, self._call_ms[variant.label])
         return tracing.make_result([made], {TRACE.rstrip("."): made.as_dict()})
 
     def _profile_memory(self, step: Step) -> Result:
@@ -312,7 +318,7 @@ class PointSession(ModelSession):
             torch = self._try_torch(step, modes) if modes and is_cpu(self.chain.device) else None
             programs: dict[str, Measurement] = {}
             for variant in self._list_measured():
-                calls = _count_calls(self._found[variant.label].checked.call_ms)
+                calls = _count_calls(self._call_ms[variant.label])
                 plan = self.chain.made(variant, self.builds[variant.side]).plan([self.chain.device], calls)
                 command = make_worker_command(self.chain, step, MODULE_WORKER, plan, f"{variant.label}.")
                 programs[variant.label] = make_iree_rounds(step, command)
@@ -388,32 +394,18 @@ class PointSession(ModelSession):
         )
 
     def _make_variant(self, variant: Variant) -> VariantRecord:
-        known, blocks = self._found[variant.label], self._blocks
+        known, blocks = self._variants[variant.label], self._blocks
         # One that is the baseline's module has the baseline's times.
         name = BASELINE if known.status == SAME else variant.label
         ratio = None if variant.is_baseline or known.status != MEASURED else speedup(blocks, name, BASELINE)
-        own, checked = median_ms(blocks, name), known.checked
-        return VariantRecord(
-            label=variant.label,
-            quantization=variant.quantization.text,
-            sparsity=variant.sparsity.text if variant.sparsity else None,
-            kind="sparsity" if variant.sparsity else variant.quantization.recipe.kind,
-            status=known.status,
-            reason=known.reason,
+        own = median_ms(blocks, name)
+        return replace(
+            known,
             iree=None if own is None else IreeTimes(own, ratio),
             torch_eager=self._compare_torch(_EAGER, variant.side, name),
             torch_compile=self._compare_torch(_COMPILED, variant.side, name),
-            error=checked.error,
-            agreement=checked.agreement.as_dict() if checked.agreement else None,
-            first_call_ms=checked.first_call_ms,
-            module_bytes=known.module_bytes,
-            parameter_bytes=known.parameter_bytes,
-            peak_rss_bytes=blocks.peak_bytes.get(name) or checked.peak_rss_bytes,
-            device_peak_bytes=checked.device_memory.get("device_bytes_peak"),
-            compile_s=known.compile_s,
+            peak_rss_bytes=blocks.peak_bytes.get(name) or known.peak_rss_bytes,
             roofline=self._find_share(variant),
-            shows=tuple(known.shows),
-            notes=tuple(known.notes),
         )
 
     def _compare_torch(self, mode: str, side: str, own: str) -> TorchTimes | None:
@@ -433,7 +425,7 @@ class PointSession(ModelSession):
         """How much of what the machine can do at best a variant reaches."""
         time_ms = median_ms(self._blocks, variant.label)
         roofline = None if explain_no_roofline(self.chain.device) else self.roofline
-        known = self._found[variant.label]
+        known = self._variants[variant.label]
         if roofline is None or time_ms is None or known.parameter_bytes is None:
             return None
         build = self.builds[variant.side].programs[0]
@@ -457,8 +449,8 @@ class PointSession(ModelSession):
 
     def _join_reasons(self, doubt: Doubt) -> str:
         """Of all variants of which it is doubted for that."""
-        doubted = (f"{label}: {known.reason}" for label, known in self._found.items() if known.doubt is doubt)
-        return shorten("; ".join(doubted))
+        doubted = (label for label, own in self._doubts.items() if own is doubt)
+        return shorten("; ".join(f"{label}: {self._variants[label].reason}" for label in doubted))
 
 
 def _name_torch_program(mode: str, label: str) -> str:

@@ -24,25 +24,19 @@ from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.requests import ToolchainRequest
+from iree_gauntlet.requests import MicroRequest, ToolchainRequest
 from iree_gauntlet.settings import expand_home, find_project_folder, format_typed_command, shown
 from iree_gauntlet.targets import target_flags
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.bench_result import append_result, check_output, make_perf_entry, make_result_lines
 from iree_gauntlet.torch_models.bench_session import DIALECT, BenchSession, Chain
-from iree_gauntlet.torch_models.build_files import BuildPlan
+from iree_gauntlet.torch_models.build_files import BuildPlan, BuildRecord
 from iree_gauntlet.torch_models.configuration import override, read_micro_config
-from iree_gauntlet.torch_models.instantiate import check_options
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover, find_model
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, check_options, discover, find_model
 from iree_gauntlet.torch_models.model_session import perform_by_chain
-from iree_gauntlet.torch_models.plugins import REFUSED, find_entry_point_files, load_registry
-from iree_gauntlet.torch_models.recipe_registry import CUSTOM
-from iree_gauntlet.torch_models.reports.sweep_reports import (
-    check_writable,
-    copy_micro_reports,
-    read_targets,
-    write_micro_reports,
-)
+from iree_gauntlet.torch_models.plugins import CUSTOM, REFUSED, PluginRegistry, find_entry_point_files, load_registry
+from iree_gauntlet.torch_models.reports.sweep_reports import check_writable, copy_micro_reports, write_micro_reports
+from iree_gauntlet.torch_models.reports.sweep_rows import read_targets
 from iree_gauntlet.torch_models.sweep import MicroRun, find_earlier_micro
 from iree_gauntlet.torch_models.torch_chain import (
     choose_devices,
@@ -57,10 +51,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.reports.report_files import Reports
-    from iree_gauntlet.requests import MicroRequest
     from iree_gauntlet.torch_models.bench_options import BenchOptions
-    from iree_gauntlet.torch_models.build_files import BuildRecord
-    from iree_gauntlet.torch_models.plugins import PluginRegistry
 
 
 _MODELS = "specs/models"

@@ -20,7 +20,7 @@ from iree_gauntlet.engine.processes.supervisor import format_shell_line
 from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.formatting import milliseconds, one_line
-from iree_gauntlet.measuring.profiles.dispatch_profile import parse_dispatch_name
+from iree_gauntlet.measuring.profiles.dispatch_profile import OUTSIDE_NAME, DispatchProfile, parse_dispatch_name
 from iree_gauntlet.measuring.profiles.perfetto import make_perfetto_trace
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Command, Step
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.build_files import Array
@@ -41,7 +40,6 @@ _COLUMNS = (
     *(Column(title, ColumnKind.NAME) for title in ("dispatch", "shape")),
     *(Column(title, ColumnKind.NUMBER) for title in ("a call", "ms a call", "share")),
 )
-_OUTSIDE = "outside of dispatches (scheduling, copies, waiting)"
 _LONGEST_NAME = 80
 _NS_PER_MS = 1e6
 # The first word of a name that gives sizes, `128x2x64` or `4xDxf32`, and the types behind it.
@@ -78,34 +76,22 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceTable:
-    """The dispatches of a program; `call_ns` is the median wall time of a call under the profiler."""
+    """The dispatches of a program, those first that take longest."""
 
+    profile: DispatchProfile
     rows: tuple[TraceRow, ...]
-    calls: int
-    call_ns: int | None
-    on_device: bool
-    notes: tuple[str, ...] = ()
-
-    @property
-    def dispatched_ns(self) -> int:
-        """All dispatches of a call, ns; more than the call takes where some run side by side."""
-        return sum(row.ns for row in self.rows)
-
-    @property
-    def outside_ns(self) -> int | None:
-        """What is left of a call; negative where dispatches run side by side."""
-        return None if self.call_ns is None else self.call_ns - self.dispatched_ns
 
     def as_dict(self) -> dict[str, Any]:
         """For the journal and for files; times in ns of one call."""
+        profile = self.profile
         return {
-            "calls": self.calls,
-            "call_ns": self.call_ns,
-            "dispatched_ns": self.dispatched_ns,
-            "outside_ns": self.outside_ns,
-            "on_device": self.on_device,
+            "calls": profile.invocations,
+            "call_ns": profile.elapsed_ns,
+            "dispatched_ns": profile.dispatched_ns,
+            "outside_ns": profile.outside_ns,
+            "on_device": profile.on_device,
             "rows": [asdict(row) for row in self.rows],
-            "notes": list(self.notes),
+            "notes": list(profile.notes),
         }
 
 
@@ -124,7 +110,7 @@ def trace_table(profile: DispatchProfile) -> TraceTable:
         for dispatch in profile.dispatches
     ]
     rows.sort(key=lambda row: -row.ns)
-    return TraceTable(tuple(rows), profile.invocations, profile.elapsed_ns, profile.on_device, profile.notes)
+    return TraceTable(profile, tuple(rows))
 
 
 def format_table(table: TraceTable, most: int | None = None) -> list[str]:
@@ -141,17 +127,17 @@ def format_table(table: TraceTable, most: int | None = None) -> list[str]:
         cells.append(
             (label, "", *_make_figures(table, sum(row.ns for row in others), sum(row.count for row in others)))
         )
-    if table.outside_ns is not None:
-        cells.append((_OUTSIDE, "", *_make_figures(table, table.outside_ns, "")))
-    notes = table.notes
-    if table.outside_ns is not None and table.outside_ns < 0:
-        notes = (*notes, "dispatches run side by side: together they take longer than the call")
+    profile = table.profile
+    notes, outside_ns = profile.notes, profile.outside_ns
+    if outside_ns is not None:
+        cells.append((OUTSIDE_NAME, "", *_make_figures(table, outside_ns, "")))
+        if outside_ns < 0:
+            notes = (*notes, "dispatches run side by side: together they take longer than the call")
     count = sum(row.count for row in table.rows)
-    dispatches = f"{_format_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
-    timed = (
-        f"medians of {table.calls} calls under the profiler, by the {'device' if table.on_device else 'host'}'s clock"
-    )
-    call = "" if table.call_ns is None else f"{_format_ms(table.call_ns)} ms a call, "
+    dispatches = f"{_format_ms(profile.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
+    clock = "device" if profile.on_device else "host"
+    timed = f"medians of {profile.invocations} calls under the profiler, by the {clock}'s clock"
+    call = "" if profile.elapsed_ns is None else f"{_format_ms(profile.elapsed_ns)} ms a call, "
     return [
         f"{call}{dispatches} ({timed})",
         *Table(_COLUMNS, tuple(cells)).lines,
@@ -160,8 +146,8 @@ def format_table(table: TraceTable, most: int | None = None) -> list[str]:
 
 
 def _make_figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
-    whole = table.call_ns or table.dispatched_ns
-    return (count, _format_ms(ns), f"{100 * ns / whole:.1f} %" if whole and ns >= 0 else None)
+    total = table.profile.elapsed_ns or table.profile.dispatched_ns
+    return (count, _format_ms(ns), f"{100 * ns / total:.1f} %" if total and ns >= 0 else None)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from iree_gauntlet.measuring.profiles.memory_profile import (
     read_written_memory_profile,
     write_memory_profile,
 )
-from iree_gauntlet.torch_models.reports.sweep_plots import draw_memory_plot
+from iree_gauntlet.torch_models.reports.sweep_reports import draw_memory_plot
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.measure_memory import MemoryWatch, drop_every_second, measure
 from tests.support.processes import wait_until

@@ -9,7 +9,7 @@ from lxml import html
 from iree_gauntlet.document import INK, PAPER
 from iree_gauntlet.reports.draw import FileDrawing
 from iree_gauntlet.reports.render_html import render_html
-from iree_gauntlet.torch_models.reports.sweep_document import make_sweep_document
+from iree_gauntlet.torch_models.reports.sweep_reports import make_sweep_document
 from iree_gauntlet.torch_models.reports.sweep_rows import SweepHeader, group_entries, read_rows
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
 

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.torch_models.reports.sweep_reports import (
+from iree_gauntlet.torch_models.reports.sweep_rows import (
     SPEEDUP,
     OssRecord,
+    SweepHeader,
     is_float32,
     make_oss_json,
     make_oss_records,
+    read_rows,
 )
-from iree_gauntlet.torch_models.reports.sweep_rows import SweepHeader, read_rows
 from tests.support.budgets import part_of_the_examples
 from tests.support.micro_records import HEADER, SWEEP_HEADER, point, ratio, record, records, squares, variant
 from tests.support.places import ROOT

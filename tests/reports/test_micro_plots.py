@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from iree_gauntlet.reports.draw import measure_text
-from iree_gauntlet.torch_models.reports.sweep_plots import (
+from iree_gauntlet.torch_models.reports.sweep_reports import (
     STATUS_MARKS,
     WORD_COLOURS,
     choose_colour,

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, Ratio
+from iree_gauntlet.records.sweep_record import VARIANT_FIGURES, NumberErrors, PeakShare, Ratio, VariantRecord
 from iree_gauntlet.torch_models.reports.sweep_rows import find_mean_ratio, group_entries, read_rows
 from tests.support.micro_records import grid, point, ratio, record, records, squares, variant
 
@@ -37,8 +38,20 @@ def test_a_row_has_what_the_record_has() -> None:
     assert row.variant.torch_compile.beside_iree is not None
     assert row.variant.torch_compile.beside_iree.ratio == 0.9
     assert (row.record.notes, row.variant.notes) == (("of the point",), ("own note",))
-    assert (row.peak_share.share, row.peak_share.bound) == (0.41, "compute")
+    assert row.variant.roofline == PeakShare(0.41, "compute")
     assert (row.record.blocks, row.record.replaced, row.point.flops) == (6, 1, 2.0 * 128 * 256 * 512)
+
+
+def test_each_number_of_a_variant_is_a_row_of_the_table_of_figures() -> None:
+    numbers = {item.name for item in fields(VariantRecord) if item.type == "float | None"}
+    assert {figure.field for figure in VARIANT_FIGURES if not figure.part} == numbers
+    in_order = list(range(len(VARIANT_FIGURES)))
+    assert [figure.place for figure in VARIANT_FIGURES] == in_order
+    assert sorted(figure.metric.place for figure in VARIANT_FIGURES) == in_order
+    (row,) = read_rows([record(point(8, 8, 8), [variant("int8wo", 1.0, ratio(2.0))])])
+    assert all(figure.format(row.variant) for figure in VARIANT_FIGURES)
+    (unmeasured,) = read_rows([record(point(8, 8, 8), [variant("int8wo", 1.0, None, iree=None)])])
+    assert [f.column for f in VARIANT_FIGURES if not f.format(unmeasured.variant)] == ["first call, ms"]
 
 
 def test_what_was_not_measured_is_none() -> None:
@@ -47,7 +60,7 @@ def test_what_was_not_measured_is_none() -> None:
         [record(point(1, 1, 1), [variant("int8dq", 1.0, None, **nothing, status="failed", reason="no")])]
     )
     assert (row.variant.iree, row.variant.torch_eager, row.variant.torch_compile, row.speedup) == (None,) * 4
-    assert (row.errors, row.peak_share, row.variant.module_bytes) == (NumberErrors(), PeakShare(), None)
+    assert (row.errors, row.variant.roofline, row.variant.module_bytes) == (NumberErrors(), None, None)
     assert (row.variant.status, row.variant.reason) == ("failed", "no")
 
 

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from iree_gauntlet.document import ColouredCell, Table
-from iree_gauntlet.records.sweep_record import Ratio
+from iree_gauntlet.records.sweep_record import Ratio, format_decibels
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.torch_models.reports.sweep_document import (
+from iree_gauntlet.torch_models.reports.sweep_reports import (
     LEGEND,
     collect_heading_facts,
     find_doubts,
-    format_decibels,
     make_speedup_cell,
     make_speedup_table,
     make_sweep_document,
@@ -80,7 +79,7 @@ def test_what_stands_in_the_place_of_a_speedup() -> None:
     assert make_speedup_cell(one("int8dq", iree=None, status="failed")) == "failed"
     assert make_speedup_cell(one("O2", iree={"ms": 1.0, "speedup": None}, status="same module")) == "same module"
     assert make_speedup_cell(one("int8wo")) == ColouredCell("▲ 1.50 (1.43–1.58)", "faster")
-    assert (format_decibels(math.inf), format_decibels(46.02), format_decibels(None)) == ("exact", "46.0 dB", "–")
+    assert (format_decibels(math.inf), format_decibels(46.02)) == ("exact", "46.0 dB")
 
 
 def test_the_longer_axis_goes_down() -> None:

@@ -10,8 +10,14 @@ from iree_gauntlet.bench import Generative, benchmark_model, on_host
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_files import BuildOptions
 from iree_gauntlet.torch_models.declarations import collect_declarations, sort_by_name
-from iree_gauntlet.torch_models.instantiate import Instance, Pipeline, instantiate
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError, discover
+from iree_gauntlet.torch_models.model_registry import (
+    BenchmarkModel,
+    Instance,
+    ModelError,
+    Pipeline,
+    discover,
+    instantiate,
+)
 from tests.support.places import ROOT
 
 with contextlib.suppress(ModuleNotFoundError):

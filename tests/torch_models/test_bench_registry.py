@@ -11,8 +11,14 @@ from iree_gauntlet.bench import Generative, benchmark_model, on_device, on_host
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.torch_models.build_files import BuildOptions
 from iree_gauntlet.torch_models.declarations import collect_declarations, sort_by_name
-from iree_gauntlet.torch_models.instantiate import Pipeline, arrange, check_options, choose_arguments
-from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
+from iree_gauntlet.torch_models.model_registry import (
+    BenchmarkModel,
+    ModelError,
+    Pipeline,
+    arrange,
+    check_options,
+    choose_arguments,
+)
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
@@ -310,7 +316,7 @@ def test_generative_models_are_checked_too() -> None:
 
 def test_declaring_models_is_light() -> None:
     statement = (
-        "import sys, iree_gauntlet.bench, iree_gauntlet.torch_models.instantiate;"
+        "import sys, iree_gauntlet.bench, iree_gauntlet.torch_models.model_registry;"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(

@@ -178,13 +178,13 @@ def test_light_gives_a_table(
     made = step(command(toolchain, built, tmp_path / "run", device))
     found = trace(made, "light", tmp_path / "traces" / "main", toolchain, processes, known, call_ms=100.0)
     table = without_reason(found)
-    assert table.calls == 20
+    assert table.profile.invocations == 20
     matmul = [row for row in table.rows if row.kind == "matmul"]
     assert sum(row.count for row in matmul) == 2
     assert {row.shape for row in matmul} == {f"{_SIZE}x{_SIZE}x{_SIZE} f32"}
-    assert table.call_ns is not None
-    assert table.outside_ns == table.call_ns - sum(row.ns for row in table.rows)
-    assert all(row.share == pytest.approx(row.ns / table.call_ns) for row in table.rows)
+    assert table.profile.elapsed_ns is not None
+    assert table.profile.outside_ns == table.profile.elapsed_ns - sum(row.ns for row in table.rows)
+    assert all(row.share == pytest.approx(row.ns / table.profile.elapsed_ns) for row in table.rows)
     assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == ["main.trace.json", "main.trace.txt"]
     lines = (tmp_path / "traces" / "main.trace.txt").read_text().splitlines()
     assert lines[0].startswith("trace of main: ")
@@ -206,7 +206,7 @@ def test_verbose_gives_a_file_for_perfetto_too(
     made = step(command(toolchain, built, tmp_path / "run"))
     found = trace(made, VERBOSE, tmp_path / "traces" / "decode", toolchain, processes, known)
     table = without_reason(found)
-    assert table.calls == 5
+    assert table.profile.invocations == 5
     file = tmp_path / "traces" / "decode.perfetto.json"
     assert dict(found.files)["perfetto"] == str(file)
     assert shown(found)[-1] == f"for https://ui.perfetto.dev: {file}"
@@ -217,12 +217,12 @@ def test_verbose_gives_a_file_for_perfetto_too(
         if event.get("cat") == "dispatch":
             dispatched[event["name"]].append(event["dur"])
     assert {name: len(times) for name, times in dispatched.items()} == {
-        row.name: row.count * table.calls for row in table.rows
+        row.name: row.count * table.profile.invocations for row in table.rows
     }
     threads = thread_names(document)
     assert {"queue 0: submissions", "queue 0: execution on the host", "queue 0: dispatches"} <= threads
     executions = [event for event in document["traceEvents"] if event["name"] == "execute"]
-    assert len(executions) == table.calls
+    assert len(executions) == table.profile.invocations
     assert " export --format=ireeperf-jsonl " in found.commands[2]
     assert json.loads((tmp_path / "traces" / "decode.trace.json").read_text()) == found.as_dict()
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 # What any model is made by: the call of its function, rounding, its reference, the export.
 _EVERY = {"build_files", "build_steps", "building", "decompositions", "formats", "torch_tensors"}
-_MODELS = {"instantiate", "model_registry", "declarations"}
-_RECIPES = {"building_variant", "plugins", "recipe_registry", "layers", "torch_architectures", "builtin_plugins"}
+_MODELS = {"model_registry", "declarations"}
+_RECIPES = {"building_variant", "plugins", "layers", "builtin_plugins"}
 # Options, plans and reports of what was made.
 _OTHERS = {"bench_options", "bench_result", "bench_session", "configuration", "peers", "roofline"}
 _OTHERS |= {"point_chain", "point_session", "torch_chain", "tracing", "measure_torch", "module_facts"}
-_OTHERS |= {"sweep", "sweep_document", "sweep_reports", "torch_commands"}
+_OTHERS |= {"sweep", "sweep_rows", "sweep_reports", "torch_commands"}
 
 
 def files_of(chain: type[TorchChain]) -> set[str]:
@@ -35,7 +35,7 @@ def test_the_key_of_a_model_has_what_makes_it() -> None:
 
 def test_the_key_of_a_model_has_no_options_and_reports() -> None:
     # A changed help text builds no model again.
-    assert files_of(Chain) & (_OTHERS | {"recipe_registry", "plugins"}) == set()
+    assert files_of(Chain) & (_OTHERS | {"plugins"}) == set()
     assert files_of(PointChain) & _OTHERS == set()
 
 

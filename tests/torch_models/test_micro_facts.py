@@ -25,7 +25,7 @@ from iree_gauntlet.torch_models.module_facts import (
     read_module_facts,
     read_span_lengths,
 )
-from iree_gauntlet.torch_models.recipe_registry import Proof
+from iree_gauntlet.torch_models.plugins import Proof
 from tests.support.command_line import LIMIT_SECONDS, with_fields
 
 if TYPE_CHECKING:

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, ENTRY_POINTS, find_entry_point_files, load_registry
-from iree_gauntlet.torch_models.recipe_registry import PluginError
+from iree_gauntlet.torch_models.plugins import (
+    BUILTIN_FILES,
+    ENTRY_POINTS,
+    PluginError,
+    find_entry_point_files,
+    load_registry,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.torch_models.declarations import collect_declarations, sort_by_name
-from iree_gauntlet.torch_models.plugins import PluginRegistry, load_registry
-from iree_gauntlet.torch_models.recipe_registry import (
+from iree_gauntlet.torch_models.plugins import (
     Activation,
     Architecture,
     ModelRecipe,
     PluginError,
+    PluginRegistry,
     Proof,
     ShapeSet,
     activation,
     architecture,
     compiler_recipe,
+    load_registry,
     recipe,
     shape_set,
 )

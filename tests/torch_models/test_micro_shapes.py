@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.torch_models.declarations import collect_declarations
-from iree_gauntlet.torch_models.plugins import Shape, list_shapes, load_registry, number_shapes
-from iree_gauntlet.torch_models.recipe_registry import PluginError, ShapeSet, shape_set
+from iree_gauntlet.torch_models.plugins import (
+    PluginError,
+    Shape,
+    ShapeSet,
+    list_shapes,
+    load_registry,
+    number_shapes,
+    shape_set,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

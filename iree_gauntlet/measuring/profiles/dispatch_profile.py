@@ -63,7 +63,7 @@ _WRITTEN_DISPATCH = re.compile(rb"[\w$.]*_(?:dispatch|encoding)_\d+(?:_\w+)?")
 _NUMBERED = re.compile(r".*_(?:dispatch|encoding)_\d+")
 # The kind of the row for what no dispatch accounts for.
 OUTSIDE = "outside"
-_OUTSIDE_NAME = "outside of dispatches (scheduling, copies, waiting)"
+OUTSIDE_NAME = "outside of dispatches (scheduling, copies, waiting)"
 _EXPLAINED = 0.8
 _MOST_ROWS = 10
 # In the name of a row of several.
@@ -390,7 +390,7 @@ def match_dispatches(a: DispatchProfile, b: DispatchProfile) -> DispatchChanges:
             changes += [_change(Match.NEW, [], [dispatch]) for dispatch in theirs]
     a_ns, b_ns = a.dispatched_ns, b.dispatched_ns
     if a.outside_ns is not None and b.outside_ns is not None:
-        changes.append(DispatchChange(_OUTSIDE_NAME, OUTSIDE, Match.OUTSIDE, a.outside_ns, b.outside_ns, 0, 0))
+        changes.append(DispatchChange(OUTSIDE_NAME, OUTSIDE, Match.OUTSIDE, a.outside_ns, b.outside_ns, 0, 0))
         a_ns, b_ns = a_ns + a.outside_ns, b_ns + b.outside_ns
     # Stable: rows of one size keep the order of their labels, whichever side is A and whatever the numbers are.
     changes.sort(key=lambda change: -abs(change.difference_ns))

@@ -1,335 +1,574 @@
-"""The files of results of `micro`: tables, plots, a page, and the records of a dashboard's database."""
+"""The reports of a sweep: tables of recipes and shapes, pictures as SVG files, a page, and files of results."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-
-from iree_gauntlet.device_kinds import find_kind, is_cpu
-from iree_gauntlet.document import Picture
+from iree_gauntlet.document import (
+    INK,
+    PAPER,
+    Block,
+    ColouredCell,
+    Column,
+    ColumnKind,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    OnPage,
+    Picture,
+    Table,
+)
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.journal_format import explain_unreadable
-from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, read_written_memory_profile
+from iree_gauntlet.formatting import listed, milliseconds
+from iree_gauntlet.journal_format import JournalRecord, explain_unreadable
+from iree_gauntlet.measuring.profiles.memory_profile import (
+    MEMORY_FILE,
+    MEMORY_ROLE,
+    MemoryProfile,
+    read_written_memory_profile,
+)
+from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.outcome import state_of
-from iree_gauntlet.records.sweep_record import MICRO, UNREADABLE_SWEEP, SweepAsked
+from iree_gauntlet.records.sweep_record import (
+    MEASURED,
+    MICRO,
+    SAME,
+    UNREADABLE_SWEEP,
+    VARIANT_FIGURES,
+    IreeTimes,
+    SweepAsked,
+    TorchTimes,
+    format_decibels,
+)
+from iree_gauntlet.reports.draw import FileDrawing, list_round_numbers, measure_text
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.settings import expand_home, read_file, shown
+from iree_gauntlet.reports.report_files import RecordOrigin, provenance
+from iree_gauntlet.settings import expand_home, shown
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.torch_models.reports.sweep_document import NOT_MEASURED, UNREACHED, make_sweep_document
-from iree_gauntlet.torch_models.reports.sweep_plots import draw_memory_plot
-from iree_gauntlet.torch_models.reports.sweep_rows import MissingPoint, SweepHeader, format_results_csv, read_rows
+from iree_gauntlet.torch_models.reports.sweep_rows import (
+    MissingPoint,
+    Row,
+    SweepEntry,
+    SweepHeader,
+    find_mean_ratio,
+    format_ratio,
+    format_results_csv,
+    group_entries,
+    make_oss_json,
+    read_rows,
+    read_targets,
+    times,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.records.sweep_record import IreeTimes, Ratio, TorchTimes
-    from iree_gauntlet.torch_models.reports.sweep_rows import Row
-
-
-_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
-_Count = Annotated[int, Field(ge=0, lt=2**32)]
-_Text = Annotated[str, Field(min_length=1)]
-_Extra = dict[str, str]
-SPEEDUP = "Fwd Speedup (x)"
-# torchao writes this one for bf16, whatever the baseline's type is.
-_BASELINE_TIMES = {"bf16": "Bfloat16 Fwd Time (ms)", "f16": "Float16 Fwd Time (ms)", "f32": "Float32 Fwd Time (ms)"}
-_RECIPE_TIMES = {"quantization": "Quantized Fwd Time (ms)", "sparsity": "Sparse Fwd Time (ms)"}
-_REPOSITORIES = {
-    "numpy": "numpy/numpy",
-    "onnx": "onnx/onnx",
-    "onnxruntime": "microsoft/onnxruntime",
-    "onnxscript": "microsoft/onnxscript",
-    "torch": "pytorch/pytorch",
-    "torchao": "pytorch/ao",
-    "transformers": "huggingface/transformers",
-}
-_MEGABYTE = 1e6
-_GIB = 1 << 30
-_TARGETS = TypeAdapter(dict[str, dict[str, float]])
-_Targets: TypeAlias = Mapping[str, Mapping[str, float]]
+    # A title, labels of columns, and cells by the labels of their rows and columns.
+    _HeatMap = tuple[str, Sequence[str], Mapping[tuple[str, str], Row]]
 
 
-def is_float32(value: float) -> bool:
-    """Whether the table can hold a number as one."""
-    return math.isfinite(value) and abs(value) <= _LARGEST_FLOAT32
+# Of Okabe and Ito, "Color Universal Design" (2008): blue and vermilion stay apart in every kind of colour blindness.
+_BLUE, _VERMILION, _MIDDLE = (0.0, 0.447, 0.698), (0.835, 0.369, 0.0), (0.96, 0.96, 0.95)
+WORD_COLOURS = {"faster": "#0072b2", "slower": "#d55e00", "same": "#8c8c8c", "inconclusive": PAPER}
+_RESIDENT, _MAPPED, _DEVICE = "stroke: #0072b2", "stroke: #8c8c8c; stroke-dasharray: 6 3", "stroke: #d55e00"
+# What stands in the place of a speed-up, and behind one.
+STATUS_MARKS = {"same module": "≡", "failed": "×", "error": "×", "skipped": "·"}
+_WORD_MARKS = {"same": "=", "inconclusive": "?"}
+_AXIS, _EDGE, _RULE = f"stroke: {INK}", "stroke: #8c8c8c", "stroke: #8c8c8c; stroke-opacity: 0.35"
+_CURVE = "; stroke-width: 2; shape-rendering: auto"
+
+# Octaves: below, differences are shown as small as they are; above, one outlier does not wash out the rest. An interval
+# may reach further than any colours do.
+_LEAST, _MOST, _MOST_OF_BARS = math.log2(1.25), 3.0, 5.0
+# Of these a scale has those that it reaches, but for the least: with their inverses.
+_TICKS = (1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0)
+# All that follows is in pixels, but for the counts of maps and of shapes side by side before it goes on below.
+_LINE, _GAP = 18, 6
+_CELL_WIDTH, _CELL_HEIGHT = 52, 32
+_MAPS_ACROSS, _SHAPES_ACROSS = 3, 20
+# A bar's place is as wide as all shapes let it be, and wide enough for its label.
+_WIDEST, _NARROWEST, _ALL, _LEAST_WIDTH = 44, 13, 1300, 380
+_PANEL_HEIGHT, _AXIS_LABELS = 132, 52
+_MEMORY_WIDTH, _MEMORY_HEIGHT = 660, 260
+_MB = 1e6
+_LONGEST_NAME = 100
+_UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
-def _check_float32(value: float) -> float:
-    if not is_float32(value):
-        raise ValueError(f"{value} is no finite Float32")
-    return value
+def draw_plots(entry: SweepEntry, names: set[str]) -> Iterator[Picture]:
+    """Heat maps and bars of an entry, if it has a recipe besides the baseline; `names` are those that are taken."""
+    for name, text, svg in _draw_entry(entry) if any(row.speedup and not row.is_baseline for row in entry.rows) else ():
+        short = stem = _UNFIT.sub("-", name)[:_LONGEST_NAME].strip(".-")
+        number = 2
+        while stem.lower() in names:
+            stem, number = f"{short}-{number}", number + 1
+        names.add(stem.lower())
+        yield Picture(f"{stem}.svg", svg, text)
 
 
-_Float = Annotated[float, AfterValidator(_check_float32)]
+def _draw_entry(entry: SweepEntry) -> Iterator[tuple[str, str, str]]:
+    """Name, contents in words and SVG of each plot of an entry."""
+    if is_grid(entry):
+        for recipe in entry.recipes:
+            yield f"heat-{entry.name}-{recipe}", f"speed-up of {recipe} over the sweep", draw_grid_map(entry, recipe)
+    else:
+        yield f"heat-{entry.name}", "speed-ups", draw_overview_map(entry)
+    yield f"bars-{entry.name}", "speed-ups with intervals", draw_speedup_bars(entry)
 
 
-class _OssPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+def draw_speedup_bars(entry: SweepEntry) -> str:
+    """Speed-ups of all recipes of an entry over its shapes, from 1.0 up or down on a logarithmic axis."""
+    drawing = FileDrawing(f"{entry.title}: speed-up, with 95 % intervals")
+    shapes, left, y = entry.shapes, drawing.left + _AXIS_LABELS, drawing.top
+    ratios = [row.speedup for row in entry.rows if row.speedup]
+    x = left
+    for word, colour in WORD_COLOURS.items():
+        if any(ratio.word == word for ratio in ratios):
+            drawing.fill(x, y - 9, 24, 10, f"fill: {colour}; {_EDGE}")
+            x = drawing.write(x + 24 + _GAP, y, word) + 2 * _GAP
+    ends = [end for ratio in ratios for end in (ratio.ratio, ratio.low, ratio.high) if end is not None]
+    # Octaves below and above 1.0 that show all of them, with some room.
+    low = -1.06 * scale_limit((end for end in ends if end < 1), most=_MOST_OF_BARS)
+    high = 1.06 * scale_limit((end for end in ends if end > 1), most=_MOST_OF_BARS)
+    ticks = [tick for tick in scale_ticks(max(-low, high)) if low <= math.log2(tick) <= high]
+    place = min(_WIDEST, max(_NARROWEST, _ALL / len(shapes)))
+    width = max(place * len(shapes), _LEAST_WIDTH)
+    middles = {shape: left + width / len(shapes) * (index + 0.5) for index, shape in enumerate(shapes)}
+    for recipe in entry.recipes:
+        rows = {row.label: row for row in entry.of_recipe(recipe)}
+        mean = find_mean_ratio([row.speedup.ratio for row in rows.values() if row.speedup])
+        title = recipe if mean is None else f"{recipe}: {times(mean)}× in the geometric mean"
+        drawing.write(left, y + 1.5 * _LINE, title)
+        y += 2 * _LINE + _PANEL_HEIGHT
+
+        def scale(ratio: float, bottom: float = y) -> float:
+            octaves = max(low, min(high, _convert_to_octaves(ratio)))
+            return bottom - (octaves - low) / (high - low) * _PANEL_HEIGHT
+
+        for tick in ticks:
+            drawing.connect([(left, scale(tick)), (left + width, scale(tick))], _AXIS if tick == 1 else _RULE)
+            drawing.write(left - _GAP, scale(tick) + 4, format_tick(tick), "end")
+        for shape, row in rows.items():
+            _draw_bar(drawing, row, middles[shape], 0.36 * place, scale)
+    for shape, x in middles.items():
+        drawing.write(x + 4, y + _GAP, shape, "end", turn=-90)
+    _write_meanings(drawing, y + max(map(measure_text, shapes)) + 2 * _LINE, entry.rows, STATUS_MARKS)
+    return drawing.finish()
 
 
-class OssBenchmark(_OssPart):
-    """What was benchmarked, in the words of dashboards: `dtype` is the recipe."""
-
-    name: _Text
-    mode: _Text
-    dtype: _Text
-    extra_info: _Extra = {}
-
-
-class OssModel(_OssPart):
-    """Of which model."""
-
-    name: _Text
-    type: str = ""
-    backend: str = ""
-    origins: list[str] = []
-    extra_info: _Extra = {}
+def _draw_bar(drawing: FileDrawing, row: Row, x: float, half: float, scale: Callable[[float], float]) -> None:
+    ratio = row.speedup
+    if ratio is None:
+        drawing.write(x, scale(1) - _GAP, STATUS_MARKS.get(row.variant.status, ""), "middle")
+        return
+    begin, end = scale(1), scale(ratio.ratio)
+    # One of no height can be seen, too.
+    height = max(abs(end - begin), 4)
+    style = f"fill: {WORD_COLOURS.get(ratio.word, PAPER)}; {_EDGE}"
+    drawing.fill(x - half, (begin + end - height) / 2, 2 * half, height, style, _describe(row))
+    if ratio.low is not None and ratio.high is not None:
+        interval = [(x, scale(ratio.low)), (x, scale(ratio.high))]
+        # Dark on light bars, with a light rim that keeps it apart from dark ones.
+        drawing.connect(interval, f"stroke: {PAPER}; stroke-width: 3")
+        drawing.connect(interval, _AXIS)
 
 
-class OssMetric(_OssPart):
-    """One figure; several values where it was taken several times."""
+def draw_memory_plot(profile: MemoryProfile, title: str) -> str:
+    """The resident set over time, what of it is mapped from files, the device's own, and the phases."""
+    drawing = FileDrawing(title)
+    series = profile.series
+    allocated = [(sample.ms, sample.device_bytes) for sample in series if sample.device_bytes is not None]
+    curves = (
+        ("resident", _RESIDENT, [(sample.ms, sample.resident_bytes) for sample in series]),
+        ("of these, mapped from files", _MAPPED, [(sample.ms, sample.mapped_bytes) for sample in series]),
+        ("given out by the device's allocator", _DEVICE, allocated),
+    )
+    end = 1.02 * max(*(sample.ms for sample in series), profile.phases[-1].end_ms, 1e-3)
+    most = 1.08 * max(profile.peak_bytes, *(size for _, size in allocated), 1)
+    left, bottom = drawing.left + 1.5 * _AXIS_LABELS, drawing.top + 3 * _LINE + _MEMORY_HEIGHT
 
-    name: _Text
-    benchmark_values: Annotated[list[_Float], Field(min_length=1)]
-    target_value: _Float = 0.0
-    extra_info: _Extra = {}
+    def place(ms: float, size: float) -> tuple[float, float]:
+        return left + ms / end * _MEMORY_WIDTH, bottom - size / most * _MEMORY_HEIGHT
 
-
-class OssRunner(_OssPart):
-    """A machine. Dashboards take `name` for the device and `type` for its architecture."""
-
-    name: str = ""
-    type: str = ""
-    cpu_info: str = ""
-    cpu_count: _Count = 0
-    mem_info: str = ""
-    avail_mem_in_gb: _Count = 0
-    gpu_info: str = ""
-    gpu_count: _Count = 0
-    gpu_mem_info: str = ""
-    avail_gpu_mem_in_gb: _Count = 0
-    extra_info: _Extra = {}
-
-
-class OssDependency(_OssPart):
-    """A package that the figures depend on."""
-
-    repo: str = ""
-    branch: str = ""
-    sha: str = ""
-    version: str = ""
-    extra_info: _Extra = {}
-
-
-class OssRecord(_OssPart):
-    """One metric of one variant at one point."""
-
-    benchmark: OssBenchmark
-    model: OssModel
-    metric: OssMetric
-    runners: list[OssRunner] = []
-    dependencies: dict[str, OssDependency] = {}
-    # None is said of.
-    inputs: dict[str, _Extra] = {}
+    for number in list_round_numbers(most / _MB):
+        x, y = place(0, number * _MB)
+        drawing.connect([(x, y), (x + _MEMORY_WIDTH, y)], _RULE if number else _AXIS)
+        drawing.write(x - _GAP, y + 4, f"{number:,g} MB", "end")
+    for number in list_round_numbers(end):
+        drawing.write(place(number, 0)[0], bottom + _LINE, f"{number:,g} ms", "middle")
+    for index, phase in enumerate(profile.phases):
+        x, y = place(phase.begin_ms, most)
+        # Short phases begin close to each other.
+        drawing.write(x, y - _GAP - index % 2 * 12, phase.name)
+        drawing.connect([(x, y), (x, bottom)], _RULE)
+        # The most that was resident in it may lie between two samples.
+        drawing.connect([place(ms, phase.peak_bytes) for ms in (phase.begin_ms, phase.end_ms)], _RESIDENT)
+    x = left
+    for name, style, points in curves:
+        if points:
+            drawing.connect([place(*point) for point in points], style + _CURVE)
+            drawing.connect([(x, drawing.top - 4), (x + 24, drawing.top - 4)], style + _CURVE)
+            x = drawing.write(x + 24 + _GAP, drawing.top, name) + 2 * _GAP
+    return drawing.finish()
 
 
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    name: str
-    value: float | None
-    unit: str
-    ratio: Ratio | None = None
+def is_grid(entry: SweepEntry) -> bool:
+    """Whether the shapes of an entry are a sweep of k and n, which needs a map of its own for each m."""
+    shapes = {(row.point.m, row.point.k, row.point.n) for row in entry.rows}
+    panels = {m for m, _, _ in shapes}
+    places = sum(
+        len({k for own, k, _ in shapes if own == m}) * len({n for own, _, n in shapes if own == m}) for m in panels
+    )
+    varied = min(len({k for _, k, _ in shapes}), len({n for _, _, n in shapes})) > 1
+    return varied and len(shapes) >= 2 * len(panels) and 2 * len(shapes) >= places
 
 
-def make_oss_json(rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None) -> str:
-    """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`."""
-    try:
-        records = [record.model_dump() for record in make_oss_records(rows, header, targets=targets)]
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise GauntletError(f"record {where} of the benchmark database: {first['msg']}") from error
-    return json.dumps(records, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+def draw_overview_map(entry: SweepEntry) -> str:
+    """All recipes of an entry over its shapes; recipes downwards, as many bands as the shapes need."""
+    cells = {(row.recipe, row.label): row for row in entry.rows if not row.is_baseline}
+    starts = range(0, len(entry.shapes), _SHAPES_ACROSS)
+    bands = [("", entry.shapes[start : start + _SHAPES_ACROSS], cells) for start in starts]
+    return _draw_maps(entry, f"{entry.title}: speed-up", entry.recipes, bands, 1)
 
 
-def make_oss_records(
-    rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None
-) -> Iterator[OssRecord]:
-    """The records of all figures that are finite.
+def draw_grid_map(entry: SweepEntry, recipe: str) -> str:
+    """One recipe over a sweep: for each m a map with n to the right and k upwards."""
+    sizes_k = [str(size) for size in sorted({row.point.k for row in entry.rows}, reverse=True)]
+    sizes_n = [str(size) for size in sorted({row.point.n for row in entry.rows})]
+    maps = []
+    for m in sorted({row.point.m for row in entry.rows}):
+        cells = {(str(row.point.k), str(row.point.n)): row for row in entry.of_recipe(recipe) if row.point.m == m}
+        maps.append((f"m = {m}", sizes_n, cells))
+    return _draw_maps(entry, f"{entry.title}: speed-up of {recipe}", sizes_k, maps, _MAPS_ACROSS)
+
+
+def _draw_maps(entry: SweepEntry, title: str, rows: Sequence[str], maps: Sequence[_HeatMap], across: int) -> str:
+    """Draw maps, so many side by side, and below what their colours and signs mean."""
+    drawing = FileDrawing(title)
+    # Of all recipes together, so that their maps can be compared.
+    limit = scale_limit(row.speedup.ratio for row in entry.rows if row.speedup)
+    longest = max(measure_text(label) for _, columns, _ in maps for label in columns)
+    # Long labels are slanted.
+    turn, anchor, room = (-40, "end", 0.65 * longest) if longest > _CELL_WIDTH else (0, "middle", 0.0)
+    left = drawing.left + max(*map(measure_text, rows), room) + _GAP
+    width = left + len(maps[0][1]) * _CELL_WIDTH
+    height = len(rows) * _CELL_HEIGHT + room + 2.5 * _LINE
+    for index, (name, columns, cells) in enumerate(maps):
+        x0, y0 = left + index % across * width, drawing.top + index // across * height
+        bottom = y0 + len(rows) * _CELL_HEIGHT + _LINE - 4
+        if name:
+            drawing.write(x0 + len(columns) * _CELL_WIDTH / 2, y0 - _GAP, name, "middle")
+            drawing.write(x0 - _GAP, y0 - _GAP, "k", "end")
+            drawing.write(x0 - _GAP, bottom, "n", "end")
+        xs = {label: x0 + column * _CELL_WIDTH for column, label in enumerate(columns)}
+        ys = {label: y0 + row * _CELL_HEIGHT for row, label in enumerate(rows)}
+        for label, x in xs.items():
+            drawing.write(x + _CELL_WIDTH / 2, bottom, label, anchor, turn=turn)
+        for label, y in ys.items():
+            drawing.write(x0 - _GAP, y + _LINE + 2, label, "end")
+        for (down, right), row in cells.items():
+            if right in xs:
+                _draw_result(drawing, xs[right], ys[down], row, limit)
+    y = drawing.top + math.ceil(len(maps) / across) * height
+    for index, tick in enumerate(scale_ticks(limit)):
+        _draw_cell(drawing, left + index * _CELL_WIDTH, y, format_tick(tick), choose_colour(tick, limit))
+    results = [row for _, _, cells in maps for row in cells.values()]
+    _write_meanings(drawing, y + _CELL_HEIGHT + 1.5 * _LINE, results, STATUS_MARKS | _WORD_MARKS)
+    return drawing.finish()
+
+
+def _draw_result(drawing: FileDrawing, x: float, y: float, row: Row, limit: float) -> None:
+    """Draw a cell: a speed-up, or in its place what became of the variant."""
+    ratio = row.speedup
+    if ratio:
+        text = f"{times(ratio.ratio)}{_WORD_MARKS.get(ratio.word, '')}"
+        _draw_cell(drawing, x, y, text, choose_colour(ratio.ratio, limit), _describe(row))
+    elif row.variant.status in STATUS_MARKS:
+        drawing.fill(x + 1, y + 1, _CELL_WIDTH - 2, _CELL_HEIGHT - 2, f"fill: none; {_EDGE}")
+        drawing.write(x + _CELL_WIDTH / 2, y + _LINE + 2, STATUS_MARKS[row.variant.status], "middle")
+
+
+def _draw_cell(drawing: FileDrawing, x: float, y: float, text: str, colour: Sequence[float], title: str = "") -> None:
+    style = f"fill: #{bytes(round(255 * part) for part in colour).hex()}"
+    drawing.fill(x + 1, y + 1, _CELL_WIDTH - 2, _CELL_HEIGHT - 2, style, title)
+    drawing.write(x + _CELL_WIDTH / 2, y + _LINE + 2, text, "middle", ink=choose_ink(colour))
+
+
+def _describe(row: Row) -> str:
+    """Say what a pointer asks: `int8wo at 1024-1024-1024: 1.72 (1.60–1.84)`."""
+    return f"{row.recipe} at {row.label}: {format_ratio(row.speedup)}"
+
+
+def _write_meanings(drawing: FileDrawing, y: float, rows: Iterable[Row], marks: Mapping[str, str]) -> None:
+    """Write what those marks mean that stand for a row."""
+    x, words = drawing.left, {row.speedup.word if row.speedup else row.variant.status for row in rows}
+    for word, mark in marks.items():
+        if word in words:
+            x = drawing.write(x, y, f"{mark} {word}") + 2 * _GAP
+
+
+def scale_limit(ratios: Iterable[float], *, most: float = _MOST) -> float:
+    """How many octaves to each side of 1.0 a scale needs: the same to both, so that 1.0 is its middle.
 
     Args:
-        rows: of all points.
-        header: of the run; its state is in every record where it is not `complete`.
-        targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
-            for those that are not named, which dashboards read as none.
+        ratios: what is to be shown; those that are not positive and finite do not count.
+        most: beyond this, values lie at the end of the scale.
     """
-    baselines = {row.place: row for row in rows if row.is_baseline}
-    shapes: dict[str, set[tuple[str, ...]]] = {}
+    octaves = (abs(math.log2(ratio)) for ratio in ratios if 0 < ratio < math.inf)
+    return min(most, max(_LEAST, *octaves, 0.0))
+
+
+def scale_ticks(limit: float) -> tuple[float, ...]:
+    """Ratios to be written at a scale of so many octaves on each side."""
+    above = [tick for tick in _TICKS if limit / 4 <= math.log2(tick) <= 1.01 * limit]
+    return (*(1 / tick for tick in reversed(above)), 1.0, *above)
+
+
+def format_tick(ratio: float) -> str:
+    """`0.67×`, `2×`."""
+    return f"{ratio:.3g}×"
+
+
+def _convert_to_octaves(ratio: float) -> float:
+    return math.log2(ratio) if 0 < ratio < math.inf else math.copysign(math.inf, ratio - 1.0)
+
+
+def choose_colour(ratio: float, limit: float) -> tuple[float, float, float]:
+    """The colour of a speed-up: blue above 1.0, vermilion below, as strong as its logarithm."""
+    strength = min(1.0, abs(_convert_to_octaves(ratio)) / limit)
+    end = _BLUE if ratio > 1 else _VERMILION
+    red, green, blue = (middle + strength * (far - middle) for middle, far in zip(_MIDDLE, end, strict=True))
+    return red, green, blue
+
+
+def choose_ink(colour: Sequence[float]) -> str:
+    """Black or white, whichever can be read on a colour (relative luminance of WCAG 2.1)."""
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if luminance > 0.179 else "#ffffff"
+
+
+_SIGNS = {"faster": "▲ ", "slower": "▼ "}
+# Of a point that a sweep did not come to: what became of it, and why, by the sweep's state.
+_NOT_MEASURED = "not measured"
+_UNREACHED = {
+    "interrupted": "the sweep was interrupted",
+    "unfinished": "the sweep was killed, or is still under way",
+    "complete": "nothing says what became of it",
+}
+LEGEND = (
+    "speed-up: the baseline's time over the recipe's, above 1 is faster; in parentheses its 95 % interval",
+    "it is the middle of the ratios within blocks of rounds, so that it need not be the quotient of the median times",
+    "▲ is faster and ▼ slower, by 1 % or more; = is the same within 3 %, ? is inconclusive",
+    "of a recipe: geometric mean, lowest and highest speed-up, at how many shapes it is what, least SQNR, its bytes",
+    "eager/IREE, compile/IREE: torch's time over IREE's for the same recipe, above 1 means that IREE is faster",
+)
+_BASELINE = "baseline, ms"
+# What a terminal shows.
+_MOST_ROWS, _MOST_DOUBTS, _MOST_LABELS = 60, 12, 3
+
+
+def make_speedup_cell(row: Row | None) -> ColouredCell | str:
+    """The speed-up of a variant, with a sign where it is one; in its place the result of the variant, if anything."""
+    if row is None or row.speedup is None:
+        return NOTHING if row is None or row.variant.status == MEASURED else row.variant.status
+    word = row.speedup.word
+    return ColouredCell(f"{_SIGNS.get(word, '')}{format_ratio(row.speedup)}", word)
+
+
+def _time_text(side: IreeTimes | TorchTimes | None) -> str:
+    """A time in ms, without its unit."""
+    return milliseconds(side.ms) if side else NOTHING
+
+
+def find_doubts(rows: Iterable[Row]) -> tuple[str, ...]:
+    """What was not measured and why, and the notes, each once."""
+    found: dict[str, list[str]] = {}
     for row in rows:
-        shapes.setdefault(row.label, set()).add(row.place)
-    dependencies = _find_dependencies(header)
+        reason = f": {row.variant.reason}" if row.variant.reason else ""
+        status = [] if row.variant.status == MEASURED else [f"{row.variant.status}{reason}"]
+        for text in (*row.record.notes, *(f"{row.recipe}: {said}" for said in (*status, *row.variant.notes))):
+            found.setdefault(text, []).append(row.label)
+    return tuple(f"{text} ({_list_some(labels)})" for text, labels in found.items())
+
+
+def collect_heading_facts(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
+    """What a heading says below its title: the run, IREE, the machine, how much was measured."""
+    toolchain, machine = header.toolchain, header.machine
+    points = len({row.place for row in rows})
+    facts = (
+        f"run {header.run}" if header.run else "",
+        f"configuration {header.config}" if header.config else "",
+        f"IREE {toolchain.compiler}" if toolchain.compiler else "",
+        f"runtime {toolchain.runtime}" if toolchain.runtime != toolchain.compiler else "",
+        ", ".join(f"{name} {version}" for name, version in header.versions.items()),
+        f"{machine.cpu}, {machine.cores} cores" if machine.cores else "",
+        f"locks in {header.lock_folder}" if header.lock_folder else "",
+        f"{points} point{'s' if points != 1 else ''}, {len(rows)} variants",
+    )
+    return tuple(fact for fact in facts if fact)
+
+
+def _list_remarks(header: SweepHeader, rows: Sequence[Row]) -> tuple[str, ...]:
+    """What a reader must know before the figures: that a sweep did not finish, and what has none and why."""
+    points: dict[tuple[str, str], list[str]] = {}
+    for item in header.missing:
+        points.setdefault((item.status, item.reason), []).append(item.point)
+    said = [f"{status}: {reason} ({_list_some(names)})" for (status, reason), names in points.items()]
+    if header.state == "complete":
+        return tuple(said)
+    measured = len({(row.point.name, row.label) for row in rows})
+    total = measured + len(header.missing)
+    left = f"{measured} of {total} points measured; micro --resume continues it"
+    return (f"{_UNREACHED[header.state]}: {left}", *said)
+
+
+def summarise(entry: SweepEntry, recipe: str) -> tuple[str, ...]:
+    """The result of a recipe over all shapes of an entry, in the order of a summary's columns.
+
+    Means are geometric; the signal-to-noise ratio is the worst; weights are a share of the baseline's.
+    """
+    rows = entry.of_recipe(recipe)
+    found = [row.speedup for row in rows if row.speedup]
+    ratios = [ratio.ratio for ratio in found]
+    words = [ratio.word for ratio in found]
+    noises = [row.errors.sqnr_db for row in rows if row.errors.sqnr_db is not None]
+    shares = []
     for row in rows:
-        name = row.label if len(shapes[row.label]) == 1 else f"{row.point.name} {row.label}"
-        runner = _describe_runner(row, header)
-        named = {name: getattr(row.point, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
-        flops = None if row.point.flops is None else f"{row.point.flops:.0f}"
-        for backend, metrics in _find_backends(row, baselines.get(row.place)):
-            model = OssModel(
-                name=name,
-                type="micro-benchmark custom layer",
-                backend=backend,
-                origins=["iree"],
-                extra_info=_keep_known({**named, "flops": flops}),
-            )
-            benchmark = _describe_benchmark(row, backend, runner.type, header.state)
-            for metric in metrics:
-                if metric.value is not None and is_float32(metric.value):
-                    wanted = (targets or {}).get(metric.name, {})
-                    ratio = metric.ratio
-                    more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
-                    yield OssRecord(
-                        benchmark=benchmark,
-                        model=model,
-                        metric=OssMetric(
-                            name=metric.name,
-                            benchmark_values=[metric.value],
-                            target_value=float(wanted.get(f"{row.recipe}@{name}", wanted.get(row.recipe, 0.0))),
-                            extra_info=_keep_known({"unit": metric.unit, **more}),
-                        ),
-                        runners=[runner],
-                        dependencies=dependencies,
-                    )
-
-
-def _find_backends(row: Row, baseline: Row | None) -> Iterator[tuple[str, list[_Metric]]]:
-    """The metrics of each side that was measured."""
-    own, other = row.variant, baseline.variant if baseline else None
-    yield "iree", [*_collect_times(row, own.iree, other.iree if other else None), *_collect_iree_metrics(row)]
-    if own.kind == "compiler" and not row.is_baseline:
-        # It is nothing to torch.
-        return
-    yield "eager", _collect_times(row, own.torch_eager, other.torch_eager if other else None)
-    yield "inductor", _collect_times(row, own.torch_compile, other.torch_compile if other else None)
-
-
-def _collect_times(
-    row: Row, side: IreeTimes | TorchTimes | None, baseline: IreeTimes | TorchTimes | None
-) -> list[_Metric]:
-    if side is None:
-        return []
-    own = _BASELINE_TIMES.get(row.point.dtype, "Baseline Fwd Time (ms)")
-    if row.is_baseline:
-        return [_Metric(own, side.ms, "ms")]
-    speedup = side.speedup
-    ratio = speedup.ratio if speedup else None
-    return [
-        # As torchao's program names it, and as its guide does.
-        *(_Metric(name, ratio, "x", speedup) for name in (SPEEDUP, f"speedup(wrt {row.point.dtype})")),
-        _Metric(own, baseline.ms if baseline else None, "ms"),
-        _Metric(_RECIPE_TIMES.get(row.variant.kind, "Recipe Fwd Time (ms)"), side.ms, "ms"),
-    ]
-
-
-def _collect_iree_metrics(row: Row) -> list[_Metric]:
-    """What is known of IREE alone."""
-    if row.variant.iree is None:
-        return []
-    found = [
-        _Metric("Allocated Memory (MB)", _scale(row.variant.device_peak_bytes, _MEGABYTE), "MB"),
-        _Metric("Peak Resident Memory (MB)", _scale(row.variant.peak_rss_bytes, _MEGABYTE), "MB"),
-        _Metric("Module Size (MB)", _scale(row.variant.module_bytes, _MEGABYTE), "MB"),
-        _Metric("Parameter Size (MB)", _scale(row.variant.parameter_bytes, _MEGABYTE), "MB"),
-        _Metric("Compile Time (s)", row.variant.compile_s, "s"),
-        _Metric("First Call (ms)", row.variant.first_call_ms, "ms"),
-        _Metric("Max Error", row.errors.max, ""),
-        _Metric("Relative Error", row.errors.relative, ""),
-        _Metric("SQNR (dB)", row.errors.sqnr_db, "dB"),
-        _Metric("Share of Machine Peak (%)", _scale(row.peak_share.share, 0.01), "%"),
-    ]
-    for name, side in (("torch eager", row.variant.torch_eager), ("torch.compile", row.variant.torch_compile)):
-        beside = side.beside_iree if side else None
-        found.append(_Metric(f"Speedup over {name} (x)", beside.ratio if beside else None, "x", beside))
-    return found
-
-
-def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBenchmark:
-    compiled = backend == "inductor"
-    facts = {
-        "device": _name_device(row),
-        "iree_device": row.point.device,
-        "arch": arch,
-        # Of torch.compile alone: dashboards take a series without these for an eager one.
-        "torch_compile_mode": row.point.torch_compile_mode if compiled else None,
-        "use_compile": "true" if compiled else None,
-        "sweep": None if state == "complete" else state,
-        "high_precision_dtype": row.point.dtype,
-        "quantization": row.variant.quantization,
-        "sparsity": row.variant.sparsity or "",
-        "recipe_kind": row.variant.kind,
-        "status": row.variant.status,
-    }
-    return OssBenchmark(name="micro-benchmark api", mode="inference", dtype=row.recipe, extra_info=_keep_known(facts))
-
-
-def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
-    """The machine. `name` and `type` are what dashboards call device and architecture."""
-    machine, device = header.machine, _name_device(row)
-    gpus = () if is_cpu(row.point.device) else header.gpus
-    names = ", ".join(filter(None, dict.fromkeys(gpu.name for gpu in gpus)))
-    return OssRunner(
-        name=device,
-        type=names or machine.cpu or "unknown",
-        cpu_info=machine.cpu,
-        cpu_count=machine.cores,
-        avail_mem_in_gb=(machine.memory_bytes or 0) // _GIB,
-        gpu_info=names,
-        gpu_count=len(gpus),
-        avail_gpu_mem_in_gb=sum(gpu.memory_bytes for gpu in gpus) // _GIB,
-        extra_info=_keep_known(
-            {"hostname": machine.host, "os": machine.os, "python": machine.python}
-            | {"run": header.run, "started": header.started}
+        baseline = entry.baseline(row.label)
+        if baseline and baseline.variant.parameter_bytes and row.variant.parameter_bytes is not None:
+            shares.append(row.variant.parameter_bytes / baseline.variant.parameter_bytes)
+    share = find_mean_ratio(shares)
+    same = sum(row.variant.status == SAME for row in rows)
+    faster, slower = words.count("faster"), words.count("slower")
+    missing = sum(row.variant.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
+    return (
+        recipe,
+        _format_mean(ratios),
+        f"{times(min(ratios))} … {times(max(ratios))}" if ratios else NOTHING,
+        *(str(count) if count else NOTHING for count in (faster, slower, len(words) - faster - slower + same, missing)),
+        format_decibels(min(noises)) if noises else NOTHING,
+        NOTHING if share is None else f"{100 * share:.0f} %",
+        *(
+            _format_beside(row.variant.torch_eager for row in rows),
+            _format_beside(row.variant.torch_compile for row in rows),
         ),
     )
 
 
-def _find_dependencies(header: SweepHeader) -> dict[str, OssDependency]:
-    toolchain = header.toolchain
-    found = {}
-    for package, version, sha in (
-        ("iree-base-compiler", toolchain.compiler, toolchain.compiler_commit),
-        ("iree-base-runtime", toolchain.runtime, toolchain.runtime_commit),
-    ):
-        if version:
-            found[package] = OssDependency(repo="iree-org/iree", version=version, sha=sha)
-    for name, version in header.versions.items():
-        found[name] = OssDependency(repo=_REPOSITORIES.get(name, ""), version=version)
-    return found
+def _format_beside(sides: Iterable[TorchTimes | None]) -> str:
+    return _format_mean([side.beside_iree.ratio for side in sides if side and side.beside_iree])
 
 
-def _name_device(row: Row) -> str:
-    kind = find_kind(row.point.device)
-    return kind.dashboard_device or kind.family
+def _format_mean(ratios: Sequence[float]) -> str:
+    mean = find_mean_ratio(ratios)
+    return NOTHING if mean is None else times(mean)
 
 
-def _scale(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit
+def _list_some(labels: Iterable[str]) -> str:
+    return listed(list(dict.fromkeys(labels)), _MOST_LABELS)
 
 
-def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
-    """As the table's maps hold it: text, and nothing for what is not known."""
-    return {name: str(value) for name, value in facts.items() if value is not None and value != ""}
+def _make_columns(names: Sequence[str], *figures: str) -> tuple[Column, ...]:
+    return (
+        *(Column(title, ColumnKind.NAME) for title in names),
+        *(Column(title, ColumnKind.NUMBER) for title in figures),
+    )
+
+
+_SUMMARY = _make_columns(
+    ["recipe"],
+    *("speed-up", "from … to", "faster", "slower", "neither", "missing", "SQNR", "weights"),
+    *("eager/IREE", "compile/IREE"),
+)
+_FIGURES = (
+    *_make_columns(
+        ["m-k-n", "shape", "recipe", "status"],
+        *("IREE, ms", "speed-up", "torch eager, ms", "torch eager / IREE"),
+        *("torch.compile, ms", "torch.compile / IREE", *(figure.column for figure in VARIANT_FIGURES)),
+    ),
+    Column("the module shows"),
+)
+
+
+def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
+    """What people read of it."""
+    blocks: list[Block] = []
+    names: set[str] = set()
+    for entry in group_entries(rows):
+        blocks += _write_entry(entry, draw_plots(entry, names))
+    blocks += [Heading("How to read it", 3), Items(tuple((line,) for line in LEGEND))] if rows else []
+    *facts, answer = collect_heading_facts(header, rows)
+    return Document(
+        "IREE Gauntlet: micro-benchmarks",
+        answer,
+        tuple(facts),
+        tuple(blocks),
+        remarks=_list_remarks(header, rows),
+        provenance=provenance(
+            header.toolchain.compiler,
+            RecordOrigin.from_dict({**header.as_dict(), "time": header.started}),
+            ("results.md", "results.csv", "results.json"),
+        ),
+    )
+
+
+def make_speedup_table(entry: SweepEntry) -> Table:
+    """Shapes and recipes, the longer axis down; next to the shapes the baseline's time in ms."""
+    shapes, recipes = entry.shapes, entry.recipes
+    baselines = {shape: entry.baseline(shape) for shape in shapes}
+    times = {shape: _time_text(row.variant.iree if row else None) for shape, row in baselines.items()}
+    cells = {(recipe, shape): make_speedup_cell(entry.row(recipe, shape)) for recipe in recipes for shape in shapes}
+    if len(shapes) < len(recipes):
+        lines = [(recipe, *(cells[recipe, shape] for shape in shapes)) for recipe in recipes]
+        rows = ((_BASELINE, *(times[shape] for shape in shapes)), *lines)
+        return Table(_make_columns(["m-k-n"], *shapes), rows, _MOST_ROWS)
+    rows = tuple((shape, times[shape], *(cells[recipe, shape] for recipe in recipes)) for shape in shapes)
+    return Table(_make_columns(["m-k-n"], _BASELINE, *recipes), rows, _MOST_ROWS)
+
+
+def _write_entry(entry: SweepEntry, pictures: Iterable[Picture]) -> Iterator[Block]:
+    yield Heading(entry.title)
+    yield _make_table(
+        _SUMMARY, [summarise(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows)]
+    )
+    yield from pictures
+    yield Heading("Speed-ups", 3)
+    yield make_speedup_table(entry)
+    if found := find_doubts(entry.rows):
+        yield Heading("Notes", 3)
+        yield Items(tuple((text,) for text in found), _MOST_DOUBTS)
+    figures = _make_table(_FIGURES, list(map(_collect_figures, entry.rows)))
+    yield OnPage((Folded(f"All figures ({len(entry.rows)})", (figures,)),))
+
+
+def _make_table(columns: Sequence[Column], lines: Sequence[tuple[str, ...]]) -> Table:
+    """A table without the columns in which nothing stands."""
+    kept = [index for index in range(len(columns)) if any(line[index] not in ("", NOTHING) for line in lines)]
+    return Table(tuple(columns[index] for index in kept), tuple(tuple(line[index] for index in kept) for line in lines))
+
+
+def _collect_figures(row: Row) -> tuple[str, ...]:
+    """In the order of `_FIGURES`."""
+    eager, compiled = row.variant.torch_eager, row.variant.torch_compile
+    return (
+        *(row.label, row.point.shape, row.recipe, row.variant.status),
+        *(_time_text(row.variant.iree), format_ratio(row.speedup)),
+        *(_time_text(eager), format_ratio(eager.beside_iree if eager else None)),
+        *(_time_text(compiled), format_ratio(compiled.beside_iree if compiled else None)),
+        *(figure.format(row.variant) or NOTHING for figure in VARIANT_FIGURES),
+        "; ".join(row.variant.shows),
+    )
 
 
 def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> dict[str, str]:
@@ -389,23 +628,6 @@ def check_writable(name: str) -> None:
         raise UsageError(f"--output {name}: {path.parent} cannot be written", "Name a file where you may write.")
 
 
-def read_targets(name: str) -> _Targets:
-    """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name."""
-    if not name:
-        return {}
-    try:
-        return _TARGETS.validate_python(json.loads(read_file(expand_home(name))), strict=True)
-    except OSError as error:
-        raise UsageError(f"--targets {name}: {error.strerror}", "Name a JSON file.") from error
-    except ValidationError as error:
-        raise UsageError(
-            f"--targets {name}: expected an object of objects of numbers",
-            'Such as {"Fwd Speedup (x)": {"int8wo": 1.2, "int8wo@1-4096-4096": 1.5}}.',
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/reference/micro.md.") from error
-
-
 def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
     """Draws each profile of memory next to its file."""
     for step in record.planned:
@@ -433,7 +655,7 @@ def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
     for chain in asked.points:
         result = record.results.get(make_step_id(chain, Stage.BENCHMARK))
         if result is None:
-            missing.append(MissingPoint(_name_point(chain), NOT_MEASURED, UNREACHED[state_of(record)]))
+            missing.append(MissingPoint(_name_point(chain), _NOT_MEASURED, _UNREACHED[state_of(record)]))
         elif MICRO not in result.statistics:
             missing.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
     return {

@@ -1,31 +1,40 @@
-"""What reports read: the record of each point as flat rows, one a variant; and these as CSV.
+"""The record of each point as flat rows, one a variant; these as CSV, and as records of a dashboard's database.
 
-Columns that mean what torchao's `generate_results_csv` (benchmarks/microbenchmarks/utils.py) writes have its names and
-its order; its times and speed-ups are torch's, eager and by torch.compile. Ours follow. A cell is empty where nothing
-was measured, and numbers have all their digits.
+Columns of what torchao's `generate_results_csv` (benchmarks/microbenchmarks/utils.py) writes have its names and order;
+its times are torch's, eager and compiled. Ours follow. A cell is empty without a figure; numbers have all their digits.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, TypeAlias
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from iree_gauntlet.device_kinds import find_kind, is_cpu
+from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import one_line
 from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.chain_figures import NOTHING
-from iree_gauntlet.records.sweep_record import NumberErrors, PeakShare, PointRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from iree_gauntlet.records.sweep_record import PointFacts, Ratio, VariantRecord
-
+from iree_gauntlet.records.sweep_record import (
+    VARIANT_FIGURES,
+    IreeTimes,
+    NumberErrors,
+    PointFacts,
+    PointRecord,
+    Ratio,
+    TorchTimes,
+    VariantFigure,
+    VariantRecord,
+)
+from iree_gauntlet.settings import expand_home, read_file
 
 _BASELINE = "baseline"
 # What a ratio says, where it is not plain from its size.
@@ -80,11 +89,6 @@ class Row:
     def errors(self) -> NumberErrors:
         """How far its outputs are from the unchanged model's."""
         return self.variant.error or NumberErrors()
-
-    @property
-    def peak_share(self) -> PeakShare:
-        """How much of the machine's peak it reaches."""
-        return self.variant.roofline or PeakShare()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +235,7 @@ def _compare_eager_and_compiled(row: Row, _: Row | None) -> float | None:
     return eager.ms / compiled.ms if eager and compiled and compiled.ms else None
 
 
-CSV_COLUMNS: dict[str, _Column] = {
+CSV_COLUMNS: dict[str, _Column | VariantFigure] = {
     # torchao's
     "name": _take("point.name"),
     **{name: _take(f"variant.{name}") for name in ("quantization", "sparsity")},
@@ -261,14 +265,10 @@ CSV_COLUMNS: dict[str, _Column] = {
         for side in _SIDES[1:]
         for part, name in _RATIO.items()
     },
-    **{f"{name}_error": _take(f"errors.{name}") for name in ("max", "relative")},
-    "sqnr_db": _take("errors.sqnr_db"),
-    **{name: _take(f"variant.{name}") for name in ("module_bytes", "parameter_bytes")},
-    **{name: _take(f"variant.{name}") for name in ("peak_rss_bytes", "device_peak_bytes", "compile_s")},
-    "iree_first_call_ms": lambda row, _: row.variant.first_call_ms if row.variant.iree else None,
+    **{figure.key or figure.field: figure for figure in VARIANT_FIGURES if figure.part != "roofline"},
     **{f"{side}_first_call_ms": _take(f"variant.{side}.first_call_ms") for side in _SIDES[1:]},
     "flops": _take("point.flops"),
-    **{f"roofline_{name}": _take(f"peak_share.{name}") for name in ("share", "bound")},
+    **{f"roofline_{name}": _take(f"variant.roofline.{name}") for name in ("share", "bound")},
     **{name: _take(f"record.{name}") for name in ("blocks", "replaced", "seconds")},
     "shows": lambda row, _: "; ".join(row.variant.shows),
     "notes": lambda row, _: "; ".join((*row.record.notes, *row.variant.notes)),
@@ -281,17 +281,21 @@ def format_results_csv(rows: Sequence[Row], missing: Sequence[MissingPoint] = ()
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
     """
     stream = io.StringIO(newline="")
-    writer = csv.writer(stream)
-    writer.writerow(CSV_COLUMNS)
+    writer = csv.DictWriter(stream, CSV_COLUMNS, restval="")
+    writer.writeheader()
     baselines = {row.place: row for row in rows if row.is_baseline}
     for row in rows:
-        baseline = baselines.get(row.place)
-        writer.writerow([_format_cell(column(row, baseline)) for column in CSV_COLUMNS.values()])
+        cells = {}
+        for name, column in CSV_COLUMNS.items():
+            if isinstance(column, VariantFigure):
+                cells[name] = _format_cell(column.read_for_table(row.variant))
+            else:
+                cells[name] = _format_cell(column(row, baselines.get(row.place)))
+        writer.writerow(cells)
     for item in missing:
         name, _, label = item.point.rpartition("/")
-        sizes = dict(zip("mkn", label.split("-"), strict=False))
-        cells = {"name": name, **sizes, "status": item.status, "reason": item.reason}
-        writer.writerow([cells.get(column, "") for column in CSV_COLUMNS])
+        sizes = zip("mkn", label.split("-"), strict=False)
+        writer.writerow({"name": name, **dict(sizes), "status": item.status, "reason": item.reason})
     return stream.getvalue()
 
 
@@ -302,3 +306,301 @@ def _format_cell(value: object) -> str:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
     return str(value)
+
+
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+_Count = Annotated[int, Field(ge=0, lt=2**32)]
+_Text = Annotated[str, Field(min_length=1)]
+_Extra = dict[str, str]
+SPEEDUP = "Fwd Speedup (x)"
+# torchao writes this one for bf16, whatever the baseline's type is.
+_BASELINE_TIMES = {"bf16": "Bfloat16 Fwd Time (ms)", "f16": "Float16 Fwd Time (ms)", "f32": "Float32 Fwd Time (ms)"}
+_RECIPE_TIMES = {"quantization": "Quantized Fwd Time (ms)", "sparsity": "Sparse Fwd Time (ms)"}
+_REPOSITORIES = {
+    "numpy": "numpy/numpy",
+    "onnx": "onnx/onnx",
+    "onnxruntime": "microsoft/onnxruntime",
+    "onnxscript": "microsoft/onnxscript",
+    "torch": "pytorch/pytorch",
+    "torchao": "pytorch/ao",
+    "transformers": "huggingface/transformers",
+}
+_GIB = 1 << 30
+_TARGETS = TypeAdapter(dict[str, dict[str, float]])
+_Targets: TypeAlias = Mapping[str, Mapping[str, float]]
+
+
+def is_float32(value: float) -> bool:
+    """Whether the table can hold a number as one."""
+    return math.isfinite(value) and abs(value) <= _LARGEST_FLOAT32
+
+
+def _check_float32(value: float) -> float:
+    if not is_float32(value):
+        raise ValueError(f"{value} is no finite Float32")
+    return value
+
+
+_Float = Annotated[float, AfterValidator(_check_float32)]
+
+
+class _OssPart(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class OssBenchmark(_OssPart):
+    """What was benchmarked, in the words of dashboards: `dtype` is the recipe."""
+
+    name: _Text
+    mode: _Text
+    dtype: _Text
+    extra_info: _Extra = {}
+
+
+class OssModel(_OssPart):
+    """Of which model."""
+
+    name: _Text
+    type: str = ""
+    backend: str = ""
+    origins: list[str] = []
+    extra_info: _Extra = {}
+
+
+class OssMetric(_OssPart):
+    """One figure; several values where it was taken several times."""
+
+    name: _Text
+    benchmark_values: Annotated[list[_Float], Field(min_length=1)]
+    target_value: _Float = 0.0
+    extra_info: _Extra = {}
+
+
+class OssRunner(_OssPart):
+    """A machine. Dashboards take `name` for the device and `type` for its architecture."""
+
+    name: str = ""
+    type: str = ""
+    cpu_info: str = ""
+    cpu_count: _Count = 0
+    mem_info: str = ""
+    avail_mem_in_gb: _Count = 0
+    gpu_info: str = ""
+    gpu_count: _Count = 0
+    gpu_mem_info: str = ""
+    avail_gpu_mem_in_gb: _Count = 0
+    extra_info: _Extra = {}
+
+
+class OssDependency(_OssPart):
+    """A package that the figures depend on."""
+
+    repo: str = ""
+    branch: str = ""
+    sha: str = ""
+    version: str = ""
+    extra_info: _Extra = {}
+
+
+class OssRecord(_OssPart):
+    """One metric of one variant at one point."""
+
+    benchmark: OssBenchmark
+    model: OssModel
+    metric: OssMetric
+    runners: list[OssRunner] = []
+    dependencies: dict[str, OssDependency] = {}
+    # None is said of.
+    inputs: dict[str, _Extra] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    name: str
+    value: float | None
+    unit: str
+    ratio: Ratio | None = None
+
+
+def make_oss_json(rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None) -> str:
+    """The file: a JSON array of records, checked against the schema; arguments as for `make_oss_records`."""
+    try:
+        records = [record.model_dump() for record in make_oss_records(rows, header, targets=targets)]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise GauntletError(f"record {where} of the benchmark database: {first['msg']}") from error
+    return json.dumps(records, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+
+
+def make_oss_records(
+    rows: Sequence[Row], header: SweepHeader, *, targets: _Targets | None = None
+) -> Iterator[OssRecord]:
+    """The records of all figures that are finite.
+
+    Args:
+        rows: of all points.
+        header: of the run; its state is in every record where it is not `complete`.
+        targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
+            for those that are not named, which dashboards read as none.
+    """
+    baselines = {row.place: row for row in rows if row.is_baseline}
+    shapes: dict[str, set[tuple[str, ...]]] = {}
+    for row in rows:
+        shapes.setdefault(row.label, set()).add(row.place)
+    dependencies = _find_dependencies(header)
+    for row in rows:
+        name = row.label if len(shapes[row.label]) == 1 else f"{row.point.name} {row.label}"
+        runner = _describe_runner(row, header)
+        named = {name: getattr(row.point, name) for name in ("name", "model_type", "shape", "m", "k", "n")}
+        flops = None if row.point.flops is None else f"{row.point.flops:.0f}"
+        for backend, metrics in _find_backends(row, baselines.get(row.place)):
+            model = OssModel(
+                name=name,
+                type="micro-benchmark custom layer",
+                backend=backend,
+                origins=["iree"],
+                extra_info=_keep_known({**named, "flops": flops}),
+            )
+            benchmark = _describe_benchmark(row, backend, runner.type, header.state)
+            for metric in metrics:
+                if metric.value is not None and is_float32(metric.value):
+                    wanted = (targets or {}).get(metric.name, {})
+                    ratio = metric.ratio
+                    more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
+                    yield OssRecord(
+                        benchmark=benchmark,
+                        model=model,
+                        metric=OssMetric(
+                            name=metric.name,
+                            benchmark_values=[metric.value],
+                            target_value=float(wanted.get(f"{row.recipe}@{name}", wanted.get(row.recipe, 0.0))),
+                            extra_info=_keep_known({"unit": metric.unit, **more}),
+                        ),
+                        runners=[runner],
+                        dependencies=dependencies,
+                    )
+
+
+def _find_backends(row: Row, baseline: Row | None) -> Iterator[tuple[str, list[_Metric]]]:
+    """The metrics of each side that was measured."""
+    own, other = row.variant, baseline.variant if baseline else None
+    yield "iree", [*_collect_times(row, own.iree, other.iree if other else None), *_collect_iree_metrics(row)]
+    if own.kind == "compiler" and not row.is_baseline:
+        # It is nothing to torch.
+        return
+    yield "eager", _collect_times(row, own.torch_eager, other.torch_eager if other else None)
+    yield "inductor", _collect_times(row, own.torch_compile, other.torch_compile if other else None)
+
+
+def _collect_times(
+    row: Row, side: IreeTimes | TorchTimes | None, baseline: IreeTimes | TorchTimes | None
+) -> list[_Metric]:
+    if side is None:
+        return []
+    own = _BASELINE_TIMES.get(row.point.dtype, "Baseline Fwd Time (ms)")
+    if row.is_baseline:
+        return [_Metric(own, side.ms, "ms")]
+    speedup = side.speedup
+    ratio = speedup.ratio if speedup else None
+    return [
+        # As torchao's program names it, and as its guide does.
+        *(_Metric(name, ratio, "x", speedup) for name in (SPEEDUP, f"speedup(wrt {row.point.dtype})")),
+        _Metric(own, baseline.ms if baseline else None, "ms"),
+        _Metric(_RECIPE_TIMES.get(row.variant.kind, "Recipe Fwd Time (ms)"), side.ms, "ms"),
+    ]
+
+
+def _collect_iree_metrics(row: Row) -> list[_Metric]:
+    """What is known of IREE alone."""
+    if row.variant.iree is None:
+        return []
+    found = []
+    for figure in sorted(VARIANT_FIGURES, key=lambda figure: figure.metric.place):
+        value, metric = figure.read(row.variant), figure.metric
+        found.append(_Metric(metric.name, None if value is None else value / metric.scale, metric.unit))
+    for name, side in (("torch eager", row.variant.torch_eager), ("torch.compile", row.variant.torch_compile)):
+        beside = side.beside_iree if side else None
+        found.append(_Metric(f"Speedup over {name} (x)", beside.ratio if beside else None, "x", beside))
+    return found
+
+
+def _describe_benchmark(row: Row, backend: str, arch: str, state: str) -> OssBenchmark:
+    compiled = backend == "inductor"
+    facts = {
+        "device": _name_device(row),
+        "iree_device": row.point.device,
+        "arch": arch,
+        # Of torch.compile alone: dashboards take a series without these for an eager one.
+        "torch_compile_mode": row.point.torch_compile_mode if compiled else None,
+        "use_compile": "true" if compiled else None,
+        "sweep": None if state == "complete" else state,
+        "high_precision_dtype": row.point.dtype,
+        "quantization": row.variant.quantization,
+        "sparsity": row.variant.sparsity or "",
+        "recipe_kind": row.variant.kind,
+        "status": row.variant.status,
+    }
+    return OssBenchmark(name="micro-benchmark api", mode="inference", dtype=row.recipe, extra_info=_keep_known(facts))
+
+
+def _describe_runner(row: Row, header: SweepHeader) -> OssRunner:
+    """The machine. `name` and `type` are what dashboards call device and architecture."""
+    machine, device = header.machine, _name_device(row)
+    gpus = () if is_cpu(row.point.device) else header.gpus
+    names = ", ".join(filter(None, dict.fromkeys(gpu.name for gpu in gpus)))
+    return OssRunner(
+        name=device,
+        type=names or machine.cpu or "unknown",
+        cpu_info=machine.cpu,
+        cpu_count=machine.cores,
+        avail_mem_in_gb=(machine.memory_bytes or 0) // _GIB,
+        gpu_info=names,
+        gpu_count=len(gpus),
+        avail_gpu_mem_in_gb=sum(gpu.memory_bytes for gpu in gpus) // _GIB,
+        extra_info=_keep_known(
+            {"hostname": machine.host, "os": machine.os, "python": machine.python}
+            | {"run": header.run, "started": header.started}
+        ),
+    )
+
+
+def _find_dependencies(header: SweepHeader) -> dict[str, OssDependency]:
+    toolchain = header.toolchain
+    found = {}
+    for package, version, sha in (
+        ("iree-base-compiler", toolchain.compiler, toolchain.compiler_commit),
+        ("iree-base-runtime", toolchain.runtime, toolchain.runtime_commit),
+    ):
+        if version:
+            found[package] = OssDependency(repo="iree-org/iree", version=version, sha=sha)
+    for name, version in header.versions.items():
+        found[name] = OssDependency(repo=_REPOSITORIES.get(name, ""), version=version)
+    return found
+
+
+def _name_device(row: Row) -> str:
+    kind = find_kind(row.point.device)
+    return kind.dashboard_device or kind.family
+
+
+def _keep_known(facts: Mapping[str, object]) -> dict[str, str]:
+    """As the table's maps hold it: text, and nothing for what is not known."""
+    return {name: str(value) for name, value in facts.items() if value is not None and value != ""}
+
+
+def read_targets(name: str) -> _Targets:
+    """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name."""
+    if not name:
+        return {}
+    try:
+        return _TARGETS.validate_python(json.loads(read_file(expand_home(name))), strict=True)
+    except OSError as error:
+        raise UsageError(f"--targets {name}: {error.strerror}", "Name a JSON file.") from error
+    except ValidationError as error:
+        raise UsageError(
+            f"--targets {name}: expected an object of objects of numbers",
+            'Such as {"Fwd Speedup (x)": {"int8wo": 1.2, "int8wo@1-4096-4096": 1.5}}.',
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/reference/micro.md.") from error

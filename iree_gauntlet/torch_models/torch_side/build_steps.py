@@ -40,7 +40,7 @@ from torch.utils.flop_counter import flop_registry
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import TriedErrors, write_directions
-from iree_gauntlet.torch_models.build_files import BUILD_FILE, Array, BuildRecord, BuiltProgram, Directions
+from iree_gauntlet.torch_models.build_files import BUILD_FILE, Array, BuildRecord, BuiltProgram, Directions, ModelPlan
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat
 from iree_gauntlet.torch_models.torch_side.decompositions import make_backward_decompositions
 from iree_gauntlet.torch_models.torch_side.torch_tensors import cast, convert, find_type_name, write_arrays
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from iree_gauntlet.torch_models.build_files import ModelPlan
     from iree_gauntlet.torch_models.declarations import Declaration
 
 

@@ -18,7 +18,7 @@ import torch
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.build_files import BuildPlan, TokenLoop, TrainingStep, read_plan
 from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
-from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
+from iree_gauntlet.torch_models.model_registry import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.torch_side.build_steps import REPEATABLE, BuildSteps, ExportFailedError
 from iree_gauntlet.torch_models.torch_side.decompositions import (
     LOSS,

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.torch_models.build_files import BuildPlan, check_plan
 from iree_gauntlet.torch_models.declarations import make_failure_problem
-from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, Pipeline, make_planned_model
 from iree_gauntlet.torch_models.torch_side.host_pipeline import StageError
 from iree_gauntlet.torch_models.torch_side.torch_tensors import TYPES, find_type_name, make_array, make_tensor
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, get_host_type, hold_bits
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
     from torch.nn import Module
-
-    from iree_gauntlet.torch_models.model_registry import BenchmarkModel
 
 
 _FLOATS = {name: kind for kind, name in TYPES.items() if kind.is_floating_point}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.torch_models.build_files import PeerPlan, read_build
+from iree_gauntlet.torch_models.build_files import BuiltProgram, PeerPlan, TokenLoop, read_build
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, time_calls, write_arrays
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from numpy.typing import NDArray
-
-    from iree_gauntlet.torch_models.build_files import BuiltProgram, TokenLoop
 
 
 # onnx.TensorProto.BFLOAT16

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.torch_models.build_files import BuildPlan, PeerPlan, VariantPlan, check_plan, read_build
 from iree_gauntlet.torch_models.formats import DataFormat
-from iree_gauntlet.torch_models.instantiate import Pipeline, make_planned_model
+from iree_gauntlet.torch_models.model_registry import Pipeline, make_planned_model
 from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.torch_models.torch_side.building import apply_recipes, make_base_model
 from iree_gauntlet.torch_models.torch_side.decompositions import run_eager_step
