@@ -76,7 +76,8 @@ _SETTINGS: dict[str, Any] = {
 }
 # Whether a scheduler of ours has a dashboard, where `cluster.status` finds it.
 DASHBOARD = "gauntlet-dashboard"
-_DEATH_SECONDS = 30
+# Until a worker that does not reach its scheduler gives up; and its process, of which a busy machine makes a long wait.
+_DEATH_SECONDS, _PROCESS_SECONDS = 30, 300
 _KEEP_SECONDS = 1.0
 _MOST_MISSED = 3
 _CLOSE_SECONDS = 20.0
@@ -484,6 +485,10 @@ def run_local(
         return asyncio.run(serve())
 
 
+# Of Dask, where a worker does not start; an AssertionError where it still starts when its time is up.
+_NOT_STARTED = (OSError, ValueError, RuntimeError, AssertionError)
+
+
 class _Keeper:
     """Keeps a worker: under a nanny, which starts it again when it dies, and another nanny where that gives up.
 
@@ -500,7 +505,7 @@ class _Keeper:
         """Starts the worker."""
         try:
             await self._start()
-        except (OSError, ValueError, RuntimeError) as error:
+        except _NOT_STARTED as error:
             raise UsageError(
                 f"worker {self._offer.name} cannot take part in {self._place.scheduler}: {error}",
                 "See that no other worker has this name (--name), and that its ports are free (--port, --nanny-port).",
@@ -521,7 +526,7 @@ class _Keeper:
             await self.end()
             try:
                 await self._start()
-            except (OSError, ValueError, RuntimeError) as error:
+            except _NOT_STARTED as error:
                 self._say(f"worker {self._offer.name} is not there, and is tried again: {error!r}")
             else:
                 self._say(f"worker {self._offer.name} takes part again")
@@ -535,7 +540,7 @@ class _Keeper:
 
     async def _start(self) -> None:
         place, offer = self._place, self._offer
-        self._nanny = await Nanny(
+        nanny = self._nanny = Nanny(
             place.scheduler,
             name=offer.name,
             # A step waits for its process here, and takes no part of a core; a few more plan runs.
@@ -549,13 +554,15 @@ class _Keeper:
             worker_port=place.port,
             port=place.nanny_port,
             local_directory=str(folder_of(place.cache_dir, offer.name) / "dask"),
-            death_timeout=_DEATH_SECONDS,
+            death_timeout=_PROCESS_SECONDS,
             dashboard=False,
             # Its page of health has no business outside of this machine.
             dashboard_address="127.0.0.1:0",
             offer=offer.as_dict(),
             cache_dir=str(place.cache_dir),
         )
+        nanny.worker_kwargs["death_timeout"] = _DEATH_SECONDS
+        await nanny
 
 
 async def _wait_until_interrupted(keepers: Sequence[_Keeper]) -> ExitCode:
