@@ -34,13 +34,12 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.history.index import add_itself
-from iree_gauntlet.journal_events import Asked, ToolchainFacts
+from iree_gauntlet.journal_events import ExperimentKind, KeptOptions, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.run_folder import (
-    asked_for,
     begun_with,
     find_asked_folder,
     find_failed_chains,
@@ -48,6 +47,7 @@ from iree_gauntlet.records.run_folder import (
     keep_if_begun,
     make_folder,
     read_finished_verdicts,
+    read_kept_options,
     run_named,
 )
 from iree_gauntlet.requests import (
@@ -145,7 +145,7 @@ def run(
         messages.warn(warning)
     for note in chosen.selection.notes:
         messages.note(note)
-    named, _ = find_asked_folder("run", request.folder, JOURNAL)
+    named, _ = find_asked_folder(ExperimentKind.RUN, request.folder)
     there = named is not None and named.exists()
     with presenter.progress() as progress, ExitStack() as held:
         machine = machine or chosen.opened_workbench(progress)
@@ -254,7 +254,7 @@ def _open_engine(
         markers=request.selection.markers,
         resumed=folder.resume,
         last_failed=restricted,
-        asked=Asked(request.kept, asdict(request.defaults), request.stages or None),
+        kept=KeptOptions(request.kept, asdict(request.defaults), request.stages or None),
         shard=shard,
         batch=conduct.batch,
     )
@@ -287,23 +287,23 @@ def _as_before(request: RunRequest) -> RunRequest:
         return request
     named = resolve_links(Path(folder.run_dir)) if folder.resume and folder.run_dir else None
     earlier = named or find_newest_run(find_runs_folder())
-    asked = asked_for(earlier)
+    kept = read_kept_options(earlier)
     now = given((request.selection, request.toolchain, request.shard, request.conduct))
-    changed = {name: value for name, value in now.items() if name in asked.selection}
+    changed = {name: value for name, value in now.items() if name in kept.options}
     if folder.last_failed and given([request.selection]):
         return request
-    begun = asked.stages or ()
+    begun = kept.stages or ()
     if folder.resume and request.stages and {*request.stages} != {*begun}:
         how = f"for {', '.join(begun)}" if begun else "without --stages"
         what = f"{', '.join(request.stages)} alone: {shown(earlier)} was begun {how}"
         raise UsageError(what, "`gauntlet run --resume` does all that is left of it; start a new run for some stages.")
-    as_asked = replace(request, defaults=Defaults.of(asked.defaults), stages=request.stages or begun)
+    as_asked = replace(request, defaults=Defaults.of(kept.defaults), stages=request.stages or begun)
     if folder.last_failed:
         # Another IREE may be tried on what failed; how the earlier run was carried out is its own matter.
-        selected = {name: value for name, value in asked.selection.items() if name not in KEPT_UNLESS_GIVEN}
+        selected = {name: value for name, value in kept.options.items() if name not in KEPT_UNLESS_GIVEN}
         return as_asked.with_kept(selected | changed)
-    require_as_begun("run", shown(earlier), changed, asked.selection)
-    return replace(as_asked.with_kept(asked.selection), folder=replace(folder, run_dir=str(earlier)))
+    require_as_begun("run", shown(earlier), changed, kept.options)
+    return replace(as_asked.with_kept(kept.options), folder=replace(folder, run_dir=str(earlier)))
 
 
 class Machines(Protocol):

@@ -37,10 +37,11 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.figures import COMPILES_FIRST, Figure
 from iree_gauntlet.formatting import byte_size, counted, duration, listed, take_last_lines
+from iree_gauntlet.journal_events import ExperimentKind, Opening
 from iree_gauntlet.records.chain_figures import collect_chain_figures, format_chain_verdict
 from iree_gauntlet.records.outcome import RunOutcome, format_cache_line, format_headline, format_verdicts
 from iree_gauntlet.reports.details import format_devices, format_explanation, list_findings, list_unapplied
-from iree_gauntlet.reports.report_files import RecordOrigin, provenance
+from iree_gauntlet.reports.report_files import provenance
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import NOTHING_COMPARED
 
@@ -152,7 +153,14 @@ def run_document(
         outcome.remarks,
         provenance=provenance(
             outcome.toolchain.compiler,
-            RecordOrigin(outcome.started, outcome.machine, outcome.command, outcome.cwd, outcome.version),
+            Opening(
+                kind=ExperimentKind.RUN,
+                time=outcome.started,
+                machine=outcome.machine,
+                version=outcome.version,
+                command=outcome.command,
+                cwd=outcome.cwd,
+            ),
             files,
             outcome.seconds if outcome.state == "complete" else None,
         ),
@@ -230,9 +238,6 @@ def _say_going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Na
 def _breaks_golden(step: StepOutcome) -> bool:
     """Whether a figure exceeds what a spec allows, not only what an earlier run measured, which is in no field."""
     broken = [check for check in step.checks if check.passed is False]
-    if not step.goldens:
-        # Journals of earlier versions have none: there the note names a field.
-        return any(": " in check.note for check in broken)
     written = {(golden.metric, golden.value, golden.factor) for golden in step.goldens if golden.origin.field}
     return any((check.metric, check.golden, check.factor) in written for check in broken)
 

@@ -52,7 +52,7 @@ def _document(project: Project, name: str) -> dict[str, Any]:
 
 def _measured(project: Project, name: str) -> list[dict[str, Any]]:
     """What the log has of models that workers have measured."""
-    log = project.folder / name / "comparison.jsonl"
+    log = project.folder / name / "journal.jsonl"
     events = map(json.loads, log.read_text().splitlines()) if log.exists() else ()
     return [event for event in events if event["event"] == "measured"]
 

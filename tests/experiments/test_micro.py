@@ -384,7 +384,7 @@ def test_a_named_sweep_that_cannot_be_read_is_told_with_the_reason(tmp_path: Pat
     run = micro.folder / "runs" / "mine"
     run.mkdir(parents=True)
     (run / "journal.jsonl").write_text(
-        '{"event":"run","time":"2026-11-20T10:00:00+00:00","steps":[],"micro":{"points":3}}\n'
+        '{"event":"opening","time":"2026-11-20T10:00:00+00:00","kind":"micro","steps":[],"micro":{"points":3}}\n'
     )
     done = micro.gauntlet("micro", "--resume", "--run-dir", "mine")
     assert done.code == 3, done.text

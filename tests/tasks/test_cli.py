@@ -218,16 +218,6 @@ def test_a_run_of_several_names_is_resumed_and_one_of_an_earlier_version_too(pro
     assert project.gauntlet(*words).code == 0
     other = project.gauntlet("run", "--resume", "--submodel", "abs")
     assert (other.code, "was begun with abs neg" in other.err) == (2, True), other.text
-    # Earlier versions kept one glob, as a text.
-    journal = project.newest / "journal.jsonl"
-    for kept in ("", "abs"):
-        events = list(map(json.loads, journal.read_text().splitlines()))
-        for event in events:
-            if "asked" in event:
-                event["asked"]["selection"] |= {"model": kept and "toy", "submodel": kept, "filename": ""}
-        journal.write_text("".join(f"{json.dumps(event)}\n" for event in events))
-        done = project.gauntlet("run", "--resume", *(("--submodel", kept) if kept else ()))
-        assert done.code == 0, done.text
     assert {step.partition(":")[0] for step in project.journal.results} == {
         f"toy/{name}@cpu" for name in ("abs", "neg", "cos")
     }

@@ -18,9 +18,10 @@ from iree_gauntlet.document import (
     Table,
 )
 from iree_gauntlet.formatting import byte_size, duration, format_error, milliseconds
+from iree_gauntlet.journal_events import Opening
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.sweep_record import MEASURED, SAME
-from iree_gauntlet.reports.report_files import RecordOrigin, provenance
+from iree_gauntlet.reports.report_files import provenance
 from iree_gauntlet.torch_models.reports.sweep_plots import draw_plots
 from iree_gauntlet.torch_models.reports.sweep_rows import find_mean_ratio, format_ratio, group_entries, times
 
@@ -208,7 +209,7 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
         remarks=_list_remarks(header, rows),
         provenance=provenance(
             header.toolchain.compiler,
-            RecordOrigin.from_dict({**header.as_dict(), "time": header.started}),
+            Opening.from_dict({**header.as_dict(), "kind": "micro", "time": header.started}),
             ("results.md", "results.csv", "results.json"),
         ),
     )

@@ -437,7 +437,7 @@ def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
         elif MICRO not in result.statistics:
             missing.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
     return {
-        "run": run.run,
+        "run": run.name,
         "state": state_of(record),
         "started": first.time,
         "config": Path(asked.config).name,
