@@ -171,9 +171,7 @@ class Opening(Recorded):
 
     Attributes:
         kind: stands first, so that it is known without reading the plan.
-        name: of its folder.
         command: as it was typed in the folder `cwd`.
-        machine: empty where it is not of interest.
         lock_folder: of the machine's locks, where it is not the user's own.
         kept: None where it cannot be resumed.
     """

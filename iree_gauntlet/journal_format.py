@@ -59,16 +59,31 @@ class JournalSchema(Generic[OpeningT]):
     step_events: Mapping[str, type[Recorded]]
     events: Mapping[str, type[Recorded]] = field(default_factory=dict)
 
+    def read(self, folder: Path) -> ExperimentRecord[OpeningT]:
+        """Read the journal of a folder, also one that is being written or whose writer was killed.
+
+        Raises:
+            GauntletError: there is none, it is of another kind or of an earlier version, or a line of it that is not
+                the last one of its writer is no JSON object, or lacks what its event needs.
+        """
+        record = ExperimentRecord[OpeningT](folder / JOURNAL)
+        reader = EventReader(record.path, self)
+        for event in reader:
+            if isinstance(event.content, self.opening):
+                record.openings.append(event.content)
+                record.latest, record.end = [], None
+            elif isinstance(event.content, EndEvent):
+                record.end = event.content
+            else:
+                record.events.append(event)
+                record.latest.append(event)
+        record.torn = reader.lines.torn
+        return record
+
 
 @dataclass(frozen=True, slots=True)
 class JournalEvent:
-    """An event that a schema has.
-
-    Attributes:
-        time: ISO 8601.
-        step: that it is about; empty for the whole.
-        fields: as written.
-    """
+    """An event that a schema has, and its `fields` as written; `step` is empty where it is about the whole."""
 
     name: str
     time: str
@@ -79,12 +94,9 @@ class JournalEvent:
 
 @dataclass(slots=True)
 class ExperimentRecord(Generic[OpeningT]):
-    """What the journal of an experiment says.
+    """What the journal of an experiment says; `latest` has the events since the last opening.
 
     Attributes:
-        openings: a resumed one has more than one.
-        events: all others but the end, in their order.
-        latest: those since the last opening.
         end: None for one that was killed, is under way, or was resumed and not ended.
         torn: whether there is a line that was cut short by a crash (it is left out).
     """
@@ -237,34 +249,12 @@ def read_kind(path: Path) -> ExperimentKind | None:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of any log that `records/event_log.py` writes, as written; errors as of `read_record`."""
+    """The events of any log that `records/event_log.py` writes, as written; errors as of `JournalSchema.read`."""
     return [event for _, event in _LineReader(path)]
 
 
-def read_record(path: Path, schema: JournalSchema[OpeningT]) -> ExperimentRecord[OpeningT]:
-    """Read a journal, also one that is being written or whose writer was killed.
-
-    Raises:
-        GauntletError: there is no such journal, it is of another kind or of an earlier version, or a line of it that
-            is not the last one of its writer is no JSON object, lacks what its event needs, or is one that this
-            version cannot read.
-    """
-    reader, record = EventReader(path, schema), ExperimentRecord[OpeningT](path)
-    for event in reader:
-        if isinstance(event.content, schema.opening):
-            record.openings.append(event.content)
-            record.latest, record.end = [], None
-        elif isinstance(event.content, EndEvent):
-            record.end = event.content
-        else:
-            record.events.append(event)
-            record.latest.append(event)
-    record.torn = reader.lines.torn
-    return record
-
-
 def read_journal(path: Path) -> JournalRecord:
-    """Read the journal of a run; errors as of `read_record`."""
+    """Read the journal of a run; errors as of `JournalSchema.read`."""
     # One by one: of ten thousands of events, only what counts in the end is kept.
     reader, found = EventReader(path, RUN_JOURNAL), JournalRecord(path)
     for event in reader:

@@ -16,7 +16,7 @@ from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_events import EndEvent
-from iree_gauntlet.journal_format import JOURNAL, OPENING, ExperimentRecord, JournalSchema, OpeningT, read_record
+from iree_gauntlet.journal_format import JOURNAL, OPENING, ExperimentRecord, JournalSchema, OpeningT
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import find_asked_folder, make_folder
 from iree_gauntlet.requests import require_as_begun
@@ -33,12 +33,8 @@ if TYPE_CHECKING:
 class Experiment(Generic[OpeningT]):
     """One that is asked for, under way, or over.
 
-    Args:
-        schema: of its journal.
-        folder: None for a new one in `runs/`, which is made when it begins.
-        record: what an earlier part of it has recorded; None where it begins.
-
     Attributes:
+        record: what an earlier part of it has recorded; None where it begins.
         code: what it ends with; an error until it is set.
         problem: why it has no result.
         stopped: why it ends before its last part.
@@ -65,7 +61,7 @@ class Experiment(Generic[OpeningT]):
         """
         (kind,) = schema.kinds
         folder, resumed = find_asked_folder(kind, request)
-        record = read_record(folder / JOURNAL, schema) if folder and resumed else None
+        record = schema.read(folder) if folder and resumed else None
         if record:
             _ = record.opening  # There is nothing to resume without one.
         return cls(schema, folder, record)
@@ -79,10 +75,7 @@ class Experiment(Generic[OpeningT]):
     def keep_options(self, now: Mapping[str, Any], may_change: Iterable[str] = (), **also: Any) -> dict[str, Any]:
         """The options that it was begun with, of which those that are given now may only say the same.
 
-        Args:
-            now: options that are given.
-            may_change: those that are taken as they are given now.
-            also: what else it was begun with.
+        `may_change` names those that are taken as they are given now, `also` has what else it was begun with.
 
         Raises:
             UsageError: another value is given for one of them.
@@ -106,7 +99,7 @@ class Experiment(Generic[OpeningT]):
             version=__version__,
             command=shlex.join(format_typed_command()),
             cwd=str(Path.cwd()),
-            resumed=self.record is not None,
+            resumed=(folder / JOURNAL).is_file(),
             lock_folder=lock_facts(os.environ).get("lock_folder", ""),
         )
         with EventLog(folder / JOURNAL, lambda: datetime.now(UTC)) as log:

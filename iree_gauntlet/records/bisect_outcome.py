@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.journal_events import ExperimentKind, Opening
-from iree_gauntlet.journal_format import JOURNAL, JournalSchema, read_record
+from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.compare_record import BlockEvent
 from iree_gauntlet.records.outcome import lock_remark
@@ -264,7 +264,7 @@ class BisectOutcome:
 
 def read_bisect_outcome(folder: Path) -> BisectOutcome:
     """What the record in a bisect's folder says; GauntletError where there is none, or it cannot be read."""
-    return make_bisect_outcome(read_record(folder / JOURNAL, BISECT))
+    return make_bisect_outcome(BISECT.read(folder))
 
 
 def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcome:

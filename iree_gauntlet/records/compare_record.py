@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.formatting import work_change
 from iree_gauntlet.journal_events import ExperimentKind, MachineFacts, Opening, StepStart
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, JournalSchema, read_journal, read_record
+from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord, JournalRecord, JournalSchema, read_journal
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
 from iree_gauntlet.results import DispatchChange, WorkPart  # noqa: TC001 - read by their types
 from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by their types
@@ -19,8 +19,6 @@ from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by thei
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    from iree_gauntlet.journal_events import EndEvent
 
 
 # Names of the sides.
@@ -414,7 +412,6 @@ COMPARISON = JournalSchema(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRecord:
     """A comparison, whole or cut short; where it was resumed, as it was judged last.
 
@@ -427,19 +424,30 @@ class ComparisonRecord:
         end: None for one that was killed or is under way.
     """
 
-    opening: ComparisonOpening
-    first: ComparisonOpening
-    prepared: PreparedComparison
-    begun: Counter[str]
-    measured: dict[str, MeasuredElsewhere]
-    sides: list[ComparedSide]
-    verdicts: dict[str, RecordedVerdict]
-    works: dict[str, WorkVerdict]
-    summary: ComparisonSummary | None
-    where: dict[str, WhereChanged]
-    under_way: dict[str, str]
-    remarks: list[str]
-    end: EndEvent | None
+    def __init__(self, record: ExperimentRecord[ComparisonOpening]) -> None:
+        self.opening, self.first = record.opening, record.openings[0]
+        self.measured = record.collect(MeasuredElsewhere)
+        self.begun = Counter(event.step for event in record.events if isinstance(event.content, BlockEvent))
+        self.begun.update({model: len(found.blocks) for model, found in self.measured.items()})
+        starts = record.collect(StepStart, record.latest)
+        done = record.collect(MeasuredElsewhere, record.latest)
+        self.under_way = {model: start.worker for model, start in starts.items() if model not in done}
+        results = record.collect(ComparisonVerdict, record.latest)
+        self.verdicts = {model: found.times for model, found in results.items() if found.times}
+        self.works = {model: found.work for model, found in results.items() if found.work}
+        self.summary = record.collect(ComparisonSummary, record.latest).get("")
+        self.where = record.collect(WhereChanged, record.latest)
+        with record.explain_unreadable():
+            for model in self.where.keys() - results.keys():
+                raise RecordError("where", f"{model} has no verdict")
+        unprepared = PreparedComparison(sides=self.opening.sides)
+        self.prepared = record.collect(PreparedComparison, record.latest).get("", unprepared)
+        self.sides: list[ComparedSide] = []
+        for name, side in self.prepared.sides.items():
+            journal = record.path.parent / side.folder / JOURNAL
+            run = read_journal(journal) if journal.is_file() else None
+            self.sides.append(ComparedSide(**asdict(side), name=name, run=run))
+        self.remarks, self.end = record.remarks, record.end
 
     def worker_of(self, model: str) -> str:
         """Who has measured a model; empty for this machine."""
@@ -448,41 +456,4 @@ class ComparisonRecord:
 
 def read_comparison(folder: Path) -> ComparisonRecord:
     """Reads a comparison's folder, with the runs of its sides; GauntletError where that cannot be."""
-    record = read_record(folder / JOURNAL, COMPARISON)
-    opening = record.opening
-    begun = Counter(event.step for event in record.events if isinstance(event.content, BlockEvent))
-    measured = record.collect(MeasuredElsewhere)
-    begun.update({model: len(found.blocks) - begun[model] for model, found in measured.items()})
-    under_way: dict[str, str] = {}
-    for event in record.latest:
-        if isinstance(event.content, StepStart):
-            under_way[event.step] = event.content.worker
-        elif isinstance(event.content, MeasuredElsewhere):
-            under_way.pop(event.step, None)
-    results = record.collect(ComparisonVerdict, record.latest)
-    where = record.collect(WhereChanged, record.latest)
-    with record.explain_unreadable():
-        for model in where.keys() - results.keys():
-            raise RecordError("where", f"{model} has no verdict")
-    unprepared = PreparedComparison(sides=opening.sides)
-    prepared = record.collect(PreparedComparison, record.latest).get("", unprepared)
-    sides = []
-    for name, side in prepared.sides.items():
-        journal = folder / side.folder / JOURNAL
-        run = read_journal(journal) if journal.is_file() else None
-        sides.append(ComparedSide(**asdict(side), name=name, run=run))
-    return ComparisonRecord(
-        opening=opening,
-        first=record.openings[0],
-        prepared=prepared,
-        begun=begun,
-        measured=measured,
-        sides=sides,
-        verdicts={model: found.times for model, found in results.items() if found.times},
-        works={model: found.work for model, found in results.items() if found.work},
-        summary=record.collect(ComparisonSummary, record.latest).get(""),
-        where=where,
-        under_way=under_way,
-        remarks=record.remarks,
-        end=record.end,
-    )
+    return ComparisonRecord(COMPARISON.read(folder))

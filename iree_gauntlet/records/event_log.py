@@ -219,17 +219,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 
 class Journal(EventLog):
-    """The one writer of a run's `journal.jsonl`.
-
-    Its events:
-
-    - `opening`: what is to be done and with what; `steps` holds every step. A resumed run appends another one.
-    - `steps`: further steps, of a run that learns on the way what there is to do.
-    - `start`: a `step` begins.
-    - `result`: its result.
-    - `worker`: a machine of a cluster takes part, `name` and `machine`.
-    - `remark`: a `text` that a reader must know.
-    - `end`: the run is over.
+    """The one writer of a run's `journal.jsonl`, whose events `RUN_JOURNAL` declares.
 
     A result is with the kernel before the call returns: `kill -9` of this process loses none that was reported. The
     plan, the end, and results of steps that took a second or longer are on the disk by then; other results within
@@ -260,10 +250,7 @@ class Journal(EventLog):
 
 
 def merge_journals(opening: RunOpening, steps: Sequence[dict[str, Any]], records: Sequence[JournalRecord]) -> str:
-    """The journal of one run that did what several did, as one without resuming would have it.
-
-    Of what several did, the first result counts. It ends where all of them did, and took as long as the slowest.
-    """
+    """The journal of one run that did what several did; of what more than one did, the first result counts."""
     starts: dict[str, str] = {}
     results: dict[str, tuple[str, Result]] = {}
     for record in records:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.formatting import one_line
 from iree_gauntlet.journal_events import ExperimentKind, Opening, StepStart
-from iree_gauntlet.journal_format import JOURNAL, JournalSchema, read_record
+from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import Recorded, RecordError, read_text
 from iree_gauntlet.records.outcome import Explanation
 
@@ -333,7 +333,7 @@ class ExplainOutcome:
 
 def read_explain_outcome(folder: Path) -> ExplainOutcome:
     """What the record in a folder says; GauntletError where there is none, or it cannot be read."""
-    record = read_record(folder / JOURNAL, EXPLANATION)
+    record = EXPLANATION.read(folder)
     events: dict[str, dict[str, JournalEvent]] = {}
     ends: dict[str, CaseEnd] = {}
     for event in record.events:
@@ -358,10 +358,8 @@ def read_explain_outcome(folder: Path) -> ExplainOutcome:
 def list_explained(folder: Path, *, private: bool, budget: float) -> set[str]:
     """The cases that a bundle shows already; none where nothing was explained yet.
 
-    Args:
-        folder: `explain` of a run.
-        private: whether bundles that hold the model's own values do not count.
-        budget: minutes that a reduction may take: one that was cut short after fewer does not count.
+    Those that hold the model's own values do not count where it shall be `private`, nor those of a reduction that was
+    cut short after fewer minutes than the `budget`.
     """
     known = read_explain_outcome(folder).known if (folder / JOURNAL).is_file() else {}
     return {

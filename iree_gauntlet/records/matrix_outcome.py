@@ -13,7 +13,7 @@ from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import counted, one_line
 from iree_gauntlet.journal_events import ExperimentKind, MachineFacts, Opening, StepStart, ToolchainFacts
-from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord, JournalSchema, read_journal, read_record
+from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord, JournalSchema, read_journal
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outcome, remarks_of_record
@@ -178,7 +178,7 @@ class _MatrixRecord:
 
 def read_matrix_outcome(folder: Path) -> MatrixOutcome:
     """Read and judge a matrix; GauntletError where its record, or a journal of it, cannot be read."""
-    journal = read_record(folder / JOURNAL, MATRIX)
+    journal = MATRIX.read(folder)
     last, first = journal.opening, journal.openings[0]
     record = _MatrixRecord(
         journal, journal.collect(FoundIree), journal.collect(StepStart), journal.collect_results(MatrixResult)

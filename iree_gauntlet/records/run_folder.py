@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.journal_events import KeptOptions, ToolchainFacts
+    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.requests import FolderRequest
     from iree_gauntlet.steps import Step
 
@@ -60,7 +61,7 @@ def find_asked_folder(kind: ExperimentKind, request: FolderRequest) -> tuple[Pat
         if other not in (kind, None):
             raise UsageError(
                 f"{shown(folder)} is {other.description}, which `{kind}` cannot resume",
-                describe_resuming(other, folder),
+                _describe_resuming(other, folder),
             )
         return folder, True
     if named is not None and named.is_file():
@@ -73,7 +74,7 @@ def find_asked_folder(kind: ExperimentKind, request: FolderRequest) -> tuple[Pat
     return named, False
 
 
-def describe_resuming(kind: ExperimentKind, folder: Path) -> str:
+def _describe_resuming(kind: ExperimentKind, folder: Path) -> str:
     """How an experiment is continued, as a hint."""
     if kind is ExperimentKind.BENCH:
         return _BENCH_AGAIN
@@ -230,7 +231,9 @@ def read_kept_options(run_dir: Path) -> KeptOptions:
     """What a run was asked for; UsageError where there is none, or its journal does not say."""
     kind = read_kind(run_dir / JOURNAL)
     if kind not in (ExperimentKind.RUN, None):
-        raise UsageError(f"{run_dir} is {kind.description}, and no run of spec files", describe_resuming(kind, run_dir))
+        raise UsageError(
+            f"{run_dir} is {kind.description}, and no run of spec files", _describe_resuming(kind, run_dir)
+        )
     require_none_earlier(run_dir)
     if not (run_dir / JOURNAL).is_file():
         raise UsageError(f"there is no run in {run_dir}", "Name the folder of a run, such as those in runs/.")
@@ -248,13 +251,7 @@ def find_failed_chains(run_dir: Path) -> set[str]:
     }
 
 
-def begun_with(run_dir: Path) -> frozenset[str] | None:
-    """Ids of the steps that a run was restricted to when it began (`--last-failed`); None for all of its selection."""
-    record = read_journal(run_dir / JOURNAL)
-    return frozenset(step.id for step in record.planned) if record.run.last_failed else None
-
-
-def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], iree: ToolchainFacts) -> dict[str, Verdict]:
+def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: ToolchainFacts) -> dict[str, Verdict]:
     """Verdicts of the steps that a run to be continued has done, as they are planned now.
 
     A step is done again where its plan has changed, or a file that it made is gone.
@@ -262,7 +259,6 @@ def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], iree: Toolchain
     Raises:
         UsageError: the run was made by another IREE.
     """
-    record = read_journal(run_dir / JOURNAL)
     if not record.runs:
         return {}
     before = record.run.toolchain
@@ -270,7 +266,9 @@ def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], iree: Toolchain
     if before.runtime_identity != iree.runtime_identity:
         other = other or f"runtime ({before.runtime})"
     if other:
-        raise UsageError(f"{run_dir} was run with another {other}", "Start a new run: one run judges one IREE.")
+        raise UsageError(
+            f"{record.path.parent} was run with another {other}", "Start a new run: one run judges one IREE."
+        )
     planned = {step.id: step for step in record.planned}
     finished: dict[str, Verdict] = {}
     for step in steps:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.figures import Figure, Statistic
-from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures
@@ -78,7 +77,7 @@ def run_reports(run_dir: Path) -> Reports:
     with pause_collector():
         record = read_journal(run_dir / JOURNAL)
         reports = make_run_reports(with_explanations(read_outcome(record), run_dir), run_dir)
-        return replace(reports, sweep=record) if record.run.kind is ExperimentKind.MICRO else reports
+        return reports if record.run.micro is None else replace(reports, sweep=record)
 
 
 def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Reports:

@@ -138,7 +138,12 @@ def run_document(
     if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         named = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", named)))
-    if any(_breaks_golden(step) for step in bad):
+    # What a spec allows, not only what an earlier run measured, which is in no field.
+    written = {
+        (step.id, item.metric, item.value, item.factor) for step in bad for item in step.goldens if item.origin.field
+    }
+    broken = ((step.id, check) for step in bad for check in step.checks if check.passed is False)
+    if any((name, check.metric, check.golden, check.factor) in written for name, check in broken):
         blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
         blocks.append(Paragraph(("to go on with it: ", *_say_going_on(outcome, folder))))
@@ -233,13 +238,6 @@ def _say_going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Na
     if dialects == {"micro"}:
         return (Name(f"gauntlet micro --resume{where}"),)
     return (Name(f"gauntlet run --resume{where}{' --cluster …' if outcome.workers else ''}"),)
-
-
-def _breaks_golden(step: StepOutcome) -> bool:
-    """Whether a figure exceeds what a spec allows, not only what an earlier run measured, which is in no field."""
-    broken = [check for check in step.checks if check.passed is False]
-    written = {(golden.metric, golden.value, golden.factor) for golden in step.goldens if golden.origin.field}
-    return any((check.metric, check.golden, check.factor) in written for check in broken)
 
 
 def _describe_judged(outcome: RunOutcome) -> Iterator[str]:

@@ -27,7 +27,7 @@ from iree_gauntlet.experiments.sides import (
     find_changed,
     unready,
 )
-from iree_gauntlet.journal_format import JOURNAL, JournalEvent, JournalRecord, read_record
+from iree_gauntlet.journal_format import JOURNAL, JournalEvent, JournalRecord
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import (
     COMPARISON,
@@ -211,7 +211,7 @@ def as_events(folder: Path, lines: Sequence[dict[str, Any]]) -> list[JournalEven
     folder.mkdir(exist_ok=True)
     path = folder / JOURNAL
     path.write_text("".join(f"{json.dumps(line)}\n" for line in ({"event": "opening", **opening}, *lines)))
-    return read_record(path, COMPARISON).events
+    return COMPARISON.read(folder).events
 
 
 @pytest.mark.parametrize(
