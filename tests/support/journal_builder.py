@@ -328,6 +328,7 @@ def every_verdict() -> JournalBuilder:
         "error",
         "iree-compile was killed by SIGSEGV",
         signal="SIGSEGV",
+        failure="crashes",
         exit_code=None,
         cache=MISS,
         tail=["Please report issues to https://example.com", "0. Program arguments: iree-compile"],
