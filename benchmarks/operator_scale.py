@@ -144,7 +144,7 @@ def opened_engine(
         Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, progress) as session,
     ):
-        event = RunOpening(run=run_dir.name, suite="ops")
+        event = RunOpening(name=run_dir.name, suite="ops")
         journal.run(event, steps)
         progress.run_started(event, len(steps))
         yield Engine(session, workbench, options, performers, lambda: 64 << 30)

@@ -119,9 +119,6 @@ def _lists(project: Path) -> dict[str, list[str]]:
 def test_every_list_becomes_what_was_found(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results: Results = {
         "both": ({**CRASH, "verdict": "xfailed", "reason": "iree-compile crashed"}, SKIPPED),
-            {"verdict": "xfailed", "reason": "iree-compile crashed", "signal": "SIGFPE", "failure": "crashes"},
-            SKIPPED,
-        ),
         "fixed": (XPASSED, PASSED),
         "moved": (XPASSED, WRONG),
         "still": ({"verdict": "xfailed", "reason": f"{LEGALIZE}; expected: x"}, SKIPPED),
