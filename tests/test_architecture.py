@@ -67,7 +67,7 @@ _ASKED_SENTENCES = {
     ("errors.py", "what.endswith('?')"),
     ("reports/details.py", "step.signal in step.reason"),
     ("reports/details.py", "f'exit code {step.exit_code}' not in step.reason"),
-    # Of journals, which keep it as a note or a reason alone: a constant, and what earlier versions wrote.
+    # Of journals, which keep it as a note alone: a constant.
     ("engine/run_start.py", "NOTHING_COMPARED not in step.notes"),
     ("reports/summary.py", "NOTHING_COMPARED not in step.notes"),
     ("reports/summary.py", "NOTHING_COMPARED in step.notes"),

@@ -330,7 +330,7 @@ def measured_so_far(folder: Path, *times: str, kind: str = "block", words: tuple
         ({"01": "k"}, ("02", "03"), False),
         ({"01": "k", "04": "k"}, ("02", "03"), False),
         ({"01": "k", "04": "other"}, ("02", "03"), True),
-        # Blocks of both, which earlier versions have taken: the later ones don't make it what the first ones are of.
+        # Blocks of both: the later ones don't make it what the first ones are of.
         ({"01": "k", "04": "other"}, ("02", "05"), True),
         ({"01": "k", "04": "other", "06": "k"}, ("02", "05"), False),
         # Made, and made otherwise, before anything was measured.

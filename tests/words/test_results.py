@@ -123,7 +123,7 @@ def test_what_is_written_is_read_as_what_it_was(result: Result) -> None:
     assert json.dumps(again.as_dict(), allow_nan=False) == text
 
 
-def test_a_journal_of_an_earlier_version_is_reported_on(tmp_path: Path) -> None:
+def test_a_recorded_journal_is_reported_on(tmp_path: Path) -> None:
     outcome = read_outcome(read_journal(RECORDED))
     assert {chain.id: str(chain.verdict) for chain in outcome.chains} == dict.fromkeys(
         ("toy/abs@cpu", "toy/none@cpu", "toy/wrong@cpu"), "failed"
@@ -136,7 +136,7 @@ def test_a_journal_of_an_earlier_version_is_reported_on(tmp_path: Path) -> None:
     timed = steps["toy/abs@cpu:benchmark"].samples
     assert timed is not None
     assert len(timed.real_time_ms) == 3
-    # Fields that versions before and after this one lack or add.
+    # Fields that other programs lack or add.
     lines = [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
     for event in (line for line in lines if line["event"] == "result"):
         for name in ("tool_seconds", "fetched", "cache"):
