@@ -191,10 +191,10 @@ def test_the_record_is_the_journals_and_no_more() -> None:
         (Outcome(None, signal="SIGSEGV"), False, FailureKind.CRASHES),
         (Outcome(None, signal="SIGBUS"), True, None),
         (Outcome(None, signal="SIGTERM", timed_out=True), False, None),
-        (Outcome(1), False, None),
+        (Outcome(1), False, FailureKind.DOES_NOT_COMPILE),
     ],
 )
-def test_whether_it_crashed_is_read_as_it_was_recorded(
+def test_how_it_failed_is_read_as_it_was_recorded(
     outcome: Outcome, disk_full: bool, failure: FailureKind | None
 ) -> None:
     record = _after(outcome, disk_full=disk_full).as_dict()
