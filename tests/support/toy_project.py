@@ -127,7 +127,7 @@ class Project:
     @property
     def newest(self) -> Path:
         """The folder of the run that was written to last."""
-        return next(list_folders(self.folder / "runs", ExperimentKind.RUN, None))
+        return next(list_folders(self.folder / "runs", *(kind for kind in ExperimentKind if kind.is_run), None))
 
     @property
     def journal(self) -> JournalRecord:
