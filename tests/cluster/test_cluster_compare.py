@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_what_is_measured_and_another_goes_on_with_the_rest(
     assert "cmp was begun on a cluster" in here.err
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp", "--cluster", cluster.address)
     assert done.code == 1, done.text
-    assert [event["chain"] for event in _measured(project, "cmp")] == ["toy/abs@cpu", "toy/square@cpu"]
+    assert [event["step"] for event in _measured(project, "cmp")] == ["toy/abs@cpu", "toy/square@cpu"]
     document = _document(project, "cmp")
     assert {item["verdict"] for item in document["models"].values()} == {"slower"}
     assert document["where"].keys() == document["models"].keys()
