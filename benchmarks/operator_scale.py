@@ -30,7 +30,7 @@ from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import Workbench
-from iree_gauntlet.journal_events import RunEvent
+from iree_gauntlet.journal_events import RunOpening
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.reports.experiment_reports import write_reports
@@ -144,7 +144,7 @@ def opened_engine(
         Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, progress) as session,
     ):
-        event = RunEvent(run=run_dir.name, suite="ops")
+        event = RunOpening(name=run_dir.name, suite="ops")
         journal.run(event, steps)
         progress.run_started(event, len(steps))
         yield Engine(session, workbench, options, performers, lambda: 64 << 30)

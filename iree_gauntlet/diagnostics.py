@@ -21,11 +21,7 @@ _WHOLE = 4096
 
 _EXIT_CODE = re.compile(r"^\S+ failed with exit code -?\d+: ")
 # What an expectation adds to a reason is about the expectation, not about the failure.
-_EXPECTED = re.compile(
-    r"; (?:[a-z ]+, )?expected: .*$|; [a-z ]+, but expected is: .*$"
-    # Of earlier versions.
-    r"|, but (?:a crash|an ordinary failure) is expected .*$"
-)
+_EXPECTED = re.compile(r"; (?:[a-z ]+, )?expected: .*$|; [a-z ]+, but expected is: .*$")
 _PASSED = re.compile(r"^(passed, but is expected to (?:fail|crash)).*$")
 # An operation printed in full, as MLIR does behind its message; a name attribute says which custom operation it is.
 _PRINTED = re.compile(r":\s+(?:%\S+\s*=\s*)?\"[\w.$]+\"\(.*$")

@@ -194,14 +194,6 @@ def work_change(a: float, b: float) -> str:
     return f"×{ratio:.3g}" if ratio <= 0.5 or ratio >= 2 else f"{100 * (ratio - 1):+.4f} %"
 
 
-def format_outside(difference: float, outside: float | None) -> str:
-    """How much of a difference in instructions is in no dispatch: `, all of it outside of dispatches`; else nothing."""
-    share = outside / difference if outside is not None and difference else 0.0
-    if share < 0.1:
-        return ""
-    return f", {'all' if share > 0.995 else f'{100 * share:.0f} %'} of it outside of dispatches"
-
-
 def format_dispatch_cost(value: float, unit: str) -> str:
     """What a dispatch takes, without its unit: `instructions`, or `ms` of a value in ns."""
     return milliseconds(value / 1e6) if unit == "ms" else whole(value)

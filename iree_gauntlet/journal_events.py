@@ -1,13 +1,50 @@
-"""How records begin and end: which run, with which IREE, on what machine; whose experiment; and how that ended."""
+"""The events that the journals of all experiments have: how one begins, a step that starts, a remark, and the end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.stages import Stage  # noqa: TC001 - read at run time
+
+
+class ExperimentKind(StrEnum):
+    """What an experiment is, by its command; a run is of spec files."""
+
+    RUN = "run"
+    BENCH = "bench"
+    MICRO = "micro"
+    COMPARE = "compare"
+    MATRIX = "matrix"
+    BISECT = "bisect"
+    EXPLAIN = "explain"
+
+    @property
+    def noun(self) -> str:
+        """What people call one: `run`, `comparison`, `bisection`."""
+        return _NOUNS.get(self, str(self))
+
+    @property
+    def description(self) -> str:
+        """The noun with its article: `a run`, `an explanation`."""
+        return f"{'an' if self is ExperimentKind.EXPLAIN else 'a'} {self.noun}"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether its steps are those of models, whose results have verdicts and figures."""
+        return self in (ExperimentKind.RUN, ExperimentKind.BENCH, ExperimentKind.MICRO)
+
+
+_NOUNS = {
+    ExperimentKind.BENCH: "benchmark of a Python model",
+    ExperimentKind.MICRO: "run of `micro`",
+    ExperimentKind.COMPARE: "comparison",
+    ExperimentKind.BISECT: "bisection",
+    ExperimentKind.EXPLAIN: "explanation",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,87 +148,104 @@ class RunShard(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Recorded):
-    """What a run was asked for.
+class KeptOptions(Recorded):
+    """What an experiment was asked for, which a resumed one keeps.
 
     Attributes:
+        options: by name.
         defaults: what the task selects by itself.
         stages: None for what the suite says.
     """
 
-    selection: dict[str, Any]
-    defaults: dict[str, Any]
-    stages: tuple[Stage, ...] | None = None
+    options: dict[str, Any]
+    defaults: dict[str, Any] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
+    stages: tuple[Stage, ...] | None = field(default=None, metadata=UNLESS_DEFAULT)
 
 
-@dataclass(frozen=True, slots=True)
-class RunEvent(Recorded):
-    """What a run is about to do, and with what; its steps stand beside it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening(Recorded):
+    """`opening`: what an experiment is about to do; one that is resumed appends another.
+
+    Each kind adds what else it has to know, its plan above all: the steps of a run, the IREEs of a matrix, the
+    candidates of a bisection, the cases of an explanation.
 
     Attributes:
+        kind: stands first, so that it is known without reading the plan.
+        command: as it was typed in the folder `cwd`.
         lock_folder: of the machine's locks, where it is not the user's own.
-        asked: None where it cannot be resumed.
-        batch: how many small programs are compiled as one; 0 where they are not.
-        merged: what is kept of the runs that it was made of, besides their steps.
-        bench, micro: what a benchmark of Python models was asked for; None for a run of spec files.
+        kept: None where it cannot be resumed.
     """
 
+    kind: ExperimentKind
     time: str = field(default="", metadata=UNLESS_DEFAULT)
-    run: str = ""
+    name: str = ""
     version: str = ""
-    suite: str = ""
     command: str = ""
     cwd: str = ""
+    resumed: bool = False
+    machine: MachineFacts = field(default_factory=MachineFacts, metadata=UNLESS_DEFAULT)
+    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
+    kept: KeptOptions | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those that a resumed one keeps."""
+        return self.kept.options if self.kept else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOpening(Opening):
+    """The opening of a run, a `bench` or a `micro`.
+
+    Attributes:
+        batch: how many small programs are compiled as one; 0 where they are not.
+        merged: what is kept of the runs that it was made of, besides their steps.
+        micro: what a sweep was asked for.
+        steps: as written; `JournalRecord.planned` reads them.
+    """
+
+    kind: ExperimentKind = ExperimentKind.RUN
+    suite: str = ""
     target: tuple[RunTarget, ...] = ()
     toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
-    machine: MachineFacts = field(default_factory=MachineFacts)
-    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
-    resumed: bool = False
     markers: str = field(default="", metadata=UNLESS_DEFAULT)
     last_failed: bool = field(default=False, metadata=UNLESS_DEFAULT)
-    asked: Asked | None = field(default=None, metadata=UNLESS_DEFAULT)
     shard: RunShard | None = field(default=None, metadata=UNLESS_DEFAULT)
     batch: int = field(default=0, metadata=UNLESS_DEFAULT)
     remarks: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     merged: tuple[dict[str, Any], ...] = field(default=(), metadata=UNLESS_DEFAULT)
     missing_shards: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
-    bench: dict[str, Any] | None = field(default=None, metadata=UNLESS_DEFAULT)
     micro: dict[str, Any] | None = field(default=None, metadata=UNLESS_DEFAULT)
     gpus: tuple[dict[str, Any], ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    steps: tuple[dict[str, Any], ...] = ()
 
-    @property
-    def of_specs(self) -> bool:
-        """Whether it is a run of spec files."""
-        return self.bench is None and self.micro is None
+
+@dataclass(frozen=True, slots=True)
+class StepStart(Recorded):
+    """`start`: a step begins, perhaps once more; `worker` is the machine of a cluster that it was given to."""
+
+    worker: str = field(default="", metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Remark(Recorded):
+    """`remark`: what a reader must know, in one line."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndEvent(Recorded):
-    """How a run or a matrix ends; `stopped` is why before its last part."""
+    """`end`: how an experiment ends.
 
-    time: str = ""
+    Attributes:
+        stopped: why before its last part.
+        problem: why it has no result.
+    """
+
+    time: str = field(default="", metadata=UNLESS_DEFAULT)
     exit_code: ExitCode = ExitCode.OK
     seconds: float | None = None
     interrupted: bool = False
-    stopped: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExperimentOpening(Recorded):
-    """Who began an experiment, when, and how: `command` is as it was typed in the folder `cwd`."""
-
-    time: str = field(default="", metadata=UNLESS_DEFAULT)
-    version: str = field(default="", metadata=UNLESS_DEFAULT)
-    command: str = field(default="", metadata=UNLESS_DEFAULT)
-    cwd: str = field(default="", metadata=UNLESS_DEFAULT)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExperimentEnd(Recorded):
-    """How it ended; `problem` is why it has no result."""
-
-    time: str = field(default="", metadata=UNLESS_DEFAULT)
-    exit_code: ExitCode
-    problem: str = ""
-    seconds: float = 0.0
-    interrupted: bool = False
+    stopped: str = field(default="", metadata=UNLESS_DEFAULT)
+    problem: str = field(default="", metadata=UNLESS_DEFAULT)

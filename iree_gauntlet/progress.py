@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.errors import ExitCode
-    from iree_gauntlet.journal_events import RunEvent
+    from iree_gauntlet.journal_events import RunOpening
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
@@ -22,7 +22,7 @@ class Progress:
     What it raises ends the work that called it.
     """
 
-    def run_started(self, run: RunEvent, count: int, ids: Sequence[str] = ()) -> None:
+    def run_started(self, run: RunOpening, count: int, ids: Sequence[str] = ()) -> None:
         """A run begins, or continues: so many steps are left to do, and these are their `ids` where all are known."""
 
     def steps_added(self, count: int) -> None:

@@ -2,7 +2,7 @@
 
 A journal has an object for each, with the fields by their names, in their order. JSON has neither NaN nor infinities:
 they are written as the strings `nan`, `inf` and `-inf`. A field that is missing or null is read as its default, and one
-that is unknown is passed over, so that journals of earlier versions can be read.
+that is unknown is passed over.
 """
 
 from __future__ import annotations

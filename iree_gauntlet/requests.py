@@ -129,8 +129,7 @@ def values_of(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def value_of(item: Option, value: Any) -> Any:
     """A value as a request has it; errors as of `read`."""
     if item.repeats:
-        # Earlier versions have kept as one text, empty for none, what could not be repeated then.
-        value = ((value,) if value else ()) if isinstance(value, str) else tuple(value)
+        value = tuple(value)
     for word in (value if item.repeats else (value,)) if item.choices else ():
         if word not in item.choices:
             several = suggest_each(item.name, word, item.choices) if item.repeats else ""

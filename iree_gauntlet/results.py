@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,8 +31,6 @@ _MOST_NAMES = 3
 # Google Benchmark's time units.
 MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _LONGEST_REASON = 300
-# What journals of earlier versions say of an end by a signal that was no crash.
-_BLAMELESS = ("ran out of disk space", "ran into its limit of memory")
 # Signals that come from a person, a job system or the kernel's want of memory, and say nothing of the tool.
 SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
@@ -182,29 +180,6 @@ class Samples(Recorded):
         most = max(self.real_time_ms, default=None)
         return {"mean_ms": self.mean_ms, "stdev_ms": self.stdev_ms, "min_ms": self.min_ms, "max_ms": most}
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for the journal, in a unit that it names."""
-        return {
-            "unit": "ms",
-            "real_time": list(self.real_time_ms),
-            "cpu_time": list(self.cpu_time_ms),
-            "iterations": list(self.iterations),
-            "name": self.name,
-            "aggregated": self.aggregated,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From the journal's object, whose times have a unit; as `Recorded.from_dict`."""
-        unit = str(data.get("unit", "ms"))
-        if unit not in MS_PER_UNIT:
-            raise RecordError("unit", f"expected one of {', '.join(MS_PER_UNIT)}, found {unit!r}")
-        said = {name: value for name, value in data.items() if value is not None}
-        times = {f"{name}_ms": said.get(name, []) for name in ("real_time", "cpu_time")}
-        read = super(Samples, cls).from_dict({"name": "", "iterations": [], **said, **times})
-        real, cpu = (tuple(time * MS_PER_UNIT[unit] for time in each) for each in (read.real_time_ms, read.cpu_time_ms))
-        return replace(read, real_time_ms=real, cpu_time_ms=cpu)
-
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Recorded):
@@ -299,9 +274,9 @@ class Result(Recorded):
     log: str = ""
     tail: tuple[str, ...] = ()
     fetched: tuple[Fetched, ...] = ()
-    waited_seconds: float = 0.0
-    worker: str = ""
-    failure: FailureKind | None = None
+    waited_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
+    worker: str = field(default="", metadata=UNLESS_DEFAULT)
+    failure: FailureKind | None = field(default=None, metadata=UNLESS_DEFAULT)
     unsupported: UnsupportedOperator | None = field(default=None, metadata=UNLESS_DEFAULT)
     said: str = field(default="", metadata=UNRECORDED)
 
@@ -352,29 +327,15 @@ class Result(Recorded):
         """The tool's own fault ended it by a signal."""
         return self.failure is FailureKind.CRASHES
 
-    def as_dict(self) -> dict[str, Any]:
-        """As of everything that is recorded; null stands for no statistics, and who did not wait does not say so.
-
-        What ended by a signal says that it was no crash by a null.
-        """
-        record = {**Recorded.as_dict(self), "statistics": self.statistics or None}
-        for name in ("waited_seconds", "worker") if self.signal else ("waited_seconds", "worker", "failure"):
-            if not record[name]:
-                del record[name]
-        return record
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """As `Recorded.from_dict`; of journals that do not say how it failed, a crash is known by its signal."""
+        """As `Recorded.from_dict`, with statistics that readers can use."""
         result = super(Result, cls).from_dict(data)
         try:
             _ = result.known, [result.measure(figure) for figure in Figure if figure.row.statistic]
         except ValueError as error:
             raise RecordError("statistics", error) from error
-        if "failure" in data or result.signal in ("", *SENT_SIGNALS):
-            return result
-        blameless = result.timed_out or any(words in result.reason for words in _BLAMELESS)
-        return result if blameless else replace(result, failure=FailureKind.CRASHES)
+        return result
 
 
 def find_unapplied(goldens: Iterable[Golden], checks: Iterable[Check], sku: str) -> tuple[Golden, ...]:

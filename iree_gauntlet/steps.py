@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin
 from iree_gauntlet.device_kinds import is_cpu
-from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded, read_text
-from iree_gauntlet.stages import FailureKind, Stage
+from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
+from iree_gauntlet.stages import FailureKind, Stage  # noqa: TC001 - read by their types
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from iree_gauntlet.journal_events import Device
 
 
@@ -177,24 +175,6 @@ class Step(Recorded):
         """What `--device` says, else what it needs."""
         named = [flag.partition("=")[2] for flag in self.flags if flag.startswith("--device=")]
         return named[-1] if named else self.resources.device
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """As `Recorded.from_dict`; what journals of earlier versions do not say follows from what they do."""
-        name = read_text(data, "id")
-        if "role" in data and "expect_kinds" in data:
-            return super(Step, cls).from_dict(data)
-        name = name.removeprefix(f"{read_text(data, 'chain')}:")
-        kinds: tuple[FailureKind, ...] = ()
-        if data.get("expect_failure"):
-            # Whether by a crash, by no crash, or (null) by either.
-            crash = data.get("expect_crash")
-            possible = Stage(read_text(data, "stage")).row.failures
-            kinds = tuple(kind for kind in possible if crash in (None, kind is FailureKind.CRASHES))
-        role = name.removeprefix(read_text(data, "stage")).removeprefix(".") or MAIN
-        earlier = {"sku": "", "folder": "", "timeout": 0.0, "role": role, "expect_kinds": kinds}
-        known = {name: value for name, value in data.items() if value is not None}
-        return super(Step, cls).from_dict({**earlier, **known})
 
     def place_on(self, device: Device) -> Self:
         """The step on a device by its own name, so that two names of one device are one."""

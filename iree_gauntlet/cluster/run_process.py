@@ -36,7 +36,7 @@ from iree_gauntlet.engine.modules.modules import note_made_again
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.run import choose, opened
-from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.journal_format import JOURNAL, read_events
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
@@ -273,12 +273,11 @@ class RoundsPart(RunPart):
         """Takes the rounds of a model; what its log has then."""
         from iree_gauntlet.experiments.session_verdicts import Comparer, judge  # noqa: PLC0415
         from iree_gauntlet.experiments.sides import ENDED, SideTools, explain_differences  # noqa: PLC0415
-        from iree_gauntlet.records.compare_record import COMPARISON_FILE  # noqa: PLC0415
 
         folder = self._folder / "rounds" / str(next(self._numbers))
         folder.mkdir(parents=True)
         rules = replace(self._settings.rules, budget_seconds=seconds)
-        with EventLog(folder / COMPARISON_FILE, lambda: datetime.now(UTC)) as log:
+        with EventLog(folder / JOURNAL, lambda: datetime.now(UTC)) as log:
             with open_session(self._folder, log, Progress()) as session:
                 self._session = session
                 if self._ended:
@@ -291,7 +290,7 @@ class RoundsPart(RunPart):
                     a, b = (SideTools.of(side.run.machine, side.run.steps) for side in self._sides)
                     explain_differences(session, verdicts, [pair], (a, b), lambda _: None)
             self._session = None
-        events = [event for _, event in read_events(folder / COMPARISON_FILE, "comparison").events]
+        events = read_events(folder / JOURNAL)
         shutil.rmtree(folder)
         return events
 

@@ -21,7 +21,7 @@ from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
-from iree_gauntlet.journal_events import Device, RunEvent, RunTarget, ToolchainFacts
+from iree_gauntlet.journal_events import Device, RunOpening, RunTarget, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.event_log import Journal
@@ -91,10 +91,10 @@ def on_devices_here(plan: Plan, machine: Workbench, *, optional: bool = False) -
 
 def run_event(
     plan: Plan, run_dir: Path, machine: Workbench, suite: str, targets: Sequence[Target], command: Sequence[str]
-) -> RunEvent:
+) -> RunOpening:
     """The journal's `run` event, but for what was selected and by which options: those who know add that."""
-    return RunEvent(
-        run=run_dir.name,
+    return RunOpening(
+        name=run_dir.name,
         version=__version__,
         suite=suite,
         command=shlex.join(command),
@@ -109,7 +109,7 @@ def run_event(
 
 @contextmanager
 def model_session(
-    run_dir: Path, progress: Progress, event: RunEvent, steps: Sequence[Step]
+    run_dir: Path, progress: Progress, event: RunOpening, steps: Sequence[Step]
 ) -> Iterator[Session[Journal]]:
     """A session in a run's folder, whose journal has begun with an event; Ctrl-C and SIGTERM end it.
 

@@ -35,8 +35,8 @@ from iree_gauntlet.experiments.bisect_question import (
     find_ready,
     keep_bundle,
     list_nightlies_inside,
-    question_before,
     question_of,
+    resume_question,
     row_of,
     run_candidate,
     run_kept_bundle,
@@ -71,8 +71,9 @@ from iree_gauntlet.measuring.statistics.rounds import (
     EvidenceError,
     plan_looks,
 )
-from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectFound, BisectRow, Judged
+from iree_gauntlet.records.bisect_outcome import BISECT, BisectFound, BisectRow, Judged, make_bisect_outcome
 from iree_gauntlet.records.run_folder import free_folder
+from iree_gauntlet.requests import BisectRequest, given, read
 from iree_gauntlet.settings import shown
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.toolchains.candidates import list_commits
@@ -83,8 +84,9 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.records.bisect_outcome import BisectOpening
     from iree_gauntlet.records.event_log import EventLog
-    from iree_gauntlet.requests import BisectRequest, RunRequest
+    from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate
 
 
@@ -95,14 +97,18 @@ _SEED = 1
 
 def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
     """Searches, records what was found as it goes, and reports."""
-    experiment = Experiment.find("bisect", BISECT_RECORD, request.folder)
+    experiment = Experiment.find(BISECT, request.folder)
     earlier: dict[str, Judged] = {}
-    if experiment.before:
-        question, earlier = question_before(experiment.before, asked, request)
+    if experiment.record:
+        outcome = make_bisect_outcome(experiment.record)
+        now = given((asked, request.selection, request.toolchain, request.conduct))
+        options = experiment.keep_options(now)
+        question = resume_question(outcome.asked, read(BisectRequest, options), request.with_kept(options))
+        # What could not be measured is tried again.
+        earlier = {label: judged for label, judged in outcome.judged.items() if judged.value is not None}
     else:
         question = question_of(asked, request)
-    opening = question.opening(resumed=experiment.resumed).as_dict()
-    with experiment.record(presenter, opening) as log, presenter.progress() as progress:
+    with experiment.open(presenter, question.opening()) as log, presenter.progress() as progress:
         if question.asked.bundle:
             keep_bundle(question.asked.bundle, experiment.folder)
         else:
@@ -122,7 +128,7 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
 
 @contextlib.contextmanager
 def _judge(
-    question: Question, experiment: Experiment, log: EventLog, progress: Progress, presenter: Presenter
+    question: Question, experiment: Experiment[BisectOpening], log: EventLog, progress: Progress, presenter: Presenter
 ) -> Iterator[ExactJudge | RoundsJudge]:
     """What decides on candidates by the question's metric; Ctrl-C ends what runs for it."""
     chosen, folder = question.chosen, experiment.folder
@@ -140,7 +146,7 @@ def _judge(
                 question.metric, lambda candidate: run_kept_bundle(candidate, folder, chosen, supervisor, presenter)
             )
             return
-        earlier = evidence_of(experiment.read_events())
+        earlier = evidence_of(experiment.record.events if experiment.record else ())
         source = TimedBlocks(question, session, earlier, presenter)
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
@@ -184,7 +190,7 @@ class BisectSearch:
         if nothing:
             return ExitCode.FAILED, nothing
         self._begun = True
-        self.log.write("ends", {"search": self._describe_found()})
+        self.log.write("search", self._describe_found())
         self._narrow()
         if question.asked.into:
             self._refine(question.asked.into)
@@ -192,7 +198,7 @@ class BisectSearch:
             return ExitCode.INCONCLUSIVE, ""
         source = question.asked.source or question.asked.into
         if source and (commit := self._find_commit(self._found_pair[1])):
-            self.log.write("change", describe_change(commit, source, question.place).as_dict())
+            self.log.write("change", describe_change(commit, source, question.place))
         return ExitCode.OK, ""
 
     def _narrow(self) -> None:
@@ -243,7 +249,7 @@ class BisectSearch:
         row, state = self.question.row, self._state
         row = (*row[: state.last_old + 1], *inside, *row[state.first_new :])
         self.question = replace(self.question, row=row)
-        self.log.write("refined", BisectRow(row=row_of(row)).as_dict())
+        self.log.write("refined", BisectRow(row=row_of(row)))
         self._narrow()
 
     def _find_commit(self, candidate: Candidate) -> str:
@@ -269,25 +275,21 @@ class BisectSearch:
         return next(iter(state.untried_anywhere), None)
 
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
-        judged = replace(judged, seconds=round(time.monotonic() - began, 3))
-        self.judged[candidate.label] = judged
-        fields = {"candidate": candidate.label, **judged.as_dict(), "search": self._describe_found()}
-        self.log.write("judged", fields)
+        judged = self.judged[candidate.label] = replace(judged, seconds=round(time.monotonic() - began, 3))
+        search = self._describe_found() if self._begun else None
+        self.log.write("result", replace(judged, search=search), step=candidate.label)
 
-    def _describe_found(self) -> dict[str, Any]:
-        """What is known of the change; empty before both ends are."""
-        if not self._begun:
-            return {}
+    def _describe_found(self) -> BisectFound:
+        """What is known of the change, once both ends are."""
         state = self._state
         label = [candidate.label for candidate in self.question.row]
-        found = BisectFound(
+        return BisectFound(
             last_old=label[state.last_old],
             first_new=label[state.first_new],
             between=tuple(label[place] for place in state.between),
             over=state.next is None,
             changes=tuple((label[before], label[after]) for before, after in state.changes),
         )
-        return found.as_dict()
 
 
 class TimedBlocks:

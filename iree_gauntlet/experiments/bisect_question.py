@@ -16,7 +16,6 @@ from iree_gauntlet.cache_folders import find_cache_folder, find_toolchains_folde
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.judging import find_first_error
-from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, NoSuchToolchainError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.explaining.bundle import FIXED, SAID, STILL_THERE, open_bundle, run_bundle
@@ -24,13 +23,14 @@ from iree_gauntlet.experiments.run import Chosen, choose, run
 from iree_gauntlet.experiments.sides import rounds_asked
 from iree_gauntlet.figures import METRICS, Figure
 from iree_gauntlet.formatting import counted, duration
+from iree_gauntlet.journal_events import KeptOptions
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA
-from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate, bisect_outcome
+from iree_gauntlet.records.bisect_outcome import BisectChange, BisectOpening, Judged, RowCandidate
 from iree_gauntlet.records.run_folder import free_folder
-from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
-from iree_gauntlet.settings import find_project_folder, shown
+from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given
+from iree_gauntlet.settings import find_project_folder
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.system.atomic import add_folder
 from iree_gauntlet.toolchains.candidates import (
@@ -109,13 +109,12 @@ class Question:
         """What is searched: where the compiler is the same for all, the runtime."""
         return "runtime_commit" if self.chosen.request.toolchain.iree_compiler else "compiler_commit"
 
-    def opening(self, *, resumed: bool) -> BisectOpening:
+    def opening(self) -> BisectOpening:
         """For the record."""
         request = self.chosen.request
         # What makes a bisect the same one: a resumed one keeps it.
         kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
         return BisectOpening(
-            resumed=resumed,
             confidence=1 - DEFAULT_ALPHA if self.metric in _TIMED_METRICS else 1.0,
             metric=self.metric,
             chain=self.chain,
@@ -123,9 +122,8 @@ class Question:
             bad=self.bad.label,
             row=row_of(self.row),
             good_is_older=self.good_is_older,
-            asked={**asdict(self.asked), "disturbed": request.conduct.disturbed, **kept},
+            kept=KeptOptions({**asdict(self.asked), "disturbed": request.conduct.disturbed, **kept}),
             commit=self.commit,
-            **lock_facts(os.environ),
         )
 
 
@@ -213,26 +211,17 @@ def _require_metric(asked: BisectRequest, request: RunRequest) -> None:
         raise UsageError(what, f"The metric {metric} is exact: leave it out.")
 
 
-def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> tuple[Question, dict[str, Judged]]:
-    """What an earlier bisect was asked for, and what it has judged, but for what could not be measured.
-
-    Raises:
-        GauntletError: something else is asked for now, or its record cannot be read.
-    """
-    outcome = bisect_outcome(folder)
-    before, metric, chain = outcome.asked.asked, outcome.asked.metric, outcome.asked.chain
-    now = given((asked, request.selection, request.toolchain, request.conduct))
-    require_as_begun("bisect", shown(folder), now, before)
-    asked, request = read(BisectRequest, before), request.with_kept(before)
-    row = tuple(Candidate(item.label, item.iree) for item in outcome.asked.row)
+def resume_question(opening: BisectOpening, asked: BisectRequest, request: RunRequest) -> Question:
+    """What an earlier bisect was asked for; UsageError where its options do not mean that any more."""
+    row = tuple(Candidate(item.label, item.iree) for item in opening.row)
     if asked.bundle:
         chosen = _make_nothing_chosen(request)
     else:
         chosen = choose(request)
-        if chain_of(chosen, metric) != chain:
-            raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
-    question = Question(metric, chain, row, outcome.asked.good_is_older, asked, chosen, place_of(request))
-    return question, {label: judged for label, judged in outcome.judged.items() if judged.value is not None}
+        if chain_of(chosen, opening.metric) != opening.chain:
+            raise UsageError(f"the selection does not mean {opening.chain} any more", "Start a new bisect.")
+    place = place_of(request)
+    return Question(opening.metric, opening.chain, row, opening.good_is_older, asked, chosen, place)
 
 
 def chain_of(chosen: Chosen, metric: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import messages
 from iree_gauntlet.engine.profiling import describe_difference
 from iree_gauntlet.engine.rounds.blocks import PairEvidence, evidence_of
-from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
+from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, ToolchainError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
@@ -40,6 +39,7 @@ from iree_gauntlet.experiments.sides import (
     unready,
 )
 from iree_gauntlet.figures import METRICS, OUTSIDE_MARGIN, Figure
+from iree_gauntlet.journal_events import KeptOptions
 from iree_gauntlet.measuring.instructions.counters import find_counter, read_counts
 from iree_gauntlet.measuring.instructions.work import Work, combine_work, judge_parts
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
@@ -47,20 +47,20 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import Match, match_dispa
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.measuring.statistics.rounds import DEFAULT_ALPHA, plan_looks
 from iree_gauntlet.records.compare_record import (
-    COMPARISON_FILE,
+    COMPARISON,
     SIDES,
     ComparedDispatches,
     ComparisonOpening,
     ComparisonSummary,
+    ComparisonVerdict,
     PreparedComparison,
     RecordedRounds,
     RecordedSide,
     SideBenchmark,
     WhereChanged,
     WorkVerdict,
-    read_comparison,
 )
-from iree_gauntlet.requests import CompareRequest, RunRequest, given, read, require_as_begun
+from iree_gauntlet.requests import CompareRequest, RunRequest, given, read
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.journal_format import JournalEvent
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import ConductRequest
@@ -97,19 +98,16 @@ def compare(
     Raises:
         GauntletError: what keeps a side from being run; UsageError for options that make no sense.
     """
-    experiment = Experiment.find("compare", COMPARISON_FILE, request.folder, event="comparison")
-    if named := experiment.before:
-        now = given((asked, request.selection, request.toolchain, request.conduct))
-        begun = read_comparison(named)
-        if begun.opening.elsewhere != (machines is not None):
+    experiment = Experiment.find(COMPARISON, request.folder)
+    if experiment.record:
+        begun = experiment.record.opening
+        if begun.elsewhere != (machines is not None):
             here = "this machine", "Leave --cluster out"
-            where, how = ("a cluster", "Give --cluster") if begun.opening.elsewhere else here
-            raise UsageError(f"{shown(named)} was begun on {where}", f"{how} to go on with it.")
-        before = begun.opening.options | {name: now[name] for name in _MAY_CHANGE if name in now}
-        # Earlier versions have the options' as one text, in which blanks within a name and between two are the same.
-        before["sides"] = tuple(side.asked for side in begun.opening.sides.values())
-        require_as_begun("comparison", shown(named), now, before)
-        budget = {} if "budget" in now else {"budget": begun.opening.rules.budget_seconds / 60}
+            where, how = ("a cluster", "Give --cluster") if begun.elsewhere else here
+            raise UsageError(f"{shown(experiment.folder)} was begun on {where}", f"{how} to go on with it.")
+        now = given((asked, request.selection, request.toolchain, request.conduct))
+        before = experiment.keep_options(now, _MAY_CHANGE)
+        budget = {} if "budget" in now else {"budget": begun.rules.budget_seconds / 60}
         asked, request = read(CompareRequest, asdict(asked) | budget | before), request.with_kept(before)
     names = asked.sides
     if len(names) != len(SIDES):
@@ -121,20 +119,18 @@ def compare(
     # A typing mistake is reported, and what is missing installed, before hours of work.
     chosen = _choose(request, asked, machines)
     benches = [chosen.workbench(name) for name in names]
-    earlier = experiment.read_events() if experiment.resumed else []
+    earlier = experiment.record.events if experiment.record else []
     kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
     kept["disturbed"] = request.conduct.disturbed
     opening = ComparisonOpening(
-        resumed=experiment.resumed,
         sides={side: RecordedSide(asked=text, folder=side.lower()) for side, text in zip(SIDES, names, strict=True)},
-        options=kept,
+        kept=KeptOptions(kept),
         rules=settings.rules,
         rounds=RecordedRounds(**asdict(settings.rounds)),
         machine=read_machine_facts(),
         elsewhere=machines is not None,
-        **lock_facts(os.environ),
     )
-    with experiment.record(presenter, opening.as_dict(), first={"schema": 1}) as log:
+    with experiment.open(presenter, opening) as log:
         sides: list[PreparedSide] = []
         for name, text, machine in zip(SIDES, names, benches, strict=True):
             sides.append(prepare_side(name, machine, text, chosen, experiment.folder / name.lower(), presenter))
@@ -161,7 +157,7 @@ class _Comparison:
     log: EventLog
     presenter: Presenter
 
-    def count(self, earlier: Sequence[dict[str, Any]]) -> ExitCode:
+    def count(self, earlier: Sequence[JournalEvent]) -> ExitCode:
         """Holds the counts of both sides against each other."""
         steps, left_out = _make_ready(*self.sides, self.settings.metric)
         left_out |= find_gone((*steps, *left_out), earlier)
@@ -171,22 +167,21 @@ class _Comparison:
         self._write_prepared(verdicts, left_out, {})
         verdicts = self._count_with_fma(verdicts)
         for chain, found in verdicts.items():
-            self.log.write("verdict", replace(found, chain=chain, reason="").as_dict())
+            self.log.write("result", ComparisonVerdict(work=replace(found, reason="")), step=chain)
         counts = {str(kind): sum(found.verdict == kind for found in verdicts.values()) for kind in Work}
-        self.log.write("summary", ComparisonSummary(verdicts=counts).as_dict())
+        self.log.write("summary", ComparisonSummary(verdicts=counts))
         for chain, found in verdicts.items():
             if found.verdict != Work.SAME:
                 loaded = [[side.counts[chain].input("program").path] for side in self.sides]
                 # Without their sizes: that of a module that is made for a count is no one's.
                 compiled = find_compile_changes([side.tools for side in self.sides], loaded, sized=False)
                 dispatches = _count_dispatches(self.sides, chain, found)
-                where = WhereChanged(chain=chain, dispatches=dispatches, compile=compiled)
-                self.log.write("where", where.as_dict())
+                self.log.write("where", WhereChanged(dispatches=dispatches, compile=compiled), step=chain)
         codes = [ExitCode.ERROR for _ in left_out]
         codes += [ExitCode.FAILED for found in verdicts.values() if found.verdict == Work.MORE]
         return ExitCode.worst(codes)
 
-    def measure(self, folder: Path, earlier: Sequence[dict[str, Any]], machines: ComparingMachines | None) -> ExitCode:
+    def measure(self, folder: Path, earlier: Sequence[JournalEvent], machines: ComparingMachines | None) -> ExitCode:
         """Takes the rounds, here or on other machines, judges them and says where B is slower."""
         metric, rules = self.settings.metric, self.settings.rules
         steps, left_out = _make_ready(*self.sides, metric)
@@ -250,7 +245,7 @@ class _Comparison:
         self._write_verdicts(verdicts)
         for chain, verdict in verdicts.items():
             if verdict.verdict in DIFFERENT and chain in rounds.where:
-                self.log.write("where", rounds.where[chain].as_dict())
+                self.log.write("where", rounds.where[chain], step=chain)
         return verdicts
 
     def _write_prepared(
@@ -261,7 +256,7 @@ class _Comparison:
             for side in self.sides
         }
         prepared = PreparedComparison(sides=sides, models=tuple(models), left_out=left_out, benchmarks=benchmarks)
-        self.log.write("prepared", prepared.as_dict())
+        self.log.write("prepared", prepared)
 
     def _write_verdicts(self, verdicts: Mapping[str, ModelVerdict]) -> dict[str, WorkVerdict]:
         """With the work beside the times, where it was counted."""
@@ -276,8 +271,8 @@ class _Comparison:
                     same = f"the {change}: the code that was counted does no more"
                     more = same if work.verdict == Work.SAME else change
                     event = replace(event, reason=f"{event.reason}; {more}")
-            self.log.write("verdict", event.as_dict())
-        self.log.write("summary", summarise_verdicts(verdicts).as_dict())
+            self.log.write("result", ComparisonVerdict(times=event), step=chain)
+        self.log.write("summary", summarise_verdicts(verdicts))
         return works
 
     def _judge_counts(self, chains: Iterable[str], sides: Sequence[PreparedSide] = ()) -> dict[str, WorkVerdict]:
@@ -294,7 +289,7 @@ class _Comparison:
             if len(kinds) == 1:
                 a, b = (read_counts(Path(step.output("counts"))) for step in steps)
                 runtimes = {dict(step.cache.ingredients).get("tool") for step in steps}
-                least = self.settings.rules.least_work or 0.0
+                least = self.settings.rules.least_work
                 parts = judge_parts(a, b, least, same_runtime=len(runtimes) == 1)
                 counter, cpu = kinds.pop()
                 found[chain] = WorkVerdict(

@@ -1,6 +1,6 @@
 """The `explain` task: from what failed in a run to a bundle that an IREE developer can run.
 
-<run>/explain/explain.jsonl     the record (`records/explain_outcome.py` describes it)
+<run>/explain/journal.jsonl     the record (`records/explain_outcome.py` describes it)
 <run>/explain/<case>/           what was compiled and traced for a case
 <run>/explain/<case>/bundle/    the bundle, and bundle.tar.gz next to it
 <run>/explain/explain.md, .html, .json
@@ -47,13 +47,15 @@ from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.records.explain_outcome import (
     EXPLAIN_FOLDER,
-    EXPLAIN_RECORD,
+    EXPLANATION,
+    AskedCase,
     CaseEnd,
+    ExplainOpening,
     FoundBundle,
     ProbedSwitch,
-    read_explained_before,
+    list_explained,
 )
-from iree_gauntlet.records.run_folder import LATEST, asked_for, run_named
+from iree_gauntlet.records.run_folder import LATEST, read_kept_options, run_named
 from iree_gauntlet.requests import NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import resolve_links, shown
 from iree_gauntlet.toolchains.toolchain import COMPILE, RUN_MODULE
@@ -103,7 +105,7 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
     record = read_journal(run_dir / JOURNAL)
     failures = find_failures(record, patterns)
     toolchain = record.run.toolchain.as_dict()
-    cases = [{"case": item.case, "kind": item.kind, "reason": item.result.full_reason} for item in failures]
+    cases = tuple(AskedCase(item.case, item.kind, item.result.full_reason) for item in failures)
     with presenter.progress() as progress:
         machine = open_iree(run_dir, toolchain, cache, progress)
         twins: dict[tuple[str, ...], tuple[str, FoundBundle]] = {}
@@ -120,20 +122,19 @@ def explain(asked: ExplainRequest, cache: CacheRequest, presenter: Presenter) ->
             return _FailureExplainer(notes, tools, record, asked, twins).explain()
 
         looks = [(item.case, partial(look, failure=item)) for item in failures]
-        said = {"cases": cases, "toolchain": toolchain}
-        return explain_each(run_dir, said, looks, asked, presenter, progress)
+        opening = ExplainOpening(cases=cases, toolchain=toolchain)
+        return explain_each(run_dir, opening, looks, asked, presenter, progress)
 
 
 def open_iree(run_dir: Path, recorded: Mapping[str, Any], cache: CacheRequest, progress: Progress) -> Workbench:
     """The IREE of a run; GauntletError where it is another one now."""
-    selection = asked_for(run_dir).selection
-    names = {name: selection.get(name, "") for name in ("iree", "iree_compiler", "iree_runtime")}
+    options = read_kept_options(run_dir).options
+    names = {name: options.get(name, "") for name in ("iree", "iree_compiler", "iree_runtime")}
     request = ToolchainRequest(cache_dir=cache.cache_dir, **names)
     machine = open_workbench(request, progress, NetworkRequest(), need_toolchain=True)
-    # Journals of earlier versions do not say which runtime it was.
     for part, identity, name in (("compiler", "identity", "IREE"), ("runtime", "runtime_identity", "the runtime")):
         tools = getattr(machine.iree, part)
-        if recorded.get(identity, tools.identity) != tools.identity:
+        if recorded.get(identity) != tools.identity:
             here = f"{names['iree'] or 'what is installed'} is {tools.version} now"
             before = f"{shown(run_dir)} was made with {name} {recorded.get(part)}"
             raise GauntletError(f"{before}, and {here}", "Run again, and explain that run.")
@@ -142,7 +143,7 @@ def open_iree(run_dir: Path, recorded: Mapping[str, Any], cache: CacheRequest, p
 
 def explain_each(
     run_dir: Path,
-    said: Mapping[str, Any],
+    opening: ExplainOpening,
     looks: Sequence[tuple[str, Callable[[CaseNotes], bool]]],
     asked: ExplainRequest,
     presenter: Presenter,
@@ -150,21 +151,21 @@ def explain_each(
 ) -> ExitCode:
     """Explain one case after the other, each by what says whether a bundle shows it, but for those that one shows."""
     folder = run_dir / EXPLAIN_FOLDER
-    before = read_explained_before(folder, private=asked.no_weights, budget=asked.budget)
-    experiment = Experiment("explain", EXPLAIN_RECORD, folder)
-    opening, all_bundled = {"run": run_dir.name, **said}, True
-    with experiment.record(presenter, opening, first={}) as log, experiment.open_session(log, progress) as session:
+    before = list_explained(folder, private=asked.no_weights, budget=asked.budget)
+    experiment = Experiment(EXPLANATION, folder)
+    all_bundled = True
+    with experiment.open(presenter, opening) as log, experiment.open_session(log, progress) as session:
         for case, look in looks:
             if case in before:
                 continue
             began = time.monotonic()
-            log.write("start", {"case": case})
+            log.write("start", {}, step=case)
             try:
                 bundled = look(CaseNotes(session, case))
             except OSError as error:
                 raise GauntletError(f"{name_place(error) or shown(folder)}: {error.strerror}", GO_ON) from error
             seconds = round(time.monotonic() - began, 3)
-            log.write("case", CaseEnd(case, bundled, asked.no_weights, seconds, asked.budget).as_dict())
+            log.write("result", CaseEnd(bundled, asked.no_weights, seconds, asked.budget), step=case)
             all_bundled = all_bundled and bundled
         experiment.code = ExitCode.OK if all_bundled else ExitCode.INCONCLUSIVE
     return experiment.code
@@ -179,7 +180,7 @@ class CaseNotes:
 
     def add(self, part: str, found: Mapping[str, Any]) -> None:
         """Record a part."""
-        self.session.log.write("found", {"case": self.case, "part": part, **found})
+        self.session.log.write(part, found, step=self.case)
 
     def say(self, text: str) -> None:
         """Tell how it goes."""

@@ -1,6 +1,6 @@
 """`explain --slower`: which dispatch of what a comparison found slower is so by itself, cut out, in a bundle.
 
-<comparison>/explain/explain.jsonl     the record (`records/explain_outcome.py` describes it), with all rounds
+<comparison>/explain/journal.jsonl     the record (`records/explain_outcome.py` describes it), with all rounds
 <comparison>/explain/<case>/a, b       what was compiled and traced for a case, by side
 <comparison>/explain/<case>/bundle/    the bundle, and bundle.tar.gz next to it
 
@@ -44,8 +44,9 @@ from iree_gauntlet.experiments.sides import pair_of
 from iree_gauntlet.formatting import format_cpus, format_dispatch_change, milliseconds
 from iree_gauntlet.measuring.profiles.dispatch_profile import Match
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
-from iree_gauntlet.records.compare_record import RecordedVerdict, comparison_named, read_comparison
-from iree_gauntlet.records.run_folder import LATEST
+from iree_gauntlet.records.compare_record import RecordedVerdict, read_comparison
+from iree_gauntlet.records.explain_outcome import AskedCase, ExplainOpening
+from iree_gauntlet.records.run_folder import LATEST, comparison_named
 from iree_gauntlet.results import Result
 from iree_gauntlet.settings import resolve_links, shown
 from iree_gauntlet.stages import Stage
@@ -131,13 +132,14 @@ def explain_slower(asked: ExplainRequest, cache: CacheRequest, presenter: Presen
     compared = resolve_links(comparison_named(name))
     record = read_comparison(compared)
     models = [_make_slower(chain, ratio, record, compared) for chain, ratio in _choose(record, compared, patterns)]
-    cases = [{"case": item.case, "kind": "slower", "reason": item.reason} for item in models]
+    cases = tuple(AskedCase(item.case, "slower", item.reason) for item in models)
     with presenter.progress() as progress:
         base, new = (open_iree(compared / side.name.lower(), side.toolchain, cache, progress) for side in record.sides)
 
         looks = [(item.case, partial(_explain_slower, slower=item, machines=(base, new))) for item in models]
-        said = {"cases": cases, "toolchain": record.sides[1].toolchain, "base": record.sides[0].toolchain}
-        return explain_each(compared, said, looks, asked, presenter, progress)
+        a, b = record.sides
+        opening = ExplainOpening(cases=cases, toolchain=b.toolchain, base=a.toolchain)
+        return explain_each(compared, opening, looks, asked, presenter, progress)
 
 
 def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> list[tuple[str, float]]:
@@ -167,9 +169,8 @@ def _choose(record: ComparisonRecord, folder: Path, patterns: Sequence[str]) -> 
 def _make_slower(chain: str, ratio: float, record: ComparisonRecord, folder: Path) -> _Slower:
     benchmarks = record.prepared.benchmarks.get(chain)
     if benchmarks is None or chain not in record.where:
-        what = "does not say how it was benchmarked" if benchmarks is None else "was cut short before its profiles"
-        again = f"`compare --resume --run-dir {shown(folder)}` adds it; what was measured stays."
-        raise GauntletError(f"{chain}: the comparison {what}", again)
+        again = f"`compare --resume --run-dir {shown(folder)}` adds them; what was measured stays."
+        raise GauntletError(f"{chain}: the comparison was cut short before its profiles", again)
     verdict, where, rounds = record.verdicts[chain], record.where[chain], record.opening.rounds
     compiled, failures = [], []
     for side in record.sides:

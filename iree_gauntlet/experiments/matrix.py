@@ -1,6 +1,6 @@
 """The `matrix` task: the same selection with one IREE after the other, and one report of all.
 
-<matrix>/matrix.jsonl              the record (`records/matrix_outcome.py` describes it)
+<matrix>/journal.jsonl             the record (`records/matrix_outcome.py` describes it)
 <matrix>/<label>/journal.jsonl     one run for each IREE, with its own reports
 <matrix>/matrix.md, .html, .json, .csv, junit.xml
 """
@@ -18,22 +18,14 @@ from iree_gauntlet.engine.session import interruptible
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.experiment import Experiment
 from iree_gauntlet.experiments.run import choose, run
-from iree_gauntlet.records.matrix_outcome import (
-    MATRIX_RECORD,
-    AskedIree,
-    FoundIree,
-    MatrixOpening,
-    MatrixRecord,
-    MatrixResult,
-    read_matrix,
-)
+from iree_gauntlet.journal_events import KeptOptions
+from iree_gauntlet.records.matrix_outcome import MATRIX, AskedIree, FoundIree, MatrixOpening, MatrixResult
 from iree_gauntlet.records.run_folder import keep_if_begun
-from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, SelectionRequest, given, require_as_begun
-from iree_gauntlet.settings import shown
+from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, SelectionRequest, given
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
@@ -42,8 +34,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.event_log import EventLog
 
 
-# Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
-_JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 # What a record keeps of each run's request; its IREE is the matrix's own.
 _COUNTING = ("instructions", "counter", "count_cpu")
 _KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime", *_COUNTING, *KEPT_UNLESS_GIVEN)
@@ -57,11 +47,10 @@ def matrix(
     irees: Sequence[str], request: RunRequest, presenter: Presenter, machines: Machines | None = None
 ) -> ExitCode:
     """Runs a selection with each IREE in turn and reports on all."""
-    experiment = Experiment.find("matrix", MATRIX_RECORD, request.folder)
-    earlier = read_matrix(experiment.before) if experiment.before else None
+    experiment = Experiment.find(MATRIX, request.folder)
     toolchain = request.toolchain
-    if earlier:
-        asked, request = _read_asked_before(earlier, irees, request)
+    if experiment.record:
+        asked, request = _resume(experiment, irees, request)
     elif toolchain.iree_compiler and toolchain.iree_runtime:
         raise UsageError(
             "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
@@ -72,37 +61,36 @@ def matrix(
     # A mistake in the selection is reported before anything is installed.
     chosen = choose(request, machines)
     request, folder = chosen.request, experiment.folder
-    options = {"cache_dir": request.toolchain.cache_dir, **request.conduct_options}
+    kept = {name: value for name, value in request.kept.items() if name in _KEPT}
     opening = MatrixOpening(
         suite=chosen.selection.name,
         irees=asked,
-        selection={name: value for name, value in request.kept.items() if name in _KEPT},
-        defaults=asdict(request.defaults),
-        stages=request.stages or None,
-        options={name: value for name, value in options.items() if name not in ("batch", "last_failed")},
+        kept=KeptOptions(kept, asdict(request.defaults), request.stages or None),
     )
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
-        with experiment.begin(opening.as_dict()) as log:
-            _Runs(folder, asked, chosen, earlier, log, presenter).run_each()
-        return presenter.ran(folder, brief=False)
+        earlier = experiment.record.collect_results(MatrixResult) if experiment.record else {}
+        with experiment.open(presenter, opening) as log:
+            runs = _Runs(folder, asked, chosen, earlier, log, presenter)
+            experiment.code, experiment.stopped = runs.run_each()
+        return experiment.reported
 
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of a matrix, one after the other; `record` is what an earlier part of it has done."""
+    """The runs of a matrix, one after the other; `earlier` has the results of an earlier part of it."""
 
     folder: Path
     irees: tuple[AskedIree, ...]
     chosen: Chosen
-    record: MatrixRecord | None
+    earlier: Mapping[str, MatrixResult]
     log: EventLog
     presenter: Presenter
 
-    def run_each(self) -> None:
-        """Finds every IREE, runs with each, and writes how it ended."""
-        irees = self.irees
-        interrupted, stopped = False, ""
+    def run_each(self) -> tuple[ExitCode, str]:
+        """Finds every IREE and runs with each; the exit code, and why it stopped before the last one."""
+        irees, stopped = self.irees, ""
+        codes: list[ExitCode] = []
         try:
             # Found all before the first run: their leases keep them there, and a typo is reported at once.
             machines = {
@@ -121,19 +109,18 @@ class _Runs:
                 if code is ExitCode.INTERRUPTED:
                     # The run has dealt with the signal; the matrix does the same, and ignores further ones then.
                     signal.raise_signal(signal.SIGINT)
+                codes.append(code)
                 if self.chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
                     stopped = f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
                     break
         except KeyboardInterrupt:
-            interrupted = True
-        self.log.write("end", {"interrupted": interrupted, "stopped": stopped})
+            return ExitCode.INTERRUPTED, stopped
+        return ExitCode.worst(codes), stopped
 
     def _find_earlier_code(self, iree: AskedIree) -> ExitCode | None:
         """The result of a run that an earlier part of the matrix has judged; None for one that is to be done."""
-        result = self.record.results.get(iree.label) if self.record else None
-        if result is None or result.error or result.exit_code not in _JUDGED:
-            return None
-        return result.exit_code
+        result = self.earlier.get(iree.label)
+        return result.exit_code if result and result.stands else None
 
     def _find_workbench(self, iree: AskedIree) -> Workbench | None:
         """What an IREE means here, installed where it has to be; None where it is not available."""
@@ -141,8 +128,7 @@ class _Runs:
             machine = self.chosen.workbench(iree.iree)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
-            found = FoundIree(label=iree.label, error=error.what, hint=error.hint)
-            self.log.write("toolchain", found.as_dict())
+            self.log.write("toolchain", FoundIree(error=error.what, hint=error.hint), step=iree.label)
             return None
         iree_here = machine.iree
         versions = dict.fromkeys((iree_here.compiler.version, iree_here.runtime.version))
@@ -150,13 +136,13 @@ class _Runs:
         described = replace(
             iree_here.facts, compiler_release=iree_here.compiler.release, runtime_release=iree_here.runtime.release
         )
-        self.log.write("toolchain", FoundIree(label=iree.label, toolchain=described).as_dict())
+        self.log.write("toolchain", FoundIree(toolchain=described), step=iree.label)
         return machine
 
     def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
         folder = self.folder / iree.folder
         begun = keep_if_begun(folder)
-        self.log.write("start", {"label": iree.label})
+        self.log.write("start", {}, step=iree.label)
         chosen = self.chosen.within(folder, iree.iree)
         try:
             code = run(chosen, self.presenter, machine=machine, brief=True).exit_code
@@ -174,24 +160,19 @@ class _Runs:
         return code
 
     def _record_result(self, iree: AskedIree, code: ExitCode, error: str = "", hint: str = "") -> None:
-        result = MatrixResult(label=iree.label, exit_code=code, error=error, hint=hint)
-        self.log.write("result", result.as_dict())
+        self.log.write("result", MatrixResult(exit_code=code, error=error, hint=hint), step=iree.label)
 
 
-def _read_asked_before(
-    record: MatrixRecord, irees: Sequence[str], request: RunRequest
+def _resume(
+    experiment: Experiment[MatrixOpening], irees: Sequence[str], request: RunRequest
 ) -> tuple[tuple[AskedIree, ...], RunRequest]:
-    """The IREEs of the matrix of a record, and what is run with each."""
-    folder = shown(record.path.parent)
-    if not record.parts:
-        raise UsageError(f"{folder} does not say what was to run", "Start a new matrix.")
-    last = record.parts[-1]
-    before = {**last.selection, "iree": [iree.iree for iree in last.irees], "stages": last.stages or []}
-    now = given((request.selection, request.toolchain, request))
-    now |= {"iree": irees} if irees else {}
-    require_as_begun("matrix", folder, now, before)
-    request = replace(request, defaults=Defaults.of(last.defaults), stages=last.stages or ())
-    return last.irees, request.with_kept(last.selection)
+    """The IREEs of a matrix that was begun, and what is run with each."""
+    begun = experiment.record.opening if experiment.record else MatrixOpening(irees=())
+    kept = begun.kept or KeptOptions({})
+    now = given((request.selection, request.toolchain, request)) | ({"iree": irees} if irees else {})
+    experiment.keep_options(now, iree=[iree.iree for iree in begun.irees], stages=kept.stages or [])
+    request = replace(request, defaults=Defaults.of(kept.defaults), stages=kept.stages or ())
+    return begun.irees, request.with_kept(kept.options)
 
 
 def asked_irees(texts: Sequence[str]) -> tuple[AskedIree, ...]:

@@ -32,20 +32,19 @@ from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.shards import choose_chains, choose_shard
 from iree_gauntlet.formatting import counted
-from iree_gauntlet.journal_events import Asked, ToolchainFacts
+from iree_gauntlet.journal_events import ExperimentKind, KeptOptions, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.run_folder import (
-    asked_for,
-    begun_with,
     find_asked_folder,
     find_failed_chains,
+    find_finished_verdicts,
     find_newest_run,
     keep_if_begun,
     make_folder,
-    read_finished_verdicts,
+    read_kept_options,
     run_named,
 )
 from iree_gauntlet.requests import (
@@ -143,7 +142,7 @@ def run(
         messages.warn(warning)
     for note in chosen.selection.notes:
         messages.note(note)
-    named, _ = find_asked_folder("run", request.folder, JOURNAL)
+    named, _ = find_asked_folder(ExperimentKind.RUN, request.folder)
     there = named is not None and named.exists()
     with presenter.progress() as progress, ExitStack() as held:
         machine = machine or chosen.opened_workbench(progress)
@@ -154,11 +153,13 @@ def run(
             elsewhere = None
             if chosen.machines is not None:
                 elsewhere = held.enter_context(chosen.machines.taking_part(chosen, machine, run_dir, progress))
-            plan, shard = _plan(chosen, machine, run_dir, elsewhere)
+            path = run_dir / JOURNAL
+            earlier = read_journal(path) if request.folder.resume else JournalRecord(path)
+            plan, shard = _plan(chosen, machine, earlier, elsewhere)
             later = tuple(step for step in plan.steps if step.stage is hold)
             others = (step for step in plan.steps if hold not in (step.stage, *step.stage.row.upstream))
             plan = replace(plan, steps=tuple(others))
-            parts = RunParts(machine, run_dir, progress, runs, elsewhere, measured=hold is not None)
+            parts = RunParts(machine, run_dir, progress, runs, elsewhere, earlier, measured=hold is not None)
             engine, steps, finished = held.enter_context(_open_engine(plan, shard, chosen, parts))
         with engine.recorded() as performed:
             performed.verdicts = engine.perform(steps, finished)
@@ -185,12 +186,12 @@ def _remove_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]
 
 
 def _plan(
-    chosen: Chosen, machine: Workbench, run_dir: Path, elsewhere: Elsewhere | None
+    chosen: Chosen, machine: Workbench, record: JournalRecord, elsewhere: Elsewhere | None
 ) -> tuple[Plan, RunShard | None]:
-    """What is to be done in a folder, and what share of everything that is."""
+    """What is to be done, where a run has done what a record says, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
     baseline = request.conduct.baseline
-    plan = imports_possible(_plan_all(chosen, machine, run_dir), machine)
+    plan = imports_possible(_plan_all(chosen, machine, record.path.parent), machine)
     if baseline:
         named = shown(Path(baseline))
         release = machine.toolchain.compiler.version if machine.toolchain else ""
@@ -209,8 +210,8 @@ def _plan(
             hint = "Run without --last-failed to run everything."
             raise NothingSelectedError(f"nothing failed in {shown(earlier)}", hint)
         plan = choose_chains(plan, failed)
-    restricted = begun_with(run_dir) if request.folder.resume else None
-    if restricted is not None:
+    if record.run.last_failed:
+        restricted = {step.id for step in record.planned}
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
     if elsewhere is not None:
         plan = elsewhere.on_devices_there(plan, optional=selection.device_optional)
@@ -235,12 +236,10 @@ def _open_engine(
     selection, request = chosen.selection, chosen.request
     conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
-    restricted = folder.last_failed
-    record = JournalRecord(run_dir / JOURNAL)
+    record = parts.earlier
+    restricted = folder.last_failed or record.run.last_failed
     if folder.resume:
-        finished = read_finished_verdicts(run_dir, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
-        record = read_journal(run_dir / JOURNAL)
-        restricted = record.run.last_failed
+        finished = find_finished_verdicts(record, plan.steps, toolchain.facts if toolchain else ToolchainFacts())
         if not parts.measured:
             steps, finished = redo_changed(plan.steps, finished, record, machine.store.verified.sha256)
             plan = replace(plan, steps=steps)
@@ -254,7 +253,7 @@ def _open_engine(
         markers=request.selection.markers,
         resumed=folder.resume,
         last_failed=restricted,
-        asked=Asked(request.kept, asdict(request.defaults), request.stages or None),
+        kept=KeptOptions(request.kept, asdict(request.defaults), request.stages or None),
         shard=shard,
         batch=conduct.batch,
     )
@@ -287,23 +286,23 @@ def _as_before(request: RunRequest) -> RunRequest:
         return request
     named = resolve_links(Path(folder.run_dir)) if folder.resume and folder.run_dir else None
     earlier = named or find_newest_run(find_runs_folder())
-    asked = asked_for(earlier)
+    kept = read_kept_options(earlier)
     now = given((request.selection, request.toolchain, request.shard, request.conduct))
-    changed = {name: value for name, value in now.items() if name in asked.selection}
+    changed = {name: value for name, value in now.items() if name in kept.options}
     if folder.last_failed and given([request.selection]):
         return request
-    begun = asked.stages or ()
+    begun = kept.stages or ()
     if folder.resume and request.stages and {*request.stages} != {*begun}:
         how = f"for {', '.join(begun)}" if begun else "without --stages"
         what = f"{', '.join(request.stages)} alone: {shown(earlier)} was begun {how}"
         raise UsageError(what, "`gauntlet run --resume` does all that is left of it; start a new run for some stages.")
-    as_asked = replace(request, defaults=Defaults.of(asked.defaults), stages=request.stages or begun)
+    as_asked = replace(request, defaults=Defaults.of(kept.defaults), stages=request.stages or begun)
     if folder.last_failed:
         # Another IREE may be tried on what failed; how the earlier run was carried out is its own matter.
-        selected = {name: value for name, value in asked.selection.items() if name not in KEPT_UNLESS_GIVEN}
+        selected = {name: value for name, value in kept.options.items() if name not in KEPT_UNLESS_GIVEN}
         return as_asked.with_kept(selected | changed)
-    require_as_begun("run", shown(earlier), changed, asked.selection)
-    return replace(as_asked.with_kept(asked.selection), folder=replace(folder, run_dir=str(earlier)))
+    require_as_begun("run", shown(earlier), changed, kept.options)
+    return replace(as_asked.with_kept(kept.options), folder=replace(folder, run_dir=str(earlier)))
 
 
 class Machines(Protocol):
@@ -350,6 +349,7 @@ class RunParts:
     """What a run works with.
 
     Attributes:
+        earlier: what an earlier part of it has recorded.
         measured: its modules are measured by somebody else, who may have begun: they stay what they are.
     """
 
@@ -357,7 +357,8 @@ class RunParts:
     run_dir: Path
     progress: Progress
     runs: RunServers | None
-    elsewhere: Elsewhere | None = None
+    elsewhere: Elsewhere | None
+    earlier: JournalRecord
     measured: bool = False
 
 
@@ -424,7 +425,7 @@ def opened(chosen: Chosen, progress: Progress) -> Iterator[Opened]:
         runs = held.enter_context(_start_run_servers(chosen, machine))
         plan = _plan_all(chosen, machine, run_dir)
         journal = held.enter_context(Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)))
-        parts = RunParts(machine, run_dir, progress, runs)
+        parts = RunParts(machine, run_dir, progress, runs, None, JournalRecord(run_dir / JOURNAL))
         session, engine = held.enter_context(_open_session(journal, Batched(plan.steps, {}), request, parts))
         with session.interruptible():
             yield Opened(machine, session, engine, plan.steps)

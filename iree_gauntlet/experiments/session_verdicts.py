@@ -106,7 +106,6 @@ class ModelVerdict:
         # Of rounds of a block, by the CPUs that were tried.
         tried = {format_cpus(cpus): spread(blocks) for cpus, blocks in evidence.trials.items() if blocks}
         return RecordedVerdict(
-            chain=self.chain,
             verdict=self.verdict,
             reason=comparison.reason if comparison else self.failure,
             blocks=len(evidence.blocks),

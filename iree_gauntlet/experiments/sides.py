@@ -23,12 +23,13 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import Machines, run
 from iree_gauntlet.experiments.session_verdicts import describe_times
 from iree_gauntlet.figures import METRICS, Figure
-from iree_gauntlet.journal_events import MachineFacts
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
+from iree_gauntlet.journal_events import MachineFacts, Remark, StepStart
+from iree_gauntlet.journal_format import JOURNAL, RUN_JOURNAL, EventReader, JournalRecord, read_journal
 from iree_gauntlet.measuring.profiles.dispatch_profile import merged
 from iree_gauntlet.measuring.statistics.comparison_verdict import TimeVerdict
 from iree_gauntlet.records.compare_record import (
     SIDES,
+    BlockEvent,
     ComparedDispatches,
     CompileChange,
     MeasuredElsewhere,
@@ -50,11 +51,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.experiments.session_verdicts import ModelVerdict, Rules
+    from iree_gauntlet.journal_format import JournalEvent
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import BisectRequest, CompareRequest
     from iree_gauntlet.steps import Command, Step
 
 
+_OF_EVENT = ("event", "time", "step")
 # The last event of a worker's log: its machine, and why there is no verdict.
 ENDED = "measured here"
 # The stage that is measured in rounds, and those that have to come well out before it.
@@ -179,15 +182,15 @@ def unready(side: PreparedSide, step: Step) -> str:
     return counted.reason if counted and "instructions" not in counted.statistics else ""
 
 
-def find_changed(sides: Sequence[PreparedSide], earlier: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def find_changed(sides: Sequence[PreparedSide], earlier: Iterable[JournalEvent]) -> dict[str, str]:
     """Why a side of a model is not what an earlier part of the comparison has measured; of those where it is not."""
     first: dict[str, str] = {}
     benchmarks: dict[str, dict[str, SideBenchmark]] = {}
     for event in earlier:
-        if event["event"] in {"block", "measured"}:
-            first.setdefault(event["chain"], event["time"])
-        elif event["event"] == "prepared":
-            benchmarks = PreparedComparison.from_dict(event).benchmarks | benchmarks
+        if isinstance(event.content, BlockEvent | MeasuredElsewhere):
+            first.setdefault(event.step, event.time)
+        elif isinstance(event.content, PreparedComparison):
+            benchmarks = event.content.benchmarks | benchmarks
     found: dict[str, str] = {}
     for side in reversed(sides):
         for chain in _find_recompiled(side, first):
@@ -200,9 +203,9 @@ def find_changed(sides: Sequence[PreparedSide], earlier: Iterable[Mapping[str, A
     return {chain: f"{what} {so_far}" for chain, what in found.items()}
 
 
-def find_gone(models: Iterable[str], earlier: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def find_gone(models: Iterable[str], earlier: Iterable[JournalEvent]) -> dict[str, str]:
     """Models that an earlier part of the comparison was about and that are not among these, with why."""
-    parts = [PreparedComparison.from_dict(event) for event in earlier if event["event"] == "prepared"]
+    parts = [event.content for event in earlier if isinstance(event.content, PreparedComparison)]
     begun = {chain for part in parts for chain in (*part.models, *part.left_out)}
     return dict.fromkeys(sorted(begun.difference(models)), "the comparison was begun with it: its spec is gone")
 
@@ -218,11 +221,11 @@ def _find_recompiled(side: PreparedSide, first: Mapping[str, str]) -> list[str]:
     chains = {step.id: step.chain for step in timed if step.stage is Stage.COMPILE}
     then: dict[str, str] = {}
     now: dict[str, str] = {}
-    for _, event in read_events(side.folder / JOURNAL, "run").events if chains else ():
-        if event["event"] == "result" and event["step"] in chains:
-            step, cache = event["step"], Result.from_dict(event).cache
+    for event in EventReader(side.folder / JOURNAL, RUN_JOURNAL) if chains else ():
+        if isinstance(event.content, Result) and event.step in chains:
+            step, cache = event.step, event.content.cache
             now[step] = cache.key if cache else ""
-            if event["time"] <= first[chains[step]]:
+            if event.time <= first[chains[step]]:
                 then[step] = now[step]
     return [chains[step] for step, key in then.items() if now[step] != key]
 
@@ -283,12 +286,11 @@ def explain_differences(
         ]
         work = counted(chain) if dispatches.reason else None
         where = WhereChanged(
-            chain=chain,
             dispatches=dispatches,
             work=work if work and work.difference else None,
             compile=find_compile_changes(sides, loaded, sized=True),
         )
-        session.log.write("where", where.as_dict())
+        session.log.write("where", where, step=chain)
 
 
 def _collect_dispatches(
@@ -440,16 +442,12 @@ class RoundsLog:
     """
 
     def __init__(
-        self,
-        session: Session[Any],
-        rules: Rules,
-        evidence: dict[str, PairEvidence],
-        earlier: Iterable[Mapping[str, Any]],
+        self, session: Session[Any], rules: Rules, evidence: dict[str, PairEvidence], earlier: Iterable[JournalEvent]
     ) -> None:
         self.session = session
         self.evidence = evidence
-        before = [MeasuredElsewhere.from_dict(event) for event in earlier if event.get("event") == "measured"]
-        self.where = {item.chain: item.where for item in before if item.where and not item.problem}
+        before = [(event.step, event.content) for event in earlier if isinstance(event.content, MeasuredElsewhere)]
+        self.where = {chain: item.where for chain, item in before if item.where and not item.problem}
         self._rules = rules
         self._events: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._ends = time.monotonic() + rules.budget_seconds
@@ -461,7 +459,7 @@ class RoundsLog:
 
     def begin(self, step: Step, *, worker: str = "", again: bool = False) -> None:
         """A unit is given to a worker."""
-        self.session.log.write("begun", {"chain": step.chain, "worker": worker})
+        self.session.log.write("start", StepStart(worker), step=step.chain)
         self.session.progress.message(f"{step.chain}: measured on {worker}{', from the beginning' if again else ''}")
 
     def keep(self, step: Step, events: Sequence[Mapping[str, Any]]) -> None:
@@ -476,13 +474,12 @@ class RoundsLog:
         for event in events:
             match event:
                 case {"event": "block"}:
-                    blocks.append({name: value for name, value in event.items() if name not in ("event", "time")})
+                    blocks.append({name: value for name, value in event.items() if name not in _OF_EVENT})
                 case {"event": "where"}:
                     where = WhereChanged.from_dict(event)
                 case {"event": kind, "machine": about, "failure": why} if kind == ENDED:
                     problem, machine = why, MachineFacts.from_dict(about)
         measured = MeasuredElsewhere(
-            chain=step.chain,
             worker=result.worker,
             problem=problem,
             notes=result.notes,
@@ -490,7 +487,7 @@ class RoundsLog:
             blocks=tuple(blocks),
             where=where,
         )
-        self.session.log.write("measured", measured.as_dict())
+        self.session.log.write("measured", measured, step=step.chain)
         if where:
             self.where[step.chain] = where
         found = self.evidence[step.chain] = PairEvidence(failure=measured.problem)
@@ -503,7 +500,7 @@ class RoundsLog:
 
     def remark(self, text: str) -> None:
         """Something that a reader must know."""
-        self.session.log.write("remark", {"text": text})
+        self.session.log.write("remark", Remark(text))
         self.session.progress.message(text)
 
     def abort(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Case, Verdict, exit_code_of
+from iree_gauntlet.cases import Case, Verdict
 from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.load import read_torch_specs
 from iree_gauntlet.dialects.selection import MarkerExpression
@@ -21,8 +20,9 @@ from iree_gauntlet.dialects.torch_models import TorchModules, TorchTest, build_t
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, sound_markers
 from iree_gauntlet.engine.rounds.taken_rounds import confirm_rules
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTestSession, SessionSettings
+from iree_gauntlet.records.event_log import merge_journals
 from iree_gauntlet.records.run_folder import make_run_folder, require_plain
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.report_files import write_report
@@ -33,7 +33,7 @@ from iree_gauntlet.system.faults import explain_escaped
 from iree_gauntlet.targets import FAMILIES, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.errors import Problem
 
@@ -453,8 +453,10 @@ def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
     """Writes the reports of a session, also of one in which a process died."""
     journals = sorted(run_dir.glob("journal-*.jsonl"))
     if journals:
-        merged = _merge([read_journal(path) for path in journals])
-        write_atomic(run_dir / JOURNAL, "".join(f"{json.dumps(event)}\n" for event in merged))
+        records = [record for path in journals if (record := read_journal(path)).runs]
+        first = min(records, key=lambda record: record.runs[0].time, default=None)
+        merged = merge_journals(first.runs[0], first.steps, records) if first else ""
+        write_atomic(run_dir / JOURNAL, merged)
     if not (run_dir / JOURNAL).is_file():
         return False
     reports = write_reports(run_dir)
@@ -466,29 +468,3 @@ def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
         if name.startswith(JOB_SUMMARY):
             write_report(summary_folder / name, make(), run_dir)
     return True
-
-
-def _merge(records: Iterable[JournalRecord]) -> list[dict[str, Any]]:
-    """The events of several journals of one plan as those of one: of what several did, the first result counts."""
-    whole = [record for record in records if record.runs]
-    results: dict[str, JournalRecord] = {}
-    starts: dict[str, str] = {}
-    for record in whole:
-        for step, time in record.starts.items():
-            starts[step] = min(time, starts.get(step, time))
-        for step, time in record.result_times.items():
-            if step not in results or time < results[step].result_times[step]:
-                results[step] = record
-    if not whole:
-        return []
-    first = min(whole, key=lambda record: record.runs[0].time)
-    begin = {"event": "run", **first.runs[0].as_dict(), "steps": list(first.steps)}
-    begun = [{"event": "start", "time": time, "step": step} for step, time in starts.items()]
-    ended = [record.result_event(step) for step, record in results.items()]
-    events = sorted([*begun, *ended], key=lambda event: (str(event["time"]), event["event"] == "result"))
-    ends = [record.end for record in whole if record.end is not None]
-    if len(ends) < len(whole):
-        return [begin, *events]
-    code = exit_code_of(record.results[step].verdict for step, record in results.items())
-    last = max(ends, key=lambda end: end.time)
-    return [begin, *events, {"event": "end", **last.as_dict(), "exit_code": int(code)}]

@@ -1,4 +1,4 @@
-"""The record of a bisect, `bisect.jsonl` in its folder, and its outcome: also of one that was killed."""
+"""The record of a bisect, whose steps are candidates, and its outcome: also of one that was killed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
-from iree_gauntlet.journal_format import explain_unreadable, read_events
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.journal_events import ExperimentKind, Opening
+from iree_gauntlet.journal_format import JOURNAL, JournalSchema
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
+from iree_gauntlet.records.compare_record import BlockEvent
 from iree_gauntlet.records.outcome import lock_remark
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from iree_gauntlet.journal_events import EndEvent
+    from iree_gauntlet.journal_format import ExperimentRecord
 
-BISECT_RECORD = "bisect.jsonl"
+
 _REPOSITORY = "https://github.com/iree-org/iree"
 BISECT_COMPARE = f"{_REPOSITORY}/compare"
 # What `bisect.json` has of a candidate.
@@ -40,33 +43,46 @@ class BisectRow(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BisectOpening(ExperimentOpening):
-    """`bisect`: what is looked for; a resumed bisect appends another one.
+class BisectOpening(Opening):
+    """How a bisect begins: what is looked for.
 
     Attributes:
         confidence: how sure an answer is; 1 where it is exact.
-        lock_folder: of the machine's locks, where they are not the user's own.
         chain: of the one model; the title of a bundle.
-        asked: the options that a resumed bisect keeps.
         commit: `compiler_commit` or `runtime_commit`, whichever is searched.
     """
 
-    resumed: bool = False
+    kind: ExperimentKind = ExperimentKind.BISECT
     confidence: float
-    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
     metric: str
     chain: str
     good: str
     bad: str
     row: tuple[RowCandidate, ...]
     good_is_older: bool
-    asked: dict[str, Any]
     commit: str
 
 
 @dataclass(frozen=True, slots=True)
+class BisectFound(Recorded):
+    """`search`: what is known of the change, by labels of candidates.
+
+    Attributes:
+        between: those between them, which were not judged.
+        over: whether nothing more can be said.
+        changes: all of them, from and to, where there are several.
+    """
+
+    last_old: str
+    first_new: str
+    between: tuple[str, ...] = ()
+    over: bool = False
+    changes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Judged(Recorded):
-    """`judged`: the result of a candidate, with its label and what is known of the change by then.
+    """`result`: what a candidate came to.
 
     Attributes:
         third: the value is neither the good end's nor the bad one's.
@@ -75,6 +91,7 @@ class Judged(Recorded):
         reason: why it cannot be judged; empty where it can.
         confidence: that the judgement is right, as far as noise goes; 1 for what has none.
         low, high: interval of the value; None where it is exact.
+        search: what is known of the change by then; None before both ends are.
     """
 
     bad: bool | None = None
@@ -88,6 +105,7 @@ class Judged(Recorded):
     folder: str = ""
     toolchain: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    search: BisectFound | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def word(self) -> str:
@@ -105,25 +123,8 @@ class Judged(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class BisectFound(Recorded):
-    """What is known of the change, by labels of candidates.
-
-    Attributes:
-        between: those between them, which were not judged.
-        over: whether nothing more can be said.
-        changes: all of them, from and to, where there are several.
-    """
-
-    last_old: str
-    first_new: str
-    between: tuple[str, ...] = ()
-    over: bool = False
-    changes: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class BisectChange(Recorded):
-    """The commit that made the change, as git describes it; `pull` is the number of its request."""
+    """`change`: the commit that made the change, as git describes it; `pull` is the number of its request."""
 
     commit: str
     date: str
@@ -138,6 +139,14 @@ class BisectChange(Recorded):
     def pull_link(self) -> str:
         """Where its request is; empty where its subject names none."""
         return f"{_REPOSITORY}/pull/{self.pull}" if self.pull else ""
+
+
+BISECT = JournalSchema(
+    (ExperimentKind.BISECT,),
+    BisectOpening,
+    {"block": BlockEvent, "result": Judged},
+    {"search": BisectFound, "refined": BisectRow, "change": BisectChange},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +166,7 @@ class BisectOutcome:
     judged: dict[str, Judged]
     search: BisectFound | None
     change: BisectChange | None
-    end: ExperimentEnd | None
+    end: EndEvent | None
     torn: bool
 
     @property
@@ -217,7 +226,7 @@ class BisectOutcome:
             values = ", ".join(f"{label} ({text})" for label, text in third)
             found.append(f"a third value, neither the good end's nor the bad one's, was taken for the nearer: {values}")
         if self.torn:
-            found.append(f"{BISECT_RECORD} has a line that a crash cut short: it is left out")
+            found.append(f"{JOURNAL} has a line that a crash cut short: it is left out")
         if self.end is None:
             found.append("it did not finish: --resume continues it")
         elif self.end.interrupted:
@@ -253,36 +262,35 @@ class BisectOutcome:
         }
 
 
-def bisect_outcome(folder: Path) -> BisectOutcome:
+def read_bisect_outcome(folder: Path) -> BisectOutcome:
     """What the record in a bisect's folder says; GauntletError where there is none, or it cannot be read."""
-    record = read_events(folder / BISECT_RECORD, "bisect", {"judged": ("candidate",)})
-    hint = "It was written by another version of this toolkit, or changed; start a new bisect."
-    asked: BisectOpening | None = None
-    judged: dict[str, Judged] = {}
+    return make_bisect_outcome(BISECT.read(folder))
+
+
+def make_bisect_outcome(record: ExperimentRecord[BisectOpening]) -> BisectOutcome:
+    """What came of a bisect; errors as of `read_bisect_outcome`."""
+    # A resumed one is made again by the command that began it.
+    asked = replace(record.opening, command=record.openings[0].command)
+    rows = record.collect(BisectRow, record.latest)
+    if rows:
+        asked = replace(asked, row=rows[""].row)
     search: BisectFound | None = None
-    change: BisectChange | None = None
-    end: ExperimentEnd | None = None
-    for number, event in record.events:
-        with explain_unreadable(f"{record.path}:{number}: the {event.get('event')} event", hint):
-            match event:
-                case {"event": "bisect"}:
-                    # A resumed one is made again by the command that began it.
-                    opening, end = BisectOpening.from_dict(event), None
-                    asked = replace(opening, command=(asked or opening).command)
-                case {"event": "refined"} if asked:
-                    asked = replace(asked, row=BisectRow.from_dict(event).row)
-                case {"event": "change"}:
-                    change = BisectChange.from_dict(event)
-                case {"event": "judged", "candidate": label}:
-                    judged[label] = Judged.from_dict(event)
-                case {"event": "end"}:
-                    end = ExperimentEnd.from_dict(event)
-            if event.get("search"):
-                search = BisectFound.from_dict(event["search"])
-    if asked is None:
-        raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
-    outcome = BisectOutcome(folder.name, asked, judged, search, change, end, record.torn)
+    for event in record.events:
+        match event.content:
+            case BisectFound() as found:
+                search = found
+            case Judged(search=BisectFound() as found):
+                search = found
+    outcome = BisectOutcome(
+        name=record.path.parent.name,
+        asked=asked,
+        judged=record.collect(Judged),
+        search=search,
+        change=record.collect(BisectChange).get(""),
+        end=record.end,
+        torn=record.torn,
+    )
     # Others may have written to it: its events have to fit each other.
-    with explain_unreadable(f"{record.path}: the bisect", hint):
+    with record.explain_unreadable():
         outcome.as_dict()
     return outcome

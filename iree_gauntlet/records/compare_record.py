@@ -1,36 +1,28 @@
-"""The record of a comparison, `comparison.jsonl` in its folder: its events, and how it is read with its sides' runs."""
+"""The record of a comparison: the events of its journal, and how it is read with its sides' runs.
+
+Its steps are models; what their rounds, and what they come to, is recorded by model.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.formatting import format_outside, work_change
-from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening, MachineFacts
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_events, read_journal
+from iree_gauntlet.formatting import work_change
+from iree_gauntlet.journal_events import ExperimentKind, MachineFacts, Opening, StepStart
+from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord, JournalRecord, JournalSchema, read_journal
 from iree_gauntlet.recorded import FLAT, UNLESS_DEFAULT, UNRECORDED, Recorded, RecordError
-from iree_gauntlet.records.run_folder import LATEST, newest_of
 from iree_gauntlet.results import DispatchChange, WorkPart  # noqa: TC001 - read by their types
-from iree_gauntlet.settings import find_runs_folder, shown
 from iree_gauntlet.steps import Command, Resources  # noqa: TC001 - read by their types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 
-COMPARISON_FILE = "comparison.jsonl"
 # Names of the sides.
 SIDES = "AB"
-_HINT = "It was written by another version of this toolkit, or changed; start a new comparison."
-# The texts that an event has to have.
-_NEEDED = {
-    **dict.fromkeys(("block", "verdict", "where", "measured"), ("chain",)),
-    "begun": ("chain", "worker"),
-    "remark": ("text",),
-}
 
 
 def _require_sides(field_name: str, of_sides: Mapping[str, object]) -> None:
@@ -50,25 +42,24 @@ class RecordedSide(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRules(Recorded):
-    """By which a comparison is judged (α, the margins δ and ε, …); None for what earlier versions did not have.
+    """By which a comparison is judged (α, the margins δ and ε, …).
 
     Attributes:
         looks: at how many blocks it is judged.
         allow: the slowdown below which `not slower` will do.
         least_work: the share from which on a difference in instructions of a dispatch counts.
-        outside: the share, and the number of instructions, beyond which one outside of dispatches does; None in
-            records of earlier versions, which judged a call as a whole.
+        outside: the share, and the number of instructions, beyond which one outside of dispatches does.
     """
 
     alpha: float
     looks: tuple[int, ...]
     least: float
     band: float
-    allow: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    allow: float
     budget_seconds: float
     seed: int
-    least_work: float | None = field(default=None, metadata=UNLESS_DEFAULT)
-    outside: tuple[float, int] | None = field(default=None, metadata=UNLESS_DEFAULT)
+    least_work: float
+    outside: tuple[float, int]
 
     def __post_init__(self) -> None:
         for name, margin in (("least", self.least), ("band", self.band)):
@@ -83,27 +74,22 @@ class RecordedRounds(Recorded):
     repetitions: int
     min_time: float
     cpus: tuple[int, ...] = ()
-    choose: bool | None = field(default=None, metadata=UNLESS_DEFAULT)
+    choose: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonOpening(ExperimentOpening):
-    """`comparison`: what is asked for; a resumed comparison appends another one, and judges again.
+class ComparisonOpening(Opening):
+    """How a comparison begins; one that is resumed judges again.
 
     Attributes:
         sides: by name, as all else that both have.
-        options: those that a resumed comparison keeps.
-        lock_folder: of the machine's locks, where they are not the user's own.
         elsewhere: a cluster takes the rounds.
     """
 
-    resumed: bool = False
+    kind: ExperimentKind = ExperimentKind.COMPARE
     sides: dict[str, RecordedSide]
-    options: dict[str, Any]
     rules: RecordedRules
     rounds: RecordedRounds
-    machine: MachineFacts = field(default_factory=MachineFacts)
-    lock_folder: str = field(default="", metadata=UNLESS_DEFAULT)
     elsewhere: bool = False
 
     def __post_init__(self) -> None:
@@ -140,6 +126,27 @@ class PreparedComparison(Recorded):
 
     def __post_init__(self) -> None:
         _require_sides("sides", self.sides)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOfBlock(Recorded):
+    """What evidence is of a round."""
+
+    side: str
+    times_ms: tuple[float, ...]
+    peak_rss_bytes: int
+    disturbed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent(Recorded):
+    """`block`: what evidence is of a block of rounds, in an order, pinned to CPUs (none for all)."""
+
+    kind: str
+    order: Any
+    counted: bool
+    rounds: tuple[RoundOfBlock, ...]
+    cpus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,17 +197,16 @@ class OwnWay(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkVerdict(Recorded):
-    """`verdict`, or a part of that on times: what the counts of instructions of one model say.
+    """What the counts of instructions of one model say.
 
     Attributes:
         verdict: a `Work` of `measuring/instructions/work.py`.
-        parts: what each part of a call says; none in records of earlier versions, which judged it as a whole.
+        parts: what each part of a call says.
         cpu: what the modules were compiled for; empty for what the spec says.
         outside: the difference that is in no dispatch; None where the counter does not know dispatches.
         with_fma: the counts with fused multiply-adds; None where they were not taken.
     """
 
-    chain: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     reason: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     verdict: str
     instructions: dict[str, int]
@@ -208,7 +214,7 @@ class WorkVerdict(Recorded):
     counter: str
     cpu: str
     outside: int | None = None
-    parts: tuple[WorkPart, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    parts: tuple[WorkPart, ...]
     with_fma: dict[str, int] | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
@@ -231,27 +237,23 @@ class WorkVerdict(Recorded):
 
     @property
     def change_by_part(self) -> str:
-        """`+0.3440 %: in dispatches +38 (+0.0088 %), …`; of earlier versions `+0.3440 %, 98 % of it outside of …`."""
-        a, b = self.counts
-        if self.parts:
-            return f"{self.change}: {'; '.join(part.description for part in self.parts)}"
-        return f"{self.change}{format_outside(b - a, self.outside)}"
+        """`+0.3440 %: in dispatches +38 (+0.0088 %), …`."""
+        return f"{self.change}: {'; '.join(part.description for part in self.parts)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedVerdict(Recorded):
-    """`verdict`: what the times of one model say.
+    """What the times of one model say.
 
     Attributes:
         verdict: a `TimeVerdict` (`measuring/statistics/comparison_verdict.py`), or `error` where a process failed.
         marked_blocks: that count although they were disturbed.
         disturbance: that spoiled most rounds; empty where no block was replaced.
-        cpus: that rounds were pinned to, none for all; None in records of earlier versions.
+        cpus: that rounds were pinned to, none for all.
         tried: how far rounds of a block lay apart, by the CPUs that were tried.
         own_way: None where that is how it was measured.
     """
 
-    chain: str
     verdict: str
     reason: str
     blocks: int
@@ -260,7 +262,7 @@ class RecordedVerdict(Recorded):
     marked_blocks: int
     disturbance: str = ""
     peak_rss_bytes: dict[str, int] = field(default_factory=dict)
-    cpus: tuple[int, ...] | None = field(default=None, metadata=UNLESS_DEFAULT)
+    cpus: tuple[int, ...]
     tried: dict[str, float] | None = field(default=None, metadata=UNLESS_DEFAULT)
     figures: TimedFigures | None = field(default=None, metadata=FLAT)
     control: ControlVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -363,7 +365,6 @@ class CompileChange(Recorded):
 class WhereChanged(Recorded):
     """`where`: where a model is slower or faster; `work` has the instructions of its dispatches, for want of times."""
 
-    chain: str
     dispatches: ComparedDispatches
     work: ComparedDispatches | None = field(default=None, metadata=UNLESS_DEFAULT)
     compile: tuple[CompileChange, ...] = ()
@@ -373,7 +374,6 @@ class WhereChanged(Recorded):
 class MeasuredElsewhere(Recorded):
     """`measured`: all that another machine has measured of a model, or the problem why there is nothing."""
 
-    chain: str
     worker: str
     problem: str = ""
     notes: tuple[str, ...] = ()
@@ -396,11 +396,27 @@ class ComparedSide(RecordedSide):
         return self.asked if version in ("", self.asked) else f"{self.asked} ({version})"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class ComparisonVerdict(Recorded):
+    """`result`: what is said of a model, by its times or by its instructions."""
+
+    times: RecordedVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
+    work: WorkVerdict | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+
+COMPARISON = JournalSchema(
+    (ExperimentKind.COMPARE,),
+    ComparisonOpening,
+    {"block": BlockEvent, "measured": MeasuredElsewhere, "result": ComparisonVerdict, "where": WhereChanged},
+    {"prepared": PreparedComparison, "summary": ComparisonSummary},
+)
+
+
 class ComparisonRecord:
-    """A comparison, whole or cut short.
+    """A comparison, whole or cut short; where it was resumed, as it was judged last.
 
     Attributes:
+        first: the opening of its first part, which has the command that began it.
         prepared: without models where that was not reached.
         begun: how many blocks of each model were measured.
         verdicts, works: by times, or by instructions, of models that were reached.
@@ -408,87 +424,36 @@ class ComparisonRecord:
         end: None for one that was killed or is under way.
     """
 
-    opening: ComparisonOpening
-    prepared: PreparedComparison
-    begun: Counter[str]
-    measured: dict[str, MeasuredElsewhere]
-    sides: list[ComparedSide] = field(default_factory=list)
-    verdicts: dict[str, RecordedVerdict] = field(default_factory=dict)
-    works: dict[str, WorkVerdict] = field(default_factory=dict)
-    summary: ComparisonSummary | None = None
-    where: dict[str, WhereChanged] = field(default_factory=dict)
-    under_way: dict[str, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-    end: ExperimentEnd | None = None
+    def __init__(self, record: ExperimentRecord[ComparisonOpening]) -> None:
+        self.opening, self.first = record.opening, record.openings[0]
+        self.measured = record.collect(MeasuredElsewhere)
+        self.begun = Counter(event.step for event in record.events if isinstance(event.content, BlockEvent))
+        self.begun.update({model: len(found.blocks) for model, found in self.measured.items()})
+        starts = record.collect(StepStart, record.latest)
+        done = record.collect(MeasuredElsewhere, record.latest)
+        self.under_way = {model: start.worker for model, start in starts.items() if model not in done}
+        results = record.collect(ComparisonVerdict, record.latest)
+        self.verdicts = {model: found.times for model, found in results.items() if found.times}
+        self.works = {model: found.work for model, found in results.items() if found.work}
+        self.summary = record.collect(ComparisonSummary, record.latest).get("")
+        self.where = record.collect(WhereChanged, record.latest)
+        with record.explain_unreadable():
+            for model in self.where.keys() - results.keys():
+                raise RecordError("where", f"{model} has no verdict")
+        unprepared = PreparedComparison(sides=self.opening.sides)
+        self.prepared = record.collect(PreparedComparison, record.latest).get("", unprepared)
+        self.sides: list[ComparedSide] = []
+        for name, side in self.prepared.sides.items():
+            journal = record.path.parent / side.folder / JOURNAL
+            run = read_journal(journal) if journal.is_file() else None
+            self.sides.append(ComparedSide(**asdict(side), name=name, run=run))
+        self.remarks, self.end = record.remarks, record.end
 
     def worker_of(self, model: str) -> str:
         """Who has measured a model; empty for this machine."""
         return self.measured[model].worker if model in self.measured else ""
 
-    def take(self, event: dict[str, Any]) -> None:
-        """Reads an event that is no opening; one of a kind that is not known is passed over."""
-        match event:
-            case {"event": "prepared"}:
-                self.prepared = PreparedComparison.from_dict(event)
-            case {"event": "block", "chain": chain}:
-                self.begun[chain] += 1
-            case {"event": "verdict", "chain": chain, "instructions": _}:
-                self.works[chain] = WorkVerdict.from_dict(event)
-            case {"event": "verdict", "chain": chain}:
-                self.verdicts[chain] = RecordedVerdict.from_dict(event)
-            case {"event": "summary"}:
-                self.summary = ComparisonSummary.from_dict(event)
-            case {"event": "where", "chain": chain}:
-                if chain not in self.verdicts and chain not in self.works:
-                    raise RecordError("chain", f"{chain} has no verdict")
-                self.where[chain] = WhereChanged.from_dict(event)
-            case {"event": "end"}:
-                self.end = ExperimentEnd.from_dict(event)
-            case _:
-                self._take_of_a_cluster(event)
-
-    def _take_of_a_cluster(self, event: dict[str, Any]) -> None:
-        match event:
-            case {"event": "begun", "chain": chain, "worker": worker}:
-                self.under_way[chain] = worker
-            case {"event": "measured", "chain": chain}:
-                self.under_way.pop(chain, None)
-                self.measured[chain] = MeasuredElsewhere.from_dict(event)
-                self.begun[chain] = len(self.measured[chain].blocks)
-            case {"event": "remark", "text": text}:
-                self.remarks.append(text)
-
-
-def comparison_named(text: str) -> Path:
-    """The folder of a comparison: a path, its name in runs/, or `latest`; UsageError where there is none."""
-    if text == LATEST:
-        return newest_of("compare", COMPARISON_FILE)
-    for folder in (Path(text), find_runs_folder() / text):
-        if (folder / COMPARISON_FILE).is_file():
-            return folder
-    raise UsageError(
-        f"explain --slower {text}: there is no such comparison",
-        f"Comparisons are folders with a {COMPARISON_FILE}, such as those below {shown(find_runs_folder())}/.",
-    )
-
 
 def read_comparison(folder: Path) -> ComparisonRecord:
-    """Reads a comparison's folder; GauntletError where there is no record, or it cannot be read."""
-    path = folder / COMPARISON_FILE
-    record: ComparisonRecord | None = None
-    for number, event in read_events(path, "comparison", _NEEDED).events:
-        with explain_unreadable(f"{path}:{number}: the {event.get('event')} event", _HINT):
-            if event.get("event") == "comparison":
-                opening = ComparisonOpening.from_dict(event)
-                # A resumed one judges again.
-                begun, measured = (record.begun, record.measured) if record else (Counter[str](), {})
-                record = ComparisonRecord(opening, PreparedComparison(sides=opening.sides), begun, measured)
-            elif record is not None:
-                record.take(event)
-    if record is None:
-        raise GauntletError(f"{path}: does not say what was compared", "Start a new comparison.")
-    for name, side in record.prepared.sides.items():
-        journal = folder / side.folder / JOURNAL
-        run = read_journal(journal) if journal.is_file() else None
-        record.sides.append(ComparedSide(**asdict(side), name=name, run=run))
-    return record
+    """Reads a comparison's folder, with the runs of its sides; GauntletError where that cannot be."""
+    return ComparisonRecord(COMPARISON.read(folder))

@@ -1,4 +1,4 @@
-"""Append-only logs of events, one JSON object a line, safe against death at any byte.
+"""Append-only logs of events, one JSON object a line, safe against death at any byte; and several made into one.
 
 Every event has `event` and `time` (ISO 8601, UTC, milliseconds). What is written `NOW` is on the disk, and what is
 written `SOON` is with the kernel before the call returns, in one write for each line: both survive the death of this
@@ -13,12 +13,17 @@ import contextlib
 import json
 import os
 import threading
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.journal_events import EndEvent
+from iree_gauntlet.journal_format import OPENING
+from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.results import Result
 from iree_gauntlet.system.atomic import sync_folder
 from iree_gauntlet.system.file_lock import LockFile
 
@@ -26,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.journal_events import RunEvent
-    from iree_gauntlet.results import Result
+    from iree_gauntlet.journal_events import RunOpening
+    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.steps import Step
 
 
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 _SYNC_SECONDS = 0.02
 # What took as long would be missed, and a sync is little compared with it.
 _LONG_SECONDS = 1.0
+_STOPPED = "the run stopped before this step started"
 
 
 class Sync(Enum):
@@ -87,15 +93,19 @@ class EventLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, event: str, fields: Mapping[str, Any], *, sync: Sync = Sync.NOW) -> None:
-        """Append an event; a dataclass among its fields is written as an object of those that it has.
+    def write(
+        self, event: str, content: Mapping[str, Any] | Recorded, *, step: str = "", sync: Sync = Sync.NOW
+    ) -> None:
+        """Append an event, about a step or the whole; a dataclass within a mapping is written as what it has.
 
         Raises:
             GauntletError: the disk is full or gone; nothing of the event is in the file then. It may be an earlier
                 event that could not be brought to the disk.
             TypeError, ValueError: a field is no JSON, NaN and infinity included. Nothing is written.
         """
-        said = _ENCODER.encode(dict(fields)).encode()
+        fields = {"step": step} if step else {}
+        fields |= content.as_dict() if isinstance(content, Recorded) else content
+        said = _ENCODER.encode(fields).encode()
         with self._mutex:
             if self._descriptor is None:
                 raise RuntimeError(f"{self._path.name} is closed")
@@ -209,17 +219,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 
 class Journal(EventLog):
-    """The one writer of a run's `journal.jsonl`.
-
-    Its events:
-
-    - `run`: what is to be done and with what; `steps` holds every step. A resumed run appends another one.
-    - `steps`: further steps, of a run that learns on the way what there is to do.
-    - `start`: a `step` begins.
-    - `result`: its result.
-    - `worker`: a machine of a cluster takes part, `name` and `machine`.
-    - `remark`: a `text` that a reader must know.
-    - `end`: the run is over.
+    """The one writer of a run's `journal.jsonl`, whose events `RUN_JOURNAL` declares.
 
     A result is with the kernel before the call returns: `kill -9` of this process loses none that was reported. The
     plan, the end, and results of steps that took a second or longer are on the disk by then; other results within
@@ -227,9 +227,9 @@ class Journal(EventLog):
     written with the next line, or within 20 ms: `kill -9` may lose those of steps that had only just begun.
     """
 
-    def run(self, event: RunEvent, steps: Sequence[Step]) -> None:
+    def run(self, opening: RunOpening, steps: Sequence[Step]) -> None:
         """Write what the run is about to do."""
-        self.write("run", {**event.as_dict(), "steps": steps})
+        self.write(OPENING, {**opening.as_dict(), "steps": steps})
 
     def more_steps(self, steps: Sequence[Step]) -> None:
         """Write steps that the run did not know of when it began."""
@@ -237,13 +237,51 @@ class Journal(EventLog):
 
     def start(self, step: str) -> None:
         """Write that a step begins: of use only while it runs, so that it need not last."""
-        self.write("start", {"step": step}, sync=Sync.LATER)
+        self.write("start", {}, step=step, sync=Sync.LATER)
 
     def result(self, step: str, result: Result) -> None:
         """Write the result of a step."""
         sync = Sync.NOW if result.seconds >= _LONG_SECONDS else Sync.SOON
-        self.write("result", {"step": step, **result.as_dict()}, sync=sync)
+        self.write("result", result, step=step, sync=sync)
 
     def end(self, *, exit_code: int, seconds: float, interrupted: bool) -> None:
         """Write that the run is over."""
-        self.write("end", {"exit_code": exit_code, "seconds": seconds, "interrupted": interrupted})
+        self.write("end", EndEvent(exit_code=ExitCode(exit_code), seconds=seconds, interrupted=interrupted))
+
+
+def merge_journals(opening: RunOpening, steps: Sequence[dict[str, Any]], records: Sequence[JournalRecord]) -> str:
+    """The journal of one run that did what several did; of what more than one did, the first result counts."""
+    starts: dict[str, str] = {}
+    results: dict[str, tuple[str, Result]] = {}
+    for record in records:
+        for step, time in record.starts.items():
+            starts[step] = min(time, starts.get(step, time))
+        for step, time in record.result_times.items():
+            if not record.started_again(step) and (step not in results or time < results[step][0]):
+                results[step] = time, record.results[step]
+    for record in records:
+        if record.end is not None and not record.end.interrupted:
+            # Said here, since another of them may have been killed.
+            for step in (planned.id for planned in record.planned if planned.id not in starts):
+                results.setdefault(step, (record.end.time, Result(Verdict.SKIPPED, _STOPPED)))
+    planned = {str(step["id"]) for step in steps}
+    happened = [
+        *({"event": "start", "time": time, "step": step} for step, time in starts.items() if step in planned),
+        *(
+            {"event": "result", "time": time, "step": step, **result.as_dict()}
+            for step, (time, result) in results.items()
+            if step in planned
+        ),
+    ]
+    happened.sort(key=lambda event: (str(event["time"]), event["event"] == "result"))
+    events = [{"event": OPENING, **replace(opening, steps=tuple(steps)).as_dict()}, *happened]
+    ends = [record.end for record in records if record.end is not None]
+    if len(ends) == len(records):
+        end = EndEvent(
+            time=max(end.time for end in ends),
+            exit_code=ExitCode.worst([end.exit_code for end in ends]),
+            seconds=max(end.seconds or 0.0 for end in ends),
+            interrupted=any(end.interrupted for end in ends),
+        )
+        events.append({"event": "end", **end.as_dict()})
+    return "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events)

@@ -1,41 +1,35 @@
 """The record of an explanation, and its outcome: also of one that was killed.
 
-The record is `explain.jsonl` in the folder `explain` of a run, a log of events (`event_log.py`):
-
-- `explain`: what is explained, `cases` with their kinds and reasons; a further explanation appends another one.
-- `start`: a case is begun, perhaps again: what was found of it before does not count.
-- `found`: what was found of a case: `part` is `again`, `located`, `reduced` or `slower`, `operator` (of ONNX),
-  `bundle`, `probes`; `same` and as which case; or `nothing` and why.
-- `case`: a case is done, whether a bundle shows it, and whether that is `private`, without the model's own values.
-- `end`: how it ended.
+Its journal is in the folder `explain` of a run; its steps are cases. What was found of one is an event for each part
+(`again`, `located`, …), and does not count any more when the case is started again.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.formatting import one_line
-from iree_gauntlet.journal_events import ExperimentEnd, ExperimentOpening
-from iree_gauntlet.journal_format import explain_unreadable, read_events
-from iree_gauntlet.recorded import Recorded, RecordError
+from iree_gauntlet.journal_events import ExperimentKind, Opening, StepStart
+from iree_gauntlet.journal_format import JOURNAL, JournalSchema
+from iree_gauntlet.recorded import Recorded, RecordError, read_text
 from iree_gauntlet.records.outcome import Explanation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from iree_gauntlet.journal_events import EndEvent
+    from iree_gauntlet.journal_format import JournalEvent
     from iree_gauntlet.records.outcome import RunOutcome, StepOutcome
 
 
 # Of a run, where its explanation is.
 EXPLAIN_FOLDER = "explain"
-EXPLAIN_RECORD = "explain.jsonl"
-_RECORD = f"{EXPLAIN_FOLDER}/{EXPLAIN_RECORD}"
-_EVENT = ("event", "time", "case", "part")
-# The texts that an event has to have.
-_NEEDED = {"start": ("case",), "found": ("case", "part"), "case": ("case",)}
+_RECORD = f"{EXPLAIN_FOLDER}/{JOURNAL}"
+_EVENT = ("event", "time", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +42,30 @@ class AskedCase(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainOpening(ExperimentOpening):
-    """`explain`: the cases and the IREE, where it is slower than `base` as well."""
+class ExplainOpening(Opening):
+    """How an explanation begins: the cases and the IREE, where it is slower than `base` as well."""
 
+    kind: ExperimentKind = ExperimentKind.EXPLAIN
     cases: tuple[AskedCase, ...]
     toolchain: dict[str, str]
     base: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class SameCase(Recorded):
+    """`same`: the program and its flags are those of another case, which is explained; its name is written as `as`."""
+
+    case: str
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """As `Recorded.from_dict`."""
+        return cls(read_text(data, "as"))
+
+
+@dataclass(frozen=True, slots=True)
 class FoundReason(Recorded):
-    """Why nothing was found."""
+    """`nothing`: why nothing was found."""
 
     why: str = ""
 
@@ -174,7 +181,7 @@ class FoundProbes(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class FoundParts(Recorded):
-    """What was found of a case, by the parts of its record."""
+    """What was found of a case, by the events of its record."""
 
     again: FoundAgain | None = None
     located: FoundCulprit = field(default_factory=FoundCulprit)
@@ -182,23 +189,37 @@ class FoundParts(Recorded):
     reduced: FoundReduced | None = None
     slower: FoundSlower | None = None
     nothing: FoundReason = field(default_factory=FoundReason)
+    same: SameCase | None = None
     bundle: FoundBundle | None = None
     probes: FoundProbes = field(default_factory=FoundProbes)
 
 
 @dataclass(frozen=True, slots=True)
 class CaseEnd(Recorded):
-    """Whether a bundle shows a case, and whether that is `private`; `budget` is minutes that a reduction could take."""
+    """`result`: whether a bundle shows a case, and if that is `private`; `budget` is minutes that a reduction had."""
 
-    case: str
     bundled: bool = False
     private: bool = False
     seconds: float = 0.0
-    budget: float | None = None
+    budget: float = math.inf
 
-    def allows(self, budget: float) -> bool:
-        """Whether a reduction could take so many minutes; records of others do not say."""
-        return self.budget is None or self.budget >= budget
+
+EXPLANATION = JournalSchema(
+    (ExperimentKind.EXPLAIN,),
+    ExplainOpening,
+    {
+        "again": FoundAgain,
+        "located": FoundCulprit,
+        "operator": FoundCulprit,
+        "reduced": FoundReduced,
+        "slower": FoundSlower,
+        "nothing": FoundReason,
+        "same": SameCase,
+        "bundle": FoundBundle,
+        "probes": FoundProbes,
+        "result": CaseEnd,
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +227,7 @@ class ExplainedCase:
     """What is known of a case.
 
     Attributes:
-        events: what was found of it, by the parts of its record, as written; `found` is the same, read.
+        events: what was found of it, by name, as written; `found` is the same, read.
         done: whether it was brought to an end.
     """
 
@@ -238,8 +259,8 @@ class ExplainedCase:
             wrong = operator.operator or located.reference
             what = f"{culprit} {'is wrong on right inputs' if wrong else 'fails'}"
             return what if self.bundled else f"{what}, but no bundle shows it"
-        if same := self.events.get("same"):
-            return f"the program, its flags and so the failure are those of {same.get('as')}"
+        if found.same is not None:
+            return f"the program, its flags and so the failure are those of {found.same.case}"
         if reduced is not None and not reduced.why:
             return f"reduced from {reduced.change}: {', '.join(reduced.names)}"
         parts = (operator, found.nothing, located, reduced, slower)
@@ -270,7 +291,7 @@ class ExplainOutcome:
     run: str
     asked: ExplainOpening
     cases: tuple[ExplainedCase, ...]
-    end: ExperimentEnd | None
+    end: EndEvent | None
     known: dict[str, ExplainedCase]
 
     @property
@@ -310,62 +331,43 @@ class ExplainOutcome:
         }
 
 
-def explain_outcome(folder: Path) -> ExplainOutcome:
+def read_explain_outcome(folder: Path) -> ExplainOutcome:
     """What the record in a folder says; GauntletError where there is none, or it cannot be read."""
-    asked, known, end = _read_record(folder)
-    if asked is None:
-        path = folder / EXPLAIN_RECORD
-        raise GauntletError(f"{path}: does not say what was explained", "Start a new `explain`.")
-    return ExplainOutcome(folder.parent.name, asked, tuple(known[item.case] for item in asked.cases), end, known)
-
-
-def _read_record(folder: Path) -> tuple[ExplainOpening | None, dict[str, ExplainedCase], ExperimentEnd | None]:
-    """The last `explain` event, all cases by name, and the `end` event behind it."""
-    asked: ExplainOpening | None = None
-    named: dict[str, AskedCase] = {}
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    record = EXPLANATION.read(folder)
+    events: dict[str, dict[str, JournalEvent]] = {}
     ends: dict[str, CaseEnd] = {}
-    end: ExperimentEnd | None = None
-    path = folder / EXPLAIN_RECORD
-    hint = "It was written by another version of this toolkit, or changed; remove it to explain the run anew."
-    for number, event in read_events(path, "explain", _NEEDED).events:
-        with explain_unreadable(f"{path}:{number}: the {event.get('event')} event", hint):
-            match event:
-                case {"event": "explain"}:
-                    asked, end = ExplainOpening.from_dict(event), None
-                    named |= {item.case: item for item in asked.cases}
-                case {"event": "start", "case": name}:
-                    found[name], _ = {}, ends.pop(name, None)
-                case {"event": "found", "case": name, "part": part}:
-                    found.setdefault(name, {})[part] = event
-                case {"event": "case", "case": name}:
-                    ends[name] = CaseEnd.from_dict(event)
-                case {"event": "end"}:
-                    end = ExperimentEnd.from_dict(event)
+    for event in record.events:
+        match event.content:
+            case StepStart():
+                events[event.step], _ = {}, ends.pop(event.step, None)
+            case CaseEnd() as end:
+                ends[event.step] = end
+            case _ if event.step:
+                events.setdefault(event.step, {})[event.name] = event
     known: dict[str, ExplainedCase] = {}
-    for name, item in named.items():
-        parts = found.get(name, {})
-        with explain_unreadable(f"{path}: what was found of {name}", hint):
-            read, done = FoundParts.from_dict(parts), ends.get(name, CaseEnd(name))
-            known[name] = ExplainedCase(item, parts, read, name in ends, done)
-    return asked, known, end
+    for asked in (case for opening in record.openings for case in opening.cases):
+        parts = events.get(asked.case, {})
+        contents: dict[str, Any] = {name: part.content for name, part in parts.items()}
+        written = {name: part.fields for name, part in parts.items()}
+        end = ends.get(asked.case, CaseEnd())
+        known[asked.case] = ExplainedCase(asked, written, FoundParts(**contents), asked.case in ends, end)
+    cases = tuple(known[asked.case] for asked in record.opening.cases)
+    return ExplainOutcome(folder.parent.name, record.opening, cases, record.end, known)
 
 
-def read_explained_before(folder: Path, *, private: bool, budget: float) -> set[str]:
+def list_explained(folder: Path, *, private: bool, budget: float) -> set[str]:
     """The cases that a bundle shows already; none where nothing was explained yet.
 
-    Args:
-        folder: `explain` of a run.
-        private: whether bundles that hold the model's own values do not count.
-        budget: minutes that a reduction may take: one that was cut short after fewer does not count.
+    Those that hold the model's own values do not count where it shall be `private`, nor those of a reduction that was
+    cut short after fewer minutes than the `budget`.
     """
-    known = _read_record(folder)[1] if (folder / EXPLAIN_RECORD).is_file() else {}
+    known = read_explain_outcome(folder).known if (folder / JOURNAL).is_file() else {}
     return {
         case.case
         for case in known.values()
         if case.bundled
         and (case.end.private or not private)
-        and (not case.found.reduced or case.found.reduced.complete or case.end.allows(budget))
+        and (not case.found.reduced or case.found.reduced.complete or case.end.budget >= budget)
     }
 
 
@@ -378,7 +380,7 @@ def with_explanations(outcome: RunOutcome, run_dir: Path) -> RunOutcome:
     if not record.is_file():
         return outcome
     try:
-        known = explain_outcome(record.parent).known
+        known = read_explain_outcome(record.parent).known
     except GauntletError as error:
         why = f"what `explain` found is left out: {error.what.replace(str(record), _RECORD)}"
         return replace(outcome, remarks=(*outcome.remarks, one_line(why)))

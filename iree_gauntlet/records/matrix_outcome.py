@@ -1,31 +1,29 @@
 """The result of a matrix, also of one that was killed or is under way: its runs, one for each IREE, side by side.
 
-The record, `matrix.jsonl`, lies next to the runs; all that was measured is in their journals.
+Its journal lies next to the runs, and its steps are the IREEs; all that was measured is in the runs' own journals.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import counted, one_line
-from iree_gauntlet.journal_events import EndEvent, ExperimentOpening, MachineFacts, ToolchainFacts
-from iree_gauntlet.journal_format import JOURNAL, explain_unreadable, read_events, read_journal
+from iree_gauntlet.journal_events import ExperimentKind, MachineFacts, Opening, StepStart, ToolchainFacts
+from iree_gauntlet.journal_format import JOURNAL, ExperimentRecord, JournalSchema, read_journal
 from iree_gauntlet.recorded import UNLESS_DEFAULT, Recorded
 from iree_gauntlet.records.chain_figures import MatrixCell, make_matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, format_headline, read_outcome, remarks_of_record
-from iree_gauntlet.stages import Stage  # noqa: TC001 - read by its type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-MATRIX_RECORD = "matrix.jsonl"
-# The texts that an event has to have.
-_NEEDED = dict.fromkeys(("toolchain", "start", "result"), ("label",))
+_INTERRUPTED = "interrupted"
+_JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +48,18 @@ class AskedIree(Recorded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixOpening(ExperimentOpening):
-    """`matrix`: what is asked for; a resumed matrix appends another one, and keeps selection, defaults and stages."""
+class MatrixOpening(Opening):
+    """How a matrix begins."""
 
-    matrix: str = field(default="", metadata=UNLESS_DEFAULT)
+    kind: ExperimentKind = ExperimentKind.MATRIX
     suite: str = ""
     irees: tuple[AskedIree, ...]
-    selection: dict[str, Any] = field(default_factory=dict)
-    defaults: dict[str, Any] = field(default_factory=dict)
-    stages: tuple[Stage, ...] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundIree(Recorded):
     """`toolchain`: what an IREE turned out to be, or why it is not available."""
 
-    label: str
     toolchain: ToolchainFacts | None = None
     error: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     hint: str | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -76,10 +69,17 @@ class FoundIree(Recorded):
 class MatrixResult(Recorded):
     """`result`: how the run of an IREE ended, whose `start` is before; `error` where it could not be run to its end."""
 
-    label: str
     exit_code: ExitCode
     error: str = ""
     hint: str = ""
+
+    @property
+    def stands(self) -> bool:
+        """Whether a resumed matrix leaves it as it is; errors and what was cut short are tried again."""
+        return not self.error and self.exit_code in _JUDGED
+
+
+MATRIX = JournalSchema((ExperimentKind.MATRIX,), MatrixOpening, {"toolchain": FoundIree, "result": MatrixResult})
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,23 @@ class MatrixOutcome:
         return tuple(iree for iree in self.irees if iree.outcome is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class _MatrixRecord:
+    """What the journal of a matrix says, by label; `results` has none of a run that was begun once more."""
+
+    journal: ExperimentRecord[MatrixOpening]
+    found: dict[str, FoundIree]
+    started: dict[str, StepStart]
+    results: dict[str, MatrixResult]
+
+
 def read_matrix_outcome(folder: Path) -> MatrixOutcome:
     """Read and judge a matrix; GauntletError where its record, or a journal of it, cannot be read."""
-    record = read_matrix(folder)
-    parts = record.parts or [MatrixOpening(irees=())]
-    first, last = parts[0], parts[-1]
+    journal = MATRIX.read(folder)
+    last, first = journal.opening, journal.openings[0]
+    record = _MatrixRecord(
+        journal, journal.collect(FoundIree), journal.collect(StepStart), journal.collect_results(MatrixResult)
+    )
     irees = tuple(_make_iree(asked, folder, record) for asked in last.irees)
     outcomes = {iree.label: iree.outcome for iree in irees if iree.outcome is not None}
     named: dict[str, MatrixRow] = {}
@@ -180,22 +192,20 @@ def read_matrix_outcome(folder: Path) -> MatrixOutcome:
             row.cells[label] = replace(make_matrix_cell(chain), timed_on=outcome.timed_on(chain))
     rows = tuple(named.values())
     codes = [iree.exit_code for iree in irees if iree.exit_code is not None]
-    if not record.parts:
-        codes = [ExitCode.ERROR]
     return MatrixOutcome(
-        name=last.matrix or folder.name,
+        name=last.name or folder.name,
         opening=replace(last, time=first.time, command=first.command),
         machine=next((outcome.machine for outcome in outcomes.values()), MachineFacts()),
         irees=irees,
         rows=rows,
-        exit_code=ExitCode.INTERRUPTED if record.interrupted else ExitCode.worst(codes),
-        state=record.state,
+        exit_code=ExitCode.INTERRUPTED if journal.state == _INTERRUPTED else ExitCode.worst(codes),
+        state=journal.state,
         seconds=sum(outcome.seconds for outcome in outcomes.values()),
         remarks=tuple(_list_remarks(record, irees, rows)),
     )
 
 
-def _make_iree(asked: AskedIree, folder: Path, record: MatrixRecord) -> MatrixIree:
+def _make_iree(asked: AskedIree, folder: Path, record: _MatrixRecord) -> MatrixIree:
     label = asked.label
     found, result = record.found.get(label), record.results.get(label)
     path = folder / asked.folder / JOURNAL
@@ -209,7 +219,7 @@ def _make_iree(asked: AskedIree, folder: Path, record: MatrixRecord) -> MatrixIr
         problem, hint, code = found.error, found.hint or "", ExitCode.ERROR
     elif outcome is not None:
         # A run that was cut short before its first step says nothing of it.
-        code = ExitCode.INTERRUPTED if result is None and record.interrupted else outcome.exit_code
+        code = ExitCode.INTERRUPTED if result is None and record.journal.state == _INTERRUPTED else outcome.exit_code
     else:
         problem, code = _explain_why_not(label, record)
     known = found.toolchain if found else None
@@ -225,20 +235,23 @@ def _make_iree(asked: AskedIree, folder: Path, record: MatrixRecord) -> MatrixIr
     )
 
 
-def _explain_why_not(label: str, record: MatrixRecord) -> tuple[str, ExitCode | None]:
+def _explain_why_not(label: str, record: _MatrixRecord) -> tuple[str, ExitCode | None]:
     """Why an IREE that was found has no run."""
-    how = "interrupted" if record.interrupted else "killed, or is still under way"
-    code = ExitCode.INTERRUPTED if record.interrupted else ExitCode.ERROR
+    journal = record.journal
+    interrupted = journal.state == _INTERRUPTED
+    how = "interrupted" if interrupted else "killed, or is still under way"
+    code = ExitCode.INTERRUPTED if interrupted else ExitCode.ERROR
     if label in record.started:
         return f"the matrix was {how} when its run had just begun", code
-    if record.state == "stopped":
-        return f"not run: {record.stopped}", None
+    if journal.end is not None and journal.state == "stopped":
+        return f"not run: {journal.end.stopped}", None
     return f"not run: the matrix was {how}", code
 
 
-def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
+def _list_remarks(record: _MatrixRecord, irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> Iterator[str]:
     """What is to be known of the record, and what keeps the figures of its IREEs from being compared as they stand."""
-    yield from remarks_of_record("matrix", "record", len(record.parts), record.end, torn=record.torn)
+    journal = record.journal
+    yield from remarks_of_record("matrix", "record", len(journal.openings), journal.end, torn=journal.torn)
     same: dict[tuple[str, str], list[str]] = {}
     for iree in irees:
         key = iree.toolchain.identity, iree.toolchain.runtime_identity
@@ -263,66 +276,3 @@ def _list_remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...], rows: tup
     if apart:
         how = "their times have no ratio; `gauntlet compare A B --cluster …` measures both IREEs on one machine"
         yield f"{counted(len(apart), 'model')} timed on several machines of the cluster ({apart[0]}, …): {how}"
-
-
-@dataclass(slots=True)
-class MatrixRecord:
-    """What the record of a matrix says.
-
-    Attributes:
-        parts: what it was asked for; a resumed matrix has more than one.
-        results: by label; none while it is run again.
-        end: None for a matrix that was killed or is under way.
-        torn: whether there is a line that was cut short by a crash (it is left out).
-    """
-
-    path: Path
-    parts: list[MatrixOpening] = field(default_factory=list)
-    found: dict[str, FoundIree] = field(default_factory=dict)
-    started: set[str] = field(default_factory=set)
-    results: dict[str, MatrixResult] = field(default_factory=dict)
-    end: EndEvent | None = None
-    torn: bool = False
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C ended it."""
-        return self.end is not None and self.end.interrupted
-
-    @property
-    def stopped(self) -> str:
-        """Why it ended before its last IREE; empty where it did not."""
-        return self.end.stopped if self.end else ""
-
-    @property
-    def state(self) -> str:
-        """`complete`, `interrupted`, `stopped` (by --fail-fast) or `unfinished`."""
-        if self.interrupted:
-            return "interrupted"
-        return "stopped" if self.stopped else "complete" if self.end else "unfinished"
-
-
-def read_matrix(folder: Path) -> MatrixRecord:
-    """Read a record; GauntletError where there is none, or it is damaged in another way than by a crash."""
-    log = read_events(folder / MATRIX_RECORD, "matrix", _NEEDED)
-    hint = "It was written by another version of this toolkit, or changed; start a new matrix."
-    record = MatrixRecord(log.path, torn=log.torn)
-    for number, event in log.events:
-        kind, label = event.get("event"), str(event.get("label"))
-        with explain_unreadable(f"{log.path}:{number}: the {kind} event", hint):
-            match kind:
-                case "matrix":
-                    record.parts.append(MatrixOpening.from_dict(event))
-                    record.end = None
-                case "toolchain":
-                    found = FoundIree.from_dict(event)
-                    record.found[found.label] = found
-                case "start":
-                    record.started.add(label)
-                    record.results.pop(label, None)
-                case "result":
-                    result = MatrixResult.from_dict(event)
-                    record.results[result.label] = result
-                case "end":
-                    record.end = EndEvent.from_dict(event)
-    return record

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import COUNTED, VERDICTS, Golden, Origin, Verdict, exit_code_of
@@ -238,7 +238,7 @@ def read_outcome(record: JournalRecord) -> RunOutcome:
     for step in steps:
         chains.setdefault(step.chain, []).append(step)
     return RunOutcome(
-        run=run.run or record.path.parent.name,
+        run=run.name or record.path.parent.name,
         suite=run.suite,
         version=run.version,
         command=first.command,
@@ -410,9 +410,8 @@ def _compute_wall_seconds(record: JournalRecord) -> float:
 
 
 def _read_times(texts: Iterable[str]) -> list[datetime]:
-    """Those that are known, ISO 8601; without a zone they are UTC."""
-    times = [datetime.fromisoformat(text) for text in texts if text]
-    return [time if time.tzinfo else time.replace(tzinfo=UTC) for time in times]
+    """Those that are known, ISO 8601 with a zone."""
+    return [datetime.fromisoformat(text) for text in texts if text]
 
 
 def lock_remark(folder: str) -> list[str]:

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Origin, Verdict
-from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.errors import UsageError
 from iree_gauntlet.formatting import counted, listed
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_events import ExperimentKind
+from iree_gauntlet.journal_format import JOURNAL, explain_earlier, read_journal, read_kind
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
 from iree_gauntlet.steps import ACTUAL_OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from iree_gauntlet.journal_events import Asked, ToolchainFacts
+    from iree_gauntlet.journal_events import KeptOptions, ToolchainFacts
+    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.requests import FolderRequest
     from iree_gauntlet.steps import Step
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 LATEST = "latest"
 # Names of runs in a hint.
 _MOST = 5
+# What version 0.1.0 recorded of others than runs before all had one journal.
+_EARLIER_RECORDS = ("comparison.jsonl", "matrix.jsonl", "bisect.jsonl", "explain.jsonl")
 _BENCH_AGAIN = "A `bench` is not resumed: start it again, and what is done comes from the cache."
 
 
@@ -40,29 +44,49 @@ def require_plain(folder: Path, option: str) -> None:
         )
 
 
-def find_asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | None, bool]:
+def find_asked_folder(kind: ExperimentKind, request: FolderRequest) -> tuple[Path | None, bool]:
     """The folder that is asked for, and whether what is in it is resumed; None for a new one, which is not made yet.
 
-    `kind` is `run`, `compare`, `matrix` or `bisect`, and `log` the name of the file that such a session keeps.
-
     Raises:
-        UsageError: there is none to resume, or the folder holds another run.
+        UsageError: there is none to resume, or the folder holds something else.
     """
     named = resolve_links(Path(request.run_dir)) if request.run_dir else None
     require_plain(named or find_runs_folder(), "--run-dir")
     if request.resume:
-        folder = named or newest_of(kind, log)
-        if not (folder / log).is_file():
+        folder = named or find_newest(kind)
+        require_none_earlier(folder)
+        if not (folder / JOURNAL).is_file():
             raise UsageError(f"{shown(folder)} holds nothing that `{kind}` could resume", "Name another --run-dir.")
+        other = read_kind(folder / JOURNAL)
+        if other not in (kind, None):
+            raise UsageError(
+                f"{shown(folder)} is {other.description}, which `{kind}` cannot resume",
+                _describe_resuming(other, folder),
+            )
         return folder, True
     if named is not None and named.is_file():
         raise UsageError(f"{named} is a file", "Give a folder as --run-dir.")
     project = find_project_folder()
     if named is not None and (named == project or {project / "specs", project / "suites"} & {named, *named.parents}):
         raise UsageError(f"{named} belongs to the project itself", "Give another --run-dir, such as runs/mine.")
-    if named is not None and ((named / log).exists() or (named / JOURNAL).exists()):
+    if named is not None and any((named / name).exists() for name in (JOURNAL, *_EARLIER_RECORDS)):
         raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
     return named, False
+
+
+def _describe_resuming(kind: ExperimentKind, folder: Path) -> str:
+    """How an experiment is continued, as a hint."""
+    if kind is ExperimentKind.BENCH:
+        return _BENCH_AGAIN
+    command = f"explain {folder.parent}" if kind is ExperimentKind.EXPLAIN else f"{kind} --resume --run-dir {folder}"
+    return f"`gauntlet {command}` continues it."
+
+
+def require_none_earlier(folder: Path) -> None:
+    """Make sure that a folder holds no record of an earlier version in place of a journal."""
+    for name in () if (folder / JOURNAL).is_file() else _EARLIER_RECORDS:
+        if (folder / name).is_file():
+            raise explain_earlier(folder / name)
 
 
 def make_folder(named: Path | None, name: str) -> Path:
@@ -103,12 +127,18 @@ def free_folder(wanted: Path) -> Path:
     return folder
 
 
-def newest_of(kind: str, log: str) -> Path:
-    """The session of a kind whose log was written to last; UsageError where there is none."""
-    found = [path.parent for path in find_runs_folder().glob(f"*/{log}")]
-    if not found:
+def list_folders(folder: Path, *kinds: ExperimentKind | None) -> Iterator[Path]:
+    """The experiments in a folder, the last written to first; of some kinds, None for what does not say, or of all."""
+    journals = sorted(folder.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return (path.parent for path in journals if not kinds or read_kind(path) in kinds)
+
+
+def find_newest(kind: ExperimentKind) -> Path:
+    """The experiment of a kind that was written to last; UsageError where there is none."""
+    newest = next(list_folders(find_runs_folder(), kind), None)
+    if newest is None:
         raise UsageError(f"there is no earlier `{kind}` in {find_runs_folder()}", "Start one, or name its --run-dir.")
-    return max(found, key=lambda folder: (folder / log).stat().st_mtime_ns)
+    return newest
 
 
 def keep_if_begun(folder: Path) -> bool:
@@ -127,7 +157,7 @@ def keep_if_begun(folder: Path) -> bool:
 
 def find_newest_run(folder: Path) -> Path:
     """The run of spec files that was written to last; UsageError where there is none."""
-    newest = next(runs_of_specs(folder), None)
+    newest = next(list_runs_of_specs(folder), None)
     if newest is None:
         if any(folder.glob(f"*/{JOURNAL}")):
             raise UsageError(f"there is no run of spec files in {folder}", _BENCH_AGAIN)
@@ -140,10 +170,11 @@ def run_named(text: str, where: str) -> Path:
     if text == LATEST:
         return find_newest_run(find_runs_folder())
     for folder in (Path(text), find_runs_folder() / text):
-        if (folder / JOURNAL).is_file():
+        if (folder / JOURNAL).is_file() and ((kind := read_kind(folder / JOURNAL)) is None or kind.is_run):
             return folder
     for folder in (Path(text), find_runs_folder() / text):
         if folder.is_dir():
+            require_none_earlier(folder)
             raise _explain_no_run(where, text, folder)
     raise UsageError(
         f"{where} {text}: there is no such run",
@@ -153,51 +184,63 @@ def run_named(text: str, where: str) -> Path:
 
 def _explain_no_run(where: str, text: str, folder: Path) -> UsageError:
     """Why a folder that is there is no run, with the runs in it: of a matrix, a comparison or a bisection."""
-    runs = list_runs_within(folder)
-    what = f"{where} {text}: the folder has no {JOURNAL}, so it is no run"
+    kind, runs = read_kind(folder / JOURNAL), list_runs_within(folder)
+    why = f"it is {kind.description}, and no run" if kind else f"the folder has no {JOURNAL}, so it is no run"
+    what = f"{where} {text}: {why}"
     if not runs:
-        return UsageError(what, f"Name a folder with a journal, such as those below {shown(find_runs_folder())}/.")
-    names = listed([str(Path(text, name)) for name in runs], _MOST)
-    return UsageError(f"{what}; it has {counted(len(runs), 'run')}", f"Name one of them: {names}.")
+        return UsageError(what, f"Name the folder of a run, such as those below {shown(find_runs_folder())}/.")
+    hint = f"Name one of them: {listed([str(Path(text, name)) for name in runs], _MOST)}."
+    if where == "explain" and kind is ExperimentKind.COMPARE:
+        hint = f"`gauntlet explain --slower {text}` explains what is slower there."
+    return UsageError(f"{what}; it has {counted(len(runs), 'run')}", hint)
+
+
+def comparison_named(text: str) -> Path:
+    """The folder of a comparison: a path, its name in runs/, or `latest`; UsageError where there is none."""
+    if text == LATEST:
+        return find_newest(ExperimentKind.COMPARE)
+    what, hint = "there is no such comparison", f"`gauntlet compare` makes them, below {shown(find_runs_folder())}/."
+    for folder in (Path(text), find_runs_folder() / text):
+        kind = read_kind(folder / JOURNAL)
+        if kind is ExperimentKind.COMPARE:
+            return folder
+        if kind is not None:
+            what, hint = f"it is {kind.description}, and no comparison", f"`gauntlet explain {text}` explains failures."
+            break
+        require_none_earlier(folder)
+    raise UsageError(f"explain --slower {text}: {what}", hint)
 
 
 def list_runs_within(folder: Path) -> list[str]:
     """Names of the runs that are parts of what a folder has: of a matrix, a comparison or a bisection."""
-    return sorted(path.parent.name for path in folder.glob(f"*/{JOURNAL}"))
+    return sorted(path.name for path in list_folders(folder, ExperimentKind.RUN, None))
 
 
 def list_newer(run_dir: Path) -> list[Path]:
-    """Folders of the project's runs that were written to after a run, the newest first."""
-    records = {path.parent: path.stat().st_mtime_ns for path in find_runs_folder().glob("*/*.jsonl")}
+    """Folders of the project's experiments that were written to after a run, the newest first."""
     since = (run_dir / JOURNAL).stat().st_mtime_ns
-    return sorted((path for path, written in records.items() if written > since), key=records.__getitem__, reverse=True)
+    return [folder for folder in list_folders(find_runs_folder()) if (folder / JOURNAL).stat().st_mtime_ns > since]
 
 
-def runs_of_specs(folder: Path) -> Iterator[Path]:
-    """The runs of spec files, that which was written to last first."""
-    journals = sorted(folder.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in journals:
-        try:
-            of_specs = read_journal(path).run.of_specs
-        except GauntletError:
-            # Whoever wants the newest run is to hear that it cannot be read.
-            of_specs = True
-        if of_specs:
-            yield path.parent
+def list_runs_of_specs(folder: Path) -> Iterator[Path]:
+    """The runs of spec files, that which was written to last first; what does not say what it is may be one."""
+    return list_folders(folder, ExperimentKind.RUN, None)
 
 
-def asked_for(run_dir: Path) -> Asked:
+def read_kept_options(run_dir: Path) -> KeptOptions:
     """What a run was asked for; UsageError where there is none, or its journal does not say."""
+    kind = read_kind(run_dir / JOURNAL)
+    if kind not in (ExperimentKind.RUN, None):
+        raise UsageError(
+            f"{run_dir} is {kind.description}, and no run of spec files", _describe_resuming(kind, run_dir)
+        )
+    require_none_earlier(run_dir)
     if not (run_dir / JOURNAL).is_file():
         raise UsageError(f"there is no run in {run_dir}", "Name the folder of a run, such as those in runs/.")
-    run = read_journal(run_dir / JOURNAL).run
-    if run.bench is not None:
-        raise UsageError(f"{run_dir} is a benchmark of a Python model", _BENCH_AGAIN)
-    if run.micro is not None:
-        raise UsageError(f"{run_dir} is a run of `micro`", "Continue it with `micro --resume`.")
-    if run.asked is None:
+    kept = read_journal(run_dir / JOURNAL).run.kept
+    if kept is None:
         raise UsageError(f"{run_dir} does not say what was selected", "Start a new run.")
-    return run.asked
+    return kept
 
 
 def find_failed_chains(run_dir: Path) -> set[str]:
@@ -208,13 +251,7 @@ def find_failed_chains(run_dir: Path) -> set[str]:
     }
 
 
-def begun_with(run_dir: Path) -> frozenset[str] | None:
-    """Ids of the steps that a run was restricted to when it began (`--last-failed`); None for all of its selection."""
-    record = read_journal(run_dir / JOURNAL)
-    return frozenset(step.id for step in record.planned) if record.run.last_failed else None
-
-
-def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], iree: ToolchainFacts) -> dict[str, Verdict]:
+def find_finished_verdicts(record: JournalRecord, steps: Sequence[Step], iree: ToolchainFacts) -> dict[str, Verdict]:
     """Verdicts of the steps that a run to be continued has done, as they are planned now.
 
     A step is done again where its plan has changed, or a file that it made is gone.
@@ -222,16 +259,16 @@ def read_finished_verdicts(run_dir: Path, steps: Sequence[Step], iree: Toolchain
     Raises:
         UsageError: the run was made by another IREE.
     """
-    record = read_journal(run_dir / JOURNAL)
     if not record.runs:
         return {}
     before = record.run.toolchain
     other = f"IREE ({before.compiler or 'none'})" if before.identity != iree.identity else ""
-    # Journals of earlier versions do not say which runtime it was.
-    if before.runtime_identity and before.runtime_identity != iree.runtime_identity:
+    if before.runtime_identity != iree.runtime_identity:
         other = other or f"runtime ({before.runtime})"
     if other:
-        raise UsageError(f"{run_dir} was run with another {other}", "Start a new run: one run judges one IREE.")
+        raise UsageError(
+            f"{record.path.parent} was run with another {other}", "Start a new run: one run judges one IREE."
+        )
     planned = {step.id: step for step in record.planned}
     finished: dict[str, Verdict] = {}
     for step in steps:

@@ -1,6 +1,6 @@
 """What a sweep of `micro` keeps: in the journal's `run` event what was asked for, in the results what was measured.
 
-None is what was not measured, or what journals of earlier versions do not say.
+None is what was not measured.
 """
 
 from __future__ import annotations

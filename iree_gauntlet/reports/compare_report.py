@@ -41,18 +41,17 @@ from iree_gauntlet.formatting import (
     whole,
     work_change,
 )
-from iree_gauntlet.journal_events import MachineFacts, RunEvent
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.chain_figures import make_matrix_cell
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, SIDES, read_comparison
+from iree_gauntlet.records.compare_record import SIDES, read_comparison
 from iree_gauntlet.records.outcome import lock_remark, read_outcome
 from iree_gauntlet.reports.junit import format_junit, make_suite
-from iree_gauntlet.reports.report_files import RecordOrigin, Reports, count_seconds_between, make_pages, provenance
+from iree_gauntlet.reports.report_files import Reports, count_seconds_between, make_pages, provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.recorded import Recorded
     from iree_gauntlet.records.compare_record import (
         ComparedDispatches,
         ComparisonRecord,
@@ -189,7 +188,7 @@ def list_rows(record: ComparisonRecord) -> list[TimeRow]:
     for row in rows:
         if row.verdict not in _ORDER:
             raise GauntletError(
-                f"{COMPARISON_FILE}: the verdict of {row.model}, {row.verdict!r}, is none that this version knows",
+                f"{JOURNAL}: the verdict of {row.model}, {row.verdict!r}, is none that this version knows",
                 "It was written by another version of this toolkit, or changed; start a new comparison.",
             )
     return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.model))
@@ -240,7 +239,7 @@ def _make_time_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow
         floor=floor,
         rounds=rounds,
         reason=reason,
-        cpus="" if verdict.cpus is None else format_cpus(verdict.cpus),
+        cpus=format_cpus(verdict.cpus),
         own_way=own_way,
         worker=worker,
         work=work,
@@ -354,34 +353,26 @@ def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], f
         "workers": {item.worker: known for item in record.measured.values() if (known := item.machine.as_dict())},
         "lock_folder": opening.lock_folder,
         "models": {
-            model: {**_describe(verdict), "worker": record.worker_of(model)}
+            model: {**verdict.as_dict(), "worker": record.worker_of(model)}
             for model, verdict in (record.verdicts | record.works).items()
         },
         "not_measured": {row.model: row.reason for row in rows if row.verdict == "not measured"},
         "summary": record.summary.as_dict() if record.summary else {},
         "changes": [asdict(item) for item in figures],
-        "where": {model: _describe(item) for model, item in record.where.items()},
+        "where": {model: item.as_dict() for model, item in record.where.items()},
         "exit_code": record.end.exit_code if record.end else None,
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def _describe(event: Recorded) -> dict[str, Any]:
-    """What an event says of its model."""
-    return {name: value for name, value in event.as_dict().items() if name != "chain"}
-
-
 def _make_comparison_document(
     record: ComparisonRecord, rows: Sequence[TimeRow], figures: Sequence[FigureChange]
 ) -> Document:
-    opening = record.opening
+    opening, first = record.opening, record.first
     code = record.end.exit_code if record.end else None
     what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(opening.metric, "")
     names = [f"{side.name} = {side.title}" for side in reversed(record.sides)]
     worse = "B does more work" if opening.metric == "instructions" else "B is slower"
-    # How it was started: the runs of its sides have the command.
-    run = next((side.run.runs[0] for side in record.sides if side.run and side.run.runs), RunEvent())
-    machine = run.machine if opening.machine == MachineFacts() else opening.machine
     return Document(
         f"Comparison: {what}{', '.join(names)}",
         _format_headline(record, rows),
@@ -391,7 +382,7 @@ def _make_comparison_document(
         meaning=worse if code is ExitCode.FAILED else "",
         provenance=provenance(
             ", ".join(side.title for side in record.sides),
-            RecordOrigin(opening.time or run.time, machine, run.command, run.cwd, run.version),
+            replace(opening, command=first.command, cwd=first.cwd, version=first.version),
             ("comparison.md", "comparison.json", "junit.xml"),
             count_seconds_between(opening.time, record.end.time if record.end else ""),
         ),
@@ -408,7 +399,7 @@ def _show_comparison(
     # What a picture of intervals marks: the band of `same`, and from when on B is slower or faster.
     margins: tuple[float, ...] = (judged.least, judged.band)
     if by_work:
-        margins = () if judged.least_work is None else (judged.least_work,)
+        margins = (judged.least_work,)
     shown = {
         name: replace(column, margins=margins) if name == "interval" else column
         for name, column in (_WORK_COLUMNS if by_work else _TIME_COLUMNS).items()
@@ -462,7 +453,7 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
     if rounds.choose:
         where = "on the CPUs where A against itself is steadiest"
     looks = ", ".join(map(str, rules.looks))
-    allowed = "" if rules.allow is None else f"not slower: below +{100 * rules.allow:g} %; "
+    allowed = f"not slower: below +{100 * rules.allow:g} %; "
     works = [verdict.work for verdict in record.verdicts.values() if verdict.work]
     return [
         *lock_remark(record.opening.lock_folder),
@@ -481,10 +472,9 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
 def _list_work_lines(record: ComparisonRecord) -> list[str]:
     """By what the work is judged, and what has counted it."""
     rules = record.opening.rules
-    least = f"more or less work: {'a dispatch ' if rules.outside else ''}beyond ±{100 * (rules.least_work or 0):g} %"
-    if rules.outside:
-        share, fewest = rules.outside
-        least += f"; outside of dispatches beyond ±{100 * share:g} % and ±{whole(fewest)}"
+    share, fewest = rules.outside
+    least = f"more or less work: a dispatch beyond ±{100 * rules.least_work:g} %"
+    least += f"; outside of dispatches beyond ±{100 * share:g} % and ±{whole(fewest)}"
     return [f"{line}; {least}; outputs are not checked" for line in _list_counted_lines(record.works.values())]
 
 

@@ -1,4 +1,4 @@
-"""The reports of whatever was recorded in a folder, by the name of its record, and how they are shown.
+"""The reports of whatever was recorded in a folder, by the kind of its experiment, and how they are shown.
 
 Those of a bisect and of an explanation are made here.
 """
@@ -35,16 +35,15 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.formatting import byte_size, duration, format_dispatch_change
-from iree_gauntlet.journal_format import JOURNAL
-from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BISECT_RECORD, BisectOutcome, bisect_outcome
-from iree_gauntlet.records.compare_record import COMPARISON_FILE
-from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, EXPLAIN_RECORD, explain_outcome
-from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD
+from iree_gauntlet.journal_events import ExperimentKind
+from iree_gauntlet.journal_format import JOURNAL, read_kind
+from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, read_bisect_outcome
+from iree_gauntlet.records.explain_outcome import EXPLAIN_FOLDER, read_explain_outcome
 from iree_gauntlet.records.run_folder import LATEST
 from iree_gauntlet.reports.compare_report import make_comparison_reports
 from iree_gauntlet.reports.matrix_report import make_matrix_reports
 from iree_gauntlet.reports.output import Output, open_progress
-from iree_gauntlet.reports.report_files import RecordOrigin, Reports, count_seconds_between, make_pages, provenance
+from iree_gauntlet.reports.report_files import Reports, count_seconds_between, make_pages, provenance
 from iree_gauntlet.reports.run_reports import run_reports
 from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.settings import find_runs_folder, shown
@@ -69,7 +68,7 @@ _PROBES = (Column("switch"), Column("flag", ColumnKind.NAME), Column("then it", 
 
 
 def _make_bisect_reports(folder: Path) -> Reports:
-    outcome = bisect_outcome(folder)
+    outcome = read_bisect_outcome(folder)
     document = bisect_document(outcome)
     files = {
         **make_pages("bisect", lambda: document),
@@ -98,7 +97,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         pull = TextLink(f"#{outcome.change.pull}", outcome.change.pull_link)
         request = (" (pull request ", pull, ")") if outcome.change.pull else ()
         blocks.append(Paragraph(("It was ", str(outcome.change), *request)))
-        source = str(asked.asked.get("source") or asked.asked.get("into") or ".")
+        source = str(asked.options.get("source") or asked.options.get("into") or ".")
         blocks.append(Code(shlex.join(("git", "-C", source, "show", outcome.change.commit)), "sh"))
     names = [part for label in outcome.labels if label not in judged for part in (", ", Name(label))]
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if names else []
@@ -113,7 +112,7 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         outcome.exit_code,
         provenance=provenance(
             f"{asked.good} (good) to {asked.bad} (bad)",
-            RecordOrigin.from_dict(asked.as_dict()),
+            asked,
             ("bisect.md", "bisect.json"),
             count_seconds_between(asked.time, outcome.end.time if outcome.end else ""),
         ),
@@ -146,7 +145,7 @@ def _make_candidate_row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
 
 
 def _make_explain_reports(folder: Path) -> Reports:
-    outcome = explain_outcome(folder)
+    outcome = read_explain_outcome(folder)
     document = partial(_make_explain_document, outcome)
     files = {
         **make_pages("explain", lambda: document(None)),
@@ -169,7 +168,7 @@ def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Docu
         meaning=_MEANINGS.get(outcome.exit_code, ""),
         provenance=provenance(
             compiler,
-            RecordOrigin.from_dict(asked.as_dict()),
+            asked,
             ("explain.md", "explain.json"),
             count_seconds_between(asked.time, outcome.end.time if outcome.end else ""),
         ),
@@ -287,7 +286,7 @@ def _format_share(culprit: FoundCulprit) -> str:
 
 
 def _show_errors(located: FoundCulprit) -> Iterator[Block]:
-    """How the error grows along the dispatches around the one that is at fault; older records have not kept it."""
+    """How the error grows along the dispatches around the one that is at fault, where one was found."""
     if not located.around:
         return
     place = [call for call, *_ in located.around].index(located.call)
@@ -305,28 +304,33 @@ def _show_errors(located: FoundCulprit) -> Iterator[Block]:
     yield OnPage((Paragraph((f"{text}:",)), Line(stops, text, between)))
 
 
-RECORDS: dict[str, Callable[[Path], Reports]] = {
-    COMPARISON_FILE: make_comparison_reports,
-    MATRIX_RECORD: make_matrix_reports,
-    BISECT_RECORD: _make_bisect_reports,
-    EXPLAIN_RECORD: _make_explain_reports,
-    JOURNAL: run_reports,
+_MAKERS: dict[ExperimentKind | None, Callable[[Path], Reports]] = {
+    ExperimentKind.COMPARE: make_comparison_reports,
+    ExperimentKind.MATRIX: make_matrix_reports,
+    ExperimentKind.BISECT: _make_bisect_reports,
+    ExperimentKind.EXPLAIN: _make_explain_reports,
 }
 
 
+def make_reports(folder: Path) -> Reports:
+    """The reports of the experiment in a folder; GauntletError where it has no journal, or one that cannot be read."""
+    return _MAKERS.get(read_kind(folder / JOURNAL), run_reports)(folder)
+
+
 def write_reports(folder: Path) -> Reports:
-    """Write the reports of an experiment next to its record; those of a run that it explains name what it found.
+    """Write the reports of an experiment next to its journal; those of a run that it explains name what it found.
 
     The experiment may have been killed, or be under way.
 
     Raises:
-        GauntletError: it has no record, or one that cannot be read, or the reports cannot be written.
+        GauntletError: as of `make_reports`, or the reports cannot be written.
     """
-    make = next((make for record, make in RECORDS.items() if (folder / record).is_file()), run_reports)
-    reports = make(folder)
+    reports = make_reports(folder)
     reports.write(folder)
-    if make is _make_explain_reports and folder.name == EXPLAIN_FOLDER and (folder.parent / JOURNAL).is_file():
-        run_reports(folder.parent).write(folder.parent)
+    if read_kind(folder / JOURNAL) is ExperimentKind.EXPLAIN and folder.name == EXPLAIN_FOLDER:
+        of = read_kind(folder.parent / JOURNAL)
+        if of and of.is_run:
+            run_reports(folder.parent).write(folder.parent)
     return reports
 
 
@@ -360,7 +364,7 @@ class ConsolePresenter:
             reports.append_to_step_summary(os.environ)
             if folder.absolute().parent == find_runs_folder():
                 try:
-                    write_index(find_runs_folder(), RECORDS, made={folder.name: reports})
+                    write_index(find_runs_folder(), make_reports, made={folder.name: reports})
                 except UsageError as problem:
                     messages.note(problem.on_one_line)
         return reports.exit_code

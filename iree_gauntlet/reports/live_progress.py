@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from rich.progress import TaskID
 
-    from iree_gauntlet.journal_events import RunEvent
+    from iree_gauntlet.journal_events import RunOpening
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
 
@@ -124,7 +124,7 @@ class Painter(Progress):
         """End downloads and work on bytes at their next block."""
         self._cancelled = True
 
-    def run_started(self, run: RunEvent, count: int, ids: Sequence[str] = ()) -> None:
+    def run_started(self, run: RunOpening, count: int, ids: Sequence[str] = ()) -> None:
         """Say what begins."""
         with self._lock:
             self._many = count > _MANY_STEPS
@@ -133,7 +133,7 @@ class Painter(Progress):
             self._steps.reset(self._run_id, total=count, visible=True)
             what = "resuming run" if run.resumed else "run"
             compiler = f", IREE {run.toolchain.compiler}" if run.toolchain.compiler else ""
-            self._write_line(one_line(f"{what} {run.run}: {counted(count, 'step')}{compiler}"))
+            self._write_line(one_line(f"{what} {run.name}: {counted(count, 'step')}{compiler}"))
         self._show(at_once=True)
 
     def steps_added(self, count: int) -> None:
@@ -362,7 +362,7 @@ class PlainProgress(Painter):
         self._paced = 0.0
         self._last_line = self._last_files = self._last_pace = self._last_wait = clock()
 
-    def run_started(self, run: RunEvent, count: int, ids: Sequence[str] = ()) -> None:
+    def run_started(self, run: RunOpening, count: int, ids: Sequence[str] = ()) -> None:
         """Say what begins."""
         self._last_pace, self._paced = self._clock(), 0.0
         super().run_started(run, count, ids)

@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 import xml.etree.ElementTree as ET
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, MatrixRow, read_matrix_outcome
 from iree_gauntlet.reports.junit import format_junit, list_suites
-from iree_gauntlet.reports.report_files import RecordOrigin, Reports, make_pages, provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages, provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -170,7 +170,6 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
         tools = (iree.toolchain.compiler_text or None, iree.toolchain.runtime_text or None)
         irees.append((iree.label, iree.result_text, code, *tools, iree.folder if iree.outcome else None))
     blocks: list[Block] = [Table(_IREE_COLUMNS, tuple(irees))] if irees else []
-    began = matrix.opening
     blocks += [*_show_failures(matrix), *_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
     return Document(
         f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
@@ -182,7 +181,7 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
         (*matrix.remarks, *hints),
         provenance=provenance(
             ", ".join(iree.label for iree in matrix.irees),
-            RecordOrigin(began.time, matrix.machine, began.command, began.cwd, began.version),
+            replace(matrix.opening, machine=matrix.machine),
             ("matrix.md", "matrix.json", "matrix.csv", "junit.xml"),
             matrix.seconds if matrix.state == "complete" else None,
         ),

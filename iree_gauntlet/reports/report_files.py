@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -11,8 +11,6 @@ from iree_gauntlet import messages
 from iree_gauntlet.document import Provenance
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.formatting import byte_size
-from iree_gauntlet.journal_events import MachineFacts
-from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown, shortened
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.document import Document
+    from iree_gauntlet.journal_events import Opening
     from iree_gauntlet.journal_format import JournalRecord
 
 
@@ -34,25 +33,14 @@ _SMALLEST_USEFUL = 4096
 _CUT = "*Cut here: this page may not be longer. The whole report is in the folder of the run.*"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordOrigin(Recorded):
-    """What the event that opens a record says of where it is from; its time is ISO 8601."""
-
-    time: str = ""
-    machine: MachineFacts = field(default_factory=MachineFacts)
-    command: str = ""
-    cwd: str = ""
-    version: str = ""
-
-
-def provenance(iree: str, origin: RecordOrigin, files: Iterable[str], seconds: float | None = None) -> Provenance:
+def provenance(iree: str, opening: Opening, files: Iterable[str], seconds: float | None = None) -> Provenance:
     """Where a report is from, for its page's head and foot; `files` lie beside it, one that goes on took None."""
-    started = f"{datetime.fromisoformat(origin.time).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if origin.time else ""
-    facts = origin.machine
+    started = f"{datetime.fromisoformat(opening.time).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if opening.time else ""
+    facts = opening.machine
     cores = f"{facts.cores} cores" if facts.cores else ""
     memory = byte_size(facts.memory_bytes) if facts.memory_bytes else ""
     machine = ", ".join(filter(None, (facts.host, facts.cpu, cores, memory)))
-    return Provenance(started, iree, machine, origin.command, origin.cwd, origin.version, tuple(files), seconds)
+    return Provenance(started, iree, machine, opening.command, opening.cwd, opening.version, tuple(files), seconds)
 
 
 def count_seconds_between(begin: str, end: str) -> float | None:

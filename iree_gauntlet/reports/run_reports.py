@@ -45,6 +45,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.figures import COMPILES_FIRST, Figure, Statistic
 from iree_gauntlet.formatting import byte_size, counted, duration, listed, take_last_lines
+from iree_gauntlet.journal_events import ExperimentKind, Opening
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import collect_chain_figures, format_chain_verdict
@@ -55,7 +56,7 @@ from iree_gauntlet.reports.details import format_devices, format_explanation, li
 from iree_gauntlet.reports.github import format_error_commands
 from iree_gauntlet.reports.junit import format_run_junit
 from iree_gauntlet.reports.render_markdown import code, escape, table
-from iree_gauntlet.reports.report_files import RecordOrigin, Reports, make_pages, provenance
+from iree_gauntlet.reports.report_files import Reports, make_pages, provenance
 from iree_gauntlet.stages import CHECKS, Kind
 from iree_gauntlet.steps import NOTHING_COMPARED
 from iree_gauntlet.system.collector import pause_collector
@@ -373,7 +374,12 @@ def run_document(
     if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
         named = Name(f"gauntlet explain {folder or outcome.run}")
         blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", named)))
-    if any(_breaks_golden(step) for step in bad):
+    # What a spec allows, not only what an earlier run measured, which is in no field.
+    written = {
+        (step.id, item.metric, item.value, item.factor) for step in bad for item in step.goldens if item.origin.field
+    }
+    broken = ((step.id, check) for step in bad for check in step.checks if check.passed is False)
+    if any((name, check.metric, check.golden, check.factor) in written for name, check in broken):
         blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
         blocks.append(Paragraph(("to go on with it: ", *_say_going_on(outcome, folder))))
@@ -388,7 +394,14 @@ def run_document(
         outcome.remarks,
         provenance=provenance(
             outcome.toolchain.compiler,
-            RecordOrigin(outcome.started, outcome.machine, outcome.command, outcome.cwd, outcome.version),
+            Opening(
+                kind=ExperimentKind.RUN,
+                time=outcome.started,
+                machine=outcome.machine,
+                version=outcome.version,
+                command=outcome.command,
+                cwd=outcome.cwd,
+            ),
             files,
             outcome.seconds if outcome.state == "complete" else None,
         ),
@@ -461,16 +474,6 @@ def _say_going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Na
     if dialects == {"micro"}:
         return (Name(f"gauntlet micro --resume{where}"),)
     return (Name(f"gauntlet run --resume{where}{' --cluster …' if outcome.workers else ''}"),)
-
-
-def _breaks_golden(step: StepOutcome) -> bool:
-    """Whether a figure exceeds what a spec allows, not only what an earlier run measured, which is in no field."""
-    broken = [check for check in step.checks if check.passed is False]
-    if not step.goldens:
-        # Journals of earlier versions have none: there the note names a field.
-        return any(": " in check.note for check in broken)
-    written = {(golden.metric, golden.value, golden.factor) for golden in step.goldens if golden.origin.field}
-    return any((check.metric, check.golden, check.factor) in written for check in broken)
 
 
 def _describe_judged(outcome: RunOutcome) -> Iterator[str]:

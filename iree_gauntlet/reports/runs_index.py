@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -10,6 +11,8 @@ from urllib.parse import quote
 from iree_gauntlet.document import ColouredCell, Column, ColumnKind, Document, Paragraph, Table, TextLink
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.formatting import counted
+from iree_gauntlet.journal_events import ExperimentKind
+from iree_gauntlet.journal_format import JOURNAL, read_kind
 from iree_gauntlet.recorded import Recorded, read_json
 from iree_gauntlet.reports.render_html import ENDINGS, read_memory, render_html
 from iree_gauntlet.reports.report_files import write_report
@@ -17,7 +20,7 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.system.file_state import FileState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from iree_gauntlet.document import Cell
@@ -49,7 +52,6 @@ _WORDS = {
     ExitCode.NOTHING_SELECTED: "nothing",
     ExitCode.INTERRUPTED: "interrupted",
 }
-_KINDS = {"comparison.jsonl": "comparison", "matrix.jsonl": "matrix", "bisect.jsonl": "bisection"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +59,13 @@ class _IndexEntry(Recorded):
     """What is known of a folder.
 
     Attributes:
-        stamp: the state of its record's file; with another one it is read again.
+        stamp: the state of its journal; with another one it is read again.
+        kind: of the experiment, for people.
         code: its exit code; None for one that has not finished, or cannot be read.
     """
 
     stamp: str
+    kind: str
     code: ExitCode | None = None
     result: str
     started: str
@@ -72,7 +76,7 @@ class _IndexEntry(Recorded):
 
 def write_index(
     folder: Path,
-    records: Mapping[str, Callable[[Path], Reports]],
+    make: Callable[[Path], Reports],
     *,
     all_of_them: bool = False,
     made: Mapping[str, Reports] | None = None,
@@ -81,7 +85,7 @@ def write_index(
 
     Args:
         folder: that has the runs.
-        records: what makes the reports of a folder, by the name of its record.
+        make: what makes the reports of an experiment's folder.
         all_of_them: whether however many are new to the page are read.
         made: reports that are made already, by the name of their folder.
 
@@ -94,33 +98,24 @@ def write_index(
     """
     path = folder / INDEX
     known = _read_remembered(path)
-    found = sorted(_list_recorded(folder, records), key=lambda item: item[2].mtime_ns, reverse=True)
+    states: dict[str, FileState] = {}
+    for below in folder.iterdir():
+        # It may have no journal, or have just been removed.
+        with suppress(OSError):
+            states[below.name] = FileState.of((below / JOURNAL).stat())
+    found = sorted(states.items(), key=lambda item: item[1].mtime_ns, reverse=True)
     entries: dict[str, _IndexEntry] = {}
     read = 0
-    for name, record, state in found:
+    for name, state in found:
         stamp = "-".join(map(str, state))
         if name in known and known[name].stamp == stamp:
             entries[name] = known[name]
         elif all_of_them or read < _MOST_NEW:
             read += 1
-            entries[name] = _read_entry(folder / name, records[record], (made or {}).get(name), stamp)
-    kinds = {name: _KINDS.get(record, "run") for name, record, *_ in found}
+            entries[name] = _read_entry(folder / name, make, (made or {}).get(name), stamp)
     left = len(found) - len(entries)
-    write_report(path, render_html(_make_document(folder, entries, kinds, left)), folder)
+    write_report(path, render_html(_make_document(folder, entries, left)), folder)
     return path, len(entries)
-
-
-def _list_recorded(folder: Path, records: Iterable[str]) -> Iterator[tuple[str, str, FileState]]:
-    """Each folder with a record: its name, that of the record, and the state of that file."""
-    for below in folder.iterdir():
-        for record in records:
-            try:
-                status = (below / record).stat()
-            except OSError:
-                # It has another one, or none, or has just been removed.
-                continue
-            yield below.name, record, FileState.of(status)
-            break
 
 
 def _read_remembered(path: Path) -> dict[str, _IndexEntry]:
@@ -140,14 +135,17 @@ def _read_remembered(path: Path) -> dict[str, _IndexEntry]:
 
 
 def _read_entry(folder: Path, make: Callable[[Path], Reports], made: Reports | None, stamp: str) -> _IndexEntry:
+    known = read_kind(folder / JOURNAL) or ExperimentKind.RUN
+    kind = ExperimentKind.RUN.noun if known.is_run else known.noun
     try:
         document = (made or make(folder)).document(None)
     except GauntletError as error:
-        return _IndexEntry(stamp=stamp, result=error.on_one_line, started="", iree="", command="")
+        return _IndexEntry(stamp=stamp, kind=kind, result=error.on_one_line, started="", iree="", command="")
     origin, code = document.provenance, document.exit_code
     started = origin.started.removesuffix(" UTC")
     return _IndexEntry(
         stamp=stamp,
+        kind=kind,
         code=code,
         result=document.answer,
         started=started,
@@ -157,7 +155,7 @@ def _read_entry(folder: Path, make: Callable[[Path], Reports], made: Reports | N
     )
 
 
-def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapping[str, str], left: int) -> Document:
+def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], left: int) -> Document:
     rows: list[tuple[Cell, ...]] = []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True):
         page = next((page for page in _PAGES if (folder / name / page).is_file()), "")
@@ -167,7 +165,7 @@ def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], kinds: Mapp
             code = ExitCode(entry.code)
             verdict = ColouredCell(_WORDS[code], ENDINGS.get(code, "inconclusive"))
         known = (entry.result, entry.started, entry.seconds, entry.iree, entry.command)
-        rows.append((verdict, run, kinds[name], *known))
+        rows.append((verdict, run, entry.kind, *known))
     more = f"{counted(left, 'older folder')} not looked at yet: gauntlet report --index reads all."
     bad = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(

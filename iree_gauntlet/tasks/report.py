@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -12,25 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import messages
-from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.formatting import counted, listed
-from iree_gauntlet.journal_events import MachineFacts, ToolchainFacts
+from iree_gauntlet.journal_events import ExperimentKind, MachineFacts, ToolchainFacts
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.records.run_folder import LATEST
-from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
+from iree_gauntlet.records.event_log import merge_journals
+from iree_gauntlet.records.run_folder import LATEST, list_folders, require_none_earlier
+from iree_gauntlet.reports.experiment_reports import make_reports, write_reports
 from iree_gauntlet.reports.runs_index import write_index
 from iree_gauntlet.settings import find_runs_folder, format_typed_command, resolve_links, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.reports.sweep_reports import write_micro_reports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.journal_events import RunEvent, RunShard
+    from iree_gauntlet.journal_events import RunOpening, RunShard
 
 
-_STOPPED = "the run stopped before this step started"
 _MOST_NAMED = 5
 
 
@@ -41,10 +39,10 @@ def write_page_of_runs(named: Sequence[str]) -> ExitCode:
             f"report --index takes one folder, not {shlex.join(named)}", "Name the folder that has the runs."
         )
     folder = Path(named[0]).absolute() if any(named) else find_runs_folder()
-    if not any(path for record in RECORDS for path in folder.glob(f"*/{record}")):
+    if not any(folder.glob(f"*/{JOURNAL}")):
         lacks = "run in" if folder.is_dir() else "folder"
         raise UsageError(f"report --index: there is no {lacks} {shown(folder)}", "Name the folder that has the runs.")
-    page, count = write_index(folder, RECORDS, all_of_them=True)
+    page, count = write_index(folder, make_reports, all_of_them=True)
     sys.stdout.write(f"{counted(count, 'run')} in {shown(page)}\n")
     return ExitCode.OK
 
@@ -78,10 +76,10 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
 
 def _locate_folder(named: str) -> Path:
     if named == LATEST:
-        records = [path for record in RECORDS for path in find_runs_folder().glob(f"*/{record}")]
-        if not records:
+        newest = next(list_folders(find_runs_folder()), None)
+        if newest is None:
             raise UsageError(f"there is no run in {find_runs_folder()}", "Start one with `run`, or name its folder.")
-        return max(records, key=lambda path: path.stat().st_mtime_ns).parent
+        return newest
     folder = Path(named)
     if not folder.is_dir() and (find_runs_folder() / named).is_dir():
         folder = find_runs_folder() / named
@@ -90,9 +88,10 @@ def _locate_folder(named: str) -> Path:
         runs.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         names = ", ".join(path.name for path in runs[:5]) or "none"
         raise UsageError(f"there is no run {folder}", f"Newest runs: {names}.")
-    if not any((folder / record).is_file() for record in RECORDS):
+    require_none_earlier(folder)
+    if not (folder / JOURNAL).is_file():
         hint = "--index makes the page of a folder of runs." if any(folder.glob(f"*/{JOURNAL}")) else "Name a run."
-        raise UsageError(f"{folder} is no run: it has no record such as {JOURNAL}", hint)
+        raise UsageError(f"{folder} is no run: it has no {JOURNAL}", hint)
     return folder
 
 
@@ -106,27 +105,13 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
     opening = _make_opening(records, resolve_links(into).name, lenient=lenient)
-    happened = [event for record in records for event in _list_happened(record)]
-    happened.sort(key=lambda event: str(event["time"]))
-    events = [{"event": "run", **opening.as_dict(), "steps": _collect_steps(records)}, *happened]
-    ends = [record.end for record in records if record.end is not None]
-    if len(ends) == len(records):
-        end = {
-            "event": "end",
-            "time": max(end.time for end in ends),
-            "exit_code": int(ExitCode.worst([end.exit_code for end in ends])),
-            # It took as long as the slowest of them.
-            "seconds": max(end.seconds or 0.0 for end in ends),
-            "interrupted": any(end.interrupted for end in ends),
-        }
-        events.append(end)
+    journal = merge_journals(opening, _collect_steps(records), records)
     try:
         into.mkdir(parents=True, exist_ok=True)
         for record in records:
             _take_logs(record, into)
-        lines = (json.dumps(event, separators=(",", ":")) + "\n" for event in events)
         # Last, so that what is there as a run is a whole one.
-        write_atomic(into / JOURNAL, "".join(lines))
+        write_atomic(into / JOURNAL, journal)
     except OSError as error:
         raise GauntletError(
             f"--merge {into}: cannot be written: {error.strerror}", "Make room there, or give another folder."
@@ -153,7 +138,7 @@ def _take_logs(record: JournalRecord, into: Path) -> None:
             shutil.copyfile(path, target)
 
 
-def _make_opening(records: Sequence[JournalRecord], name: str, *, lenient: bool) -> RunEvent:
+def _make_opening(records: Sequence[JournalRecord], name: str, *, lenient: bool) -> RunOpening:
     """How one run begins that did what some runs did, with what a reader must know of it.
 
     Raises:
@@ -161,20 +146,20 @@ def _make_opening(records: Sequence[JournalRecord], name: str, *, lenient: bool)
     """
     _require_one_suite(records)
     runs = [record.run for record in records]
-    remarks = [f"merged from {counted(len(runs), 'run')}: {listed([run.run for run in runs], _MOST_NAMED)}"]
+    remarks = [f"merged from {counted(len(runs), 'run')}: {listed([run.name for run in runs], _MOST_NAMED)}"]
     remarks += _list_toolchains(records, lenient=lenient)
     missing, count = _find_missing(records)
     if missing:
         words = f"shard{'s' if len(missing) > 1 else ''} {listed(list(map(str, missing)), _MOST_NAMED)} of {count}"
         remarks.append(f"{words} {'are' if len(missing) > 1 else 'is'} missing: this is not the whole run")
-    asked = runs[0].asked
-    if asked is not None:
+    kept = runs[0].kept
+    if kept is not None:
         # The whole of it: what is asked of the merged run (`--last-failed`) is about every shard.
-        asked = replace(asked, selection={**asked.selection, "shard": "", "shard_costs": ""})
+        kept = replace(kept, options={**kept.options, "shard": "", "shard_costs": ""})
     return replace(
         runs[0],
         time=min(record.runs[0].time for record in records),
-        run=name,
+        name=name,
         command=shlex.join(format_typed_command()),
         cwd=str(Path.cwd()),
         target=tuple(dict.fromkeys(target for run in runs for target in run.target)),
@@ -182,7 +167,7 @@ def _make_opening(records: Sequence[JournalRecord], name: str, *, lenient: bool)
         machine=MachineFacts.from_dict(_find_common([run.machine.as_dict() for run in runs])),
         lock_folder=", ".join(dict.fromkeys(run.lock_folder for run in runs if run.lock_folder)),
         resumed=False,
-        asked=asked,
+        kept=kept,
         shard=None,
         merged=tuple(map(_describe_part, records)),
         missing_shards=missing,
@@ -195,7 +180,7 @@ def _require_one_suite(records: Sequence[JournalRecord]) -> None:
         folder = record.path.parent
         if not record.runs:
             raise UsageError(f"{folder}: its journal does not say what was to run", "Leave it out.")
-        if not record.run.of_specs:
+        if record.run.kind is not ExperimentKind.RUN:
             raise UsageError(f"{folder} is no run of spec files", "Only these have shards that can be merged.")
     first, suite = records[0].path.parent, records[0].run.suite
     for record in records:
@@ -275,7 +260,7 @@ def _describe_part(record: JournalRecord) -> dict[str, Any]:
     """What is kept of a run in addition to its steps."""
     run, end = record.run, record.end
     return {
-        "run": run.run,
+        "run": run.name,
         "folder": str(record.path.parent),
         "time": record.runs[0].time,
         "command": run.command,
@@ -285,18 +270,3 @@ def _describe_part(record: JournalRecord) -> dict[str, Any]:
         "seconds": end.seconds if end else None,
         "exit_code": end.exit_code if end else None,
     }
-
-
-def _list_happened(record: JournalRecord) -> Iterable[dict[str, Any]]:
-    """The starts and results of a run, as one run without resuming would have them."""
-    end = record.end
-    for step in record.planned:
-        started = record.starts.get(step.id, "")
-        if started:
-            yield {"event": "start", "time": started, "step": step.id}
-        if step.id in record.results and not record.started_again(step.id):
-            yield record.result_event(step.id)
-        elif end is not None and not end.interrupted and not started:
-            # Said here, since another shard may have been killed.
-            skipped = {"verdict": str(Verdict.SKIPPED), "reason": _STOPPED}
-            yield {"event": "result", "time": end.time, "step": step.id, **skipped}

@@ -184,7 +184,7 @@ def _collect_more(
     beside = {make_step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
     own = [result for name, result in record.results.items() if name not in beside]
     found: dict[str, Any] = {
-        "run": record.run.run,
+        "run": record.run.name,
         "device": chain.device,
         "iree": toolchain.as_dict(),
         "dataformat": form.label,

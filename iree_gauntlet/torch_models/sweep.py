@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +16,11 @@ from iree_gauntlet.engine.run_start import model_engine, model_session, require_
 from iree_gauntlet.engine.workbench import Workbench, plan_context
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import duration
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_journal
+from iree_gauntlet.journal_events import ExperimentKind
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, explain_unreadable, read_journal, read_kind
 from iree_gauntlet.measuring.machine.gpus import is_gpu, pick_gpus, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import read_machine_facts
-from iree_gauntlet.records.run_folder import make_folder
+from iree_gauntlet.records.run_folder import find_newest, make_folder
 from iree_gauntlet.records.sweep_record import UNREADABLE_SWEEP, SweepAsked
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
 from iree_gauntlet.settings import expand_home, find_runs_folder, format_typed_command, shown
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.journal_events import RunEvent
+    from iree_gauntlet.journal_events import RunOpening
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.event_log import Journal
     from iree_gauntlet.steps import Step
@@ -93,30 +93,14 @@ class Earlier:
 
 
 def find_earlier_micro(run_dir: str) -> Earlier:
-    """The run of `--run-dir`, or the newest one of `micro`."""
-    if run_dir:
-        named = Path(run_dir)
-        folder = named if named.is_dir() else find_runs_folder() / named
-        found = _read(folder) if (folder / JOURNAL).is_file() else None
-        if found is None:
-            raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
-        return found
-    journals = find_runs_folder().glob(f"*/{JOURNAL}")
-    for journal in sorted(journals, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        # Whatever is wrong with another run's journal, it is nothing to resume.
-        with suppress(GauntletError):
-            if (found := _read(journal.parent)) is not None:
-                return found
-    raise UsageError(f"there is no run of `micro` in {find_runs_folder()}", "Start one with --config.")
-
-
-def _read(folder: Path) -> Earlier | None:
-    """The sweep of a folder; None where it has another run, GauntletError where its journal cannot be read."""
+    """The run of `--run-dir`, or the newest one of `micro`; errors as of `read_journal`."""
+    folder = Path(run_dir) if run_dir else find_newest(ExperimentKind.MICRO)
+    folder = folder if folder.is_dir() else find_runs_folder() / run_dir
+    if read_kind(folder / JOURNAL) is not ExperimentKind.MICRO:
+        raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
     record = read_journal(folder / JOURNAL)
-    if record.run.micro is None:
-        return None
     with explain_unreadable(f"{record.path}: the sweep", UNREADABLE_SWEEP):
-        return Earlier(folder, record, SweepAsked.from_dict(record.run.micro))
+        return Earlier(folder, record, SweepAsked.from_dict(record.run.micro or {}))
 
 
 @dataclass(slots=True)
@@ -228,7 +212,7 @@ class MicroRun:
             self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
-    def _describe_event(self, run_dir: Path, chains: Sequence[PointChain]) -> RunEvent:
+    def _describe_event(self, run_dir: Path, chains: Sequence[PointChain]) -> RunOpening:
         targets = list({chain.target.name: chain.target for chain in chains}.values())
         devices = dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)
         plan = Plan((), devices=tuple(devices))
@@ -250,6 +234,7 @@ class MicroRun:
         gpus = [gpu for device in devices_asked for gpu in pick_gpus(read_gpus(device).gpus, device, os.environ)]
         return replace(
             event,
+            kind=ExperimentKind.MICRO,
             resumed=self.earlier is not None,
             remarks=tuple(dict.fromkeys(self._refused.values())),
             gpus=tuple(gpu.as_dict() for gpu in {gpu.index: gpu for gpu in gpus}.values()),

@@ -19,6 +19,7 @@ from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_conte
 from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.history.index import add_itself
+from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
@@ -147,7 +148,7 @@ def _run(
     """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
     plan = Plan((chain.export(),), devices=chain.gpus)
     event = run_event(plan, run_dir, machine, DIALECT, [chain.target], format_typed_command())
-    event = replace(event, bench=chain.options.as_args())
+    event = replace(event, kind=ExperimentKind.BENCH)
     with model_session(run_dir, progress, event, plan.steps) as context:
         session = BenchSession(
             chain=chain, session=context, workbench=machine, devices=devices, contraction_type=contraction_type

@@ -27,7 +27,7 @@ from iree_gauntlet.engine.workspace import Selection, refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
 from iree_gauntlet.figures import JUDGED_FIGURES, Figure, GoldenRule, Statistic
 from iree_gauntlet.formatting import counted
-from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal, read_kind
 from iree_gauntlet.measuring.goldens.golden_evidence import (
     GoldenVerdict,
     Proposal,
@@ -36,7 +36,7 @@ from iree_gauntlet.measuring.goldens.golden_evidence import (
     judge_standings,
     propose,
 )
-from iree_gauntlet.records.run_folder import find_newest_run, run_named, runs_of_specs
+from iree_gauntlet.records.run_folder import find_newest_run, list_runs_of_specs, run_named
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_runs_folder, require_ones_own, resolve_links, shown
@@ -162,10 +162,11 @@ def _read_records(folder: Path, last: int) -> Iterator[JournalRecord]:
     """Journals of the newest runs, the newest first; a session over several releases has one for each."""
     paths = [*folder.glob(f"*/{JOURNAL}"), *folder.glob(f"*/*/{JOURNAL}")]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in paths[:last]:
+    # An empty one, and one that cannot be read, may be a run.
+    runs = (path for path in paths if (kind := read_kind(path)) is None or kind.is_run)
+    for path in itertools.islice(runs, last):
         try:
             record = read_journal(path)
-            # Its steps may be of another version.
             _ = record.planned
         except GauntletError as error:
             messages.warn(f"passed over: {error.what}")
@@ -228,7 +229,7 @@ def update(request: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
     if not runs:
         find_newest_run(find_runs_folder())
         # The oldest first.
-        runs = [*itertools.islice(runs_of_specs(find_runs_folder()), asked.last)][::-1]
+        runs = [*itertools.islice(list_runs_of_specs(find_runs_folder()), asked.last)][::-1]
     records = [read_journal(run / JOURNAL) for run in runs]
     evidence = collect_evidence([record for record in records if record.runs])
     names = ", ".join(record.path.parent.name for record in records)

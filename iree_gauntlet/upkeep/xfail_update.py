@@ -27,7 +27,7 @@ from iree_gauntlet.formatting import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.outcome import read_outcome, state_of
-from iree_gauntlet.records.run_folder import asked_for, find_newest_run, free_folder, run_named
+from iree_gauntlet.records.run_folder import find_newest_run, free_folder, read_kept_options, run_named
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, SelectionRequest, read
 from iree_gauntlet.settings import find_project_folder, find_runs_folder, resolve_links, shown
 from iree_gauntlet.stages import FailureKind, Stage
@@ -76,15 +76,15 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     if state_of(run.record) != "complete":
         raise UsageError(f"{shown(run.folder)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
-    begun = asked_for(run.folder)
-    selected, defaults = read(SelectionRequest, begun.selection), Defaults.of(begun.defaults)
+    begun = read_kept_options(run.folder)
+    selected, defaults = read(SelectionRequest, begun.options), Defaults.of(begun.defaults)
     named = asked.suite or selected.suite
     if not named and not (run.is_of_operators and run.outcome.suite == _NO_SUITE):
         named = defaults.suite
     suite = find_suite(named) if named else None
     if run.is_of_operators:
         # Each by itself, as it is judged.
-        kept = {**begun.selection, "batch": 0, "shard": "", "shard_costs": ""}
+        kept = {**begun.options, "batch": 0, "shard": "", "shard_costs": ""}
         request = replace(request, defaults=defaults, stages=begun.stages or ()).with_kept(kept)
         changes += _change_configs(run, _read_listed_cases(selected, suite), asked.rerun, request)
     elif suite is None:

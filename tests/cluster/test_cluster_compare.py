@@ -52,7 +52,7 @@ def _document(project: Project, name: str) -> dict[str, Any]:
 
 def _measured(project: Project, name: str) -> list[dict[str, Any]]:
     """What the log has of models that workers have measured."""
-    log = project.folder / name / "comparison.jsonl"
+    log = project.folder / name / "journal.jsonl"
     events = map(json.loads, log.read_text().splitlines()) if log.exists() else ()
     return [event for event in events if event["event"] == "measured"]
 
@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_what_is_measured_and_another_goes_on_with_the_rest(
     assert "cmp was begun on a cluster" in here.err
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp", "--cluster", cluster.address)
     assert done.code == 1, done.text
-    assert [event["chain"] for event in _measured(project, "cmp")] == ["toy/abs@cpu", "toy/square@cpu"]
+    assert [event["step"] for event in _measured(project, "cmp")] == ["toy/abs@cpu", "toy/square@cpu"]
     document = _document(project, "cmp")
     assert {item["verdict"] for item in document["models"].values()} == {"slower"}
     assert document["where"].keys() == document["models"].keys()

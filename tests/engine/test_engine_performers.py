@@ -19,7 +19,7 @@ from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
 from iree_gauntlet.engine.workbench import Workbench
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_events import RunEvent
+from iree_gauntlet.journal_events import RunOpening
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
@@ -75,7 +75,7 @@ def performed(
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
         session_in(tmp_path, journal, kept) as session,
     ):
-        journal.run(RunEvent(), steps)
+        journal.run(RunOpening(), steps)
         engine = Engine(session, bench, options, performers, memory)
         with engine.recorded() as done:
             done.verdicts = engine.perform(steps, {})

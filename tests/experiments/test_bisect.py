@@ -21,9 +21,11 @@ from iree_gauntlet.experiments.bisect import BisectSearch, RoundsJudge, TimedBlo
 from iree_gauntlet.experiments.bisect_question import ExactJudge, Question, place_of
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.experiments.session_verdicts import in_own_way
+from iree_gauntlet.journal_events import EndEvent
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.statistics.bisection import most_comparisons
 from iree_gauntlet.measuring.statistics.comparison_verdict import DEFAULT_BAND, DEFAULT_LEAST
-from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, Judged, bisect_outcome
+from iree_gauntlet.records.bisect_outcome import BisectOutcome, Judged, read_bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.experiment_reports import bisect_document, write_reports
 from iree_gauntlet.reports.render_console import print_document
@@ -72,13 +74,12 @@ class Bisects:
     def run(
         self, judge: ExactJudge | RoundsJudge, earlier: Mapping[str, Judged] | None = None, *, every: bool = False
     ) -> tuple[BisectOutcome, tuple[ExitCode, str]]:
-        with EventLog(self.folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
-            opening = replace(self.question.opening(resumed=False), lock_folder="").as_dict()
-            log.write("bisect", {"command": "bisect", "cwd": "/", **opening})
+        with EventLog(self.folder / JOURNAL, lambda: datetime.now(UTC)) as log:
+            log.write("opening", replace(self.question.opening(), command="bisect", cwd="/"))
             done = BisectSearch(self.question, judge, log, self.said.append, dict(earlier or {}), every=every).search()
-            log.write("end", {"exit_code": int(done[0]), "problem": done[1], "seconds": 1.0, "interrupted": False})
+            log.write("end", EndEvent(exit_code=done[0], problem=done[1], seconds=1.0))
         write_reports(self.folder)
-        return bisect_outcome(self.folder), done
+        return read_bisect_outcome(self.folder), done
 
     def exact(self, values: Sequence[float | None], name: str = "size") -> ExactJudge:
         """A judge by values that are known; None for what cannot be judged."""
@@ -310,10 +311,10 @@ def test_ends_that_take_the_same_time_leave_nothing_to_look_for(tmp_path: Path) 
 def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Path) -> None:
     bisects = Bisects(tmp_path)
     bisects.run(bisects.exact([100, 100, 100, 130, 130, 130, 130]))
-    lines = (tmp_path / BISECT_RECORD).read_bytes().splitlines(keepends=True)
+    lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
     for count in range(1, len(lines) + 1):
-        (tmp_path / BISECT_RECORD).write_bytes(b"".join(lines[:count]) + b'{"event":"jud')
-        found = bisect_outcome(tmp_path)
+        (tmp_path / JOURNAL).write_bytes(b"".join(lines[:count]) + b'{"event":"res')
+        found = read_bisect_outcome(tmp_path)
         assert any("crash cut short" in remark for remark in found.remarks)
         assert (found.end is None) == (count < len(lines))
         for report in (printed(found), *(make() for make in write_reports(tmp_path).files.values())):
@@ -322,12 +323,12 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
             assert any("--resume continues" in remark for remark in found.remarks)
             assert found.exit_code is ExitCode.ERROR
     for content, says in (
-        (b"", "does not say what was looked for"),
-        (b'{"event":"bisect"}\n', "bisect event cannot be read"),
+        (b"", "does not say what was to be done"),
+        (b'{"event":"opening","kind":"bisect"}\n', "opening event cannot be read: confidence: is missing"),
     ):
-        (tmp_path / BISECT_RECORD).write_bytes(content)
+        (tmp_path / JOURNAL).write_bytes(content)
         with pytest.raises(GauntletError, match=says):
-            bisect_outcome(tmp_path)
+            read_bisect_outcome(tmp_path)
 
 
 def test_text_of_tools_cannot_break_the_reports(tmp_path: Path) -> None:
@@ -472,12 +473,12 @@ def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds, tmp_path
     ]
 
     def record() -> Path | None:
-        return next((project.folder / "runs").glob(f"*/{BISECT_RECORD}"), None)
+        return next((project.folder / "runs").glob(f"*/{JOURNAL}"), None)
 
     def judged() -> list[str]:
         path = record()
         lines = path.read_text().splitlines() if path else []
-        return [json.loads(line)["candidate"] for line in lines if '"judged"' in line]
+        return [json.loads(line)["step"] for line in lines if '"event":"result"' in line]
 
     process = project.start(*project.words(row, "--metric", "size"))
     wait_until(lambda: len(judged()) == 2)
@@ -490,7 +491,7 @@ def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds, tmp_path
     assert process.wait(LIMIT_SECONDS) == 130
     path = record()
     assert path is not None
-    assert bisect_outcome(path.parent).end is not None
+    assert read_bisect_outcome(path.parent).end is not None
     assert "it was interrupted" in (path.parent / "bisect.md").read_text()
     gate.unlink()
     done = project.gauntlet("bisect", "--resume")

@@ -11,7 +11,8 @@ import pytest
 
 from iree_gauntlet.experiments.explaining.bundle import BundleFiles, Contents, write_bundle
 from iree_gauntlet.experiments.explaining.tools import WRONG, Symptom
-from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, bisect_outcome
+from iree_gauntlet.journal_format import JOURNAL
+from iree_gauntlet.records.bisect_outcome import read_bisect_outcome
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.faulty_iree import tree
@@ -113,7 +114,7 @@ def test_interrupted_it_goes_on_with_the_bundle_that_it_keeps(project: Project, 
     wait_until(lambda: any(path.read_text() for path in runs.glob("*/b1/repro.txt")))
     process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT_SECONDS) == 130
-    (record,) = runs.glob(f"*/{BISECT_RECORD}")
+    (record,) = runs.glob(f"*/{JOURNAL}")
     assert "it was interrupted" in (record.parent / "bisect.md").read_text()
     assert sorted(path.name for path in (record.parent / "bundle").iterdir()) == ["bundle.json", "repro.sh"]
     gate.unlink()
@@ -121,7 +122,7 @@ def test_interrupted_it_goes_on_with_the_bundle_that_it_keeps(project: Project, 
     done = project.gauntlet("bisect", "--resume")
     assert done.code == 0, done.text
     assert "first bad: b2; last good: b1" in done.out
-    assert list(bisect_outcome(record.parent).judged) == ["b0", "b2", "b1"]
+    assert list(read_bisect_outcome(record.parent).judged) == ["b0", "b2", "b1"]
 
 
 _ENDS = ["--good", "3.9.0", "--bad", "3.12.0"]

@@ -72,7 +72,7 @@ def _document(project: Project, name: str = "cmp") -> dict[str, Any]:
 
 def _blocks(project: Project) -> int:
     """As many as the log holds so far."""
-    log = project.folder / "cmp" / "comparison.jsonl"
+    log = project.folder / "cmp" / "journal.jsonl"
     return log.read_text().count('"event":"block"') if log.exists() else 0
 
 
@@ -104,8 +104,8 @@ def test_the_rounds_are_interleaved_and_all_recorded(project: Project, usual: Ma
     done = project.gauntlet(*_words(usual, fast), "--seed", "7")
     assert done.code == 0, done.text
     assert _document(project)["models"]["toy/abs@cpu"]["verdict"] == "faster"
-    record = read_events(project.folder / "cmp" / "comparison.jsonl", "comparison")
-    taken = [event for _, event in record.events if event["event"] == "block"]
+    events = read_events(project.folder / "cmp" / "journal.jsonl")
+    taken = [event for event in events if event["event"] == "block"]
     kinds = [block["kind"] for block in taken]
     assert kinds == ["ab", "aa"] * 10, "A against itself between the others; the first look decides"
     assert {block["order"] for block in taken} == {"ABBA", "BAAB"}
@@ -157,9 +157,9 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, slow: MadeUp
     with (project.regressions / "abs.mlir").open("a") as program:
         program.write("// edited\n")
     slow.go_on()
-    log = project.folder / "cmp" / "comparison.jsonl"
+    log = project.folder / "cmp" / "journal.jsonl"
     begun = json.loads(log.read_text().splitlines()[0])
-    assert begun["options"]["sides"] == [usual.iree, slow.iree]
+    assert begun["kept"]["options"]["sides"] == [usual.iree, slow.iree]
     assert shlex.split(begun["command"])[1:] == list(words), "it can be typed again"
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 1, done.text
@@ -171,8 +171,8 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, slow: MadeUp
     model = _document(project)["models"]["toy/abs@cpu"]
     assert _blocks(project) == model["blocks"] + model["control_blocks"]
     assert before == 10
-    events = [json.loads(line) for line in (project.folder / "cmp" / "comparison.jsonl").read_text().splitlines()]
-    budgets = [event["rules"]["budget_seconds"] for event in events if event["event"] == "comparison"]
+    events = [json.loads(line) for line in (project.folder / "cmp" / "journal.jsonl").read_text().splitlines()]
+    budgets = [event["rules"]["budget_seconds"] for event in events if event["event"] == "opening"]
     assert budgets == [420, 420]
     assert (model["blocks"], model["control_blocks"]) == (10, 10), "no more than the plan asks for"
 
@@ -186,11 +186,6 @@ def test_blocks_of_what_has_changed_since_are_not_joined_with_others(
     process.kill()
     process.wait()
     slow.go_on()
-    # Earlier versions have one text.
-    log = project.folder / "cmp" / "comparison.jsonl"
-    listed, text = json.dumps([usual.iree, slow.iree], separators=(",", ":")), log.read_text()
-    assert listed in text
-    log.write_text(text.replace(listed, json.dumps(f"{usual.iree} {slow.iree}")))
     project.benchmark(benchmark_flags=["--benchmark_repetitions=4"])
     _require_another(project, "benchmark")
     project.benchmark()
@@ -306,8 +301,8 @@ def test_a_block_with_a_disturbed_round_is_taken_again(
     assert (model["verdict"], model["blocks"], model["control_blocks"]) == ("slower", 10, 10)
     assert model["replaced_blocks"] == 2
     assert model["disturbance"] == "other work kept the CPUs 90 % busy (10 % is tolerated)"
-    record = read_events(project.folder / "cmp" / "comparison.jsonl", "comparison")
-    left_out = [event for _, event in record.events if event["event"] == "block" and not event["counted"]]
+    events = read_events(project.folder / "cmp" / "journal.jsonl")
+    left_out = [event for event in events if event["event"] == "block" and not event["counted"]]
     assert [(block["kind"], len(block["rounds"])) for block in left_out] == [("ab", 3), ("aa", 1)]
 
 

@@ -52,8 +52,8 @@ def test_a_faster_runtime_is_found(project: Project, tmp_path: Path) -> None:
     done = project.gauntlet("compare", "installed", fast, "--model", "toy", "--run-dir", "cmp", "--seed", "7", *_QUICK)
     assert done.code == 0, done.text
     assert _document(project)["models"]["toy/abs@cpu"]["verdict"] == "faster"
-    record = read_events(project.folder / "cmp" / "comparison.jsonl", "comparison")
-    blocks = [event for _, event in record.events if event["event"] == "block"]
+    events = read_events(project.folder / "cmp" / "journal.jsonl")
+    blocks = [event for event in events if event["event"] == "block"]
     # The trial of where to run, A against itself, counts as far as it was on the CPUs that were chosen.
     chosen = next(block["cpus"] for block in blocks if block["kind"] == "ab")
     tried = sum(block["kind"] == "trial" and block["cpus"] == chosen for block in blocks)

@@ -40,8 +40,8 @@ def _model(project: Project) -> dict[str, Any]:
 
 
 def _blocks(project: Project) -> list[dict[str, Any]]:
-    record = read_events(project.folder / "cmp" / "comparison.jsonl", "comparison")
-    return [event for _, event in record.events if event["event"] == "block"]
+    events = read_events(project.folder / "cmp" / "journal.jsonl")
+    return [event for event in events if event["event"] == "block"]
 
 
 def test_what_varies_on_all_cpus_is_measured_on_one(project: Project, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_trial_that_was_cut_short_is_continued(project: Project, tmp_path: Pat
     a, b = MadeUpTimes(tmp_path / "a"), MadeUpTimes(tmp_path / "b", 1.5)
     # In the second block of the trial.
     a.hang_after(5)
-    log = project.folder / "cmp" / "comparison.jsonl"
+    log = project.folder / "cmp" / "journal.jsonl"
     process = project.start("compare", a.iree, b.iree, *_QUICK)
     wait_until(lambda: log.exists() and '"kind":"trial"' in log.read_text())
     process.kill()

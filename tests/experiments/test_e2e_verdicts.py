@@ -45,7 +45,7 @@ def test_all_steps_pass_and_the_second_run_compiles_nothing(cold: Project) -> No
     second = project.gauntlet("run")
     assert second.code == 0
     assert "compiles: 1 from cache, 0 made" in second.out
-    assert len(project.result(f"{_CHAIN}:benchmark")["samples"]["real_time"]) == 3
+    assert len(project.result(f"{_CHAIN}:benchmark")["samples"]["real_time_ms"]) == 3
 
 
 def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Project, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_golden_that_only_the_first_run_broke_passes_and_says_so(project: Proj
     done = project.gauntlet("run", *_LAB, benchmark_module=times)
     result = project.result(f"{_CHAIN}:benchmark")
     assert done.code == 0, done.text
-    assert result["samples"]["real_time"] == [80.0, 90.0, 85.0]
+    assert result["samples"]["real_time_ms"] == [80.0, 90.0, 85.0]
     assert result["checks"][0]["passed"] is True
     assert any(note.startswith("not confirmed: ") for note in result["notes"])
 

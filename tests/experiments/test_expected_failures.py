@@ -230,25 +230,3 @@ def test_a_suites_text_is_looked_for_in_what_the_tools_say_of_an_operator(projec
     done = project.gauntlet("run", "--suite", "s")
     verdicts = {step: suite.verdicts[step] for step in ("wrong:threshold", "misspelt:compile", "zero:compile")}
     assert verdicts == {"wrong:threshold": "xfailed", "misspelt:compile": "failed", "zero:compile": "error"}, done.text
-
-
-@pytest.mark.parametrize(("crash", "times"), [(None, 1), (True, 2)])
-def test_a_run_of_an_earlier_version_is_reported_and_resumed(project: Project, crash: bool | None, times: int) -> None:
-    """Its plan says whether a crash is expected, and its results do not say how they failed."""
-    project.expected("abs", [9.0] * 4)
-    project.regression(run_test_expecting_to_fail=True)
-    assert project.gauntlet("run", "--stages", "threshold").code == 0
-    path = project.newest / "journal.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    for step in events[0]["steps"]:
-        for name in ("kinds", "match", "origin"):
-            del step[f"expect_{name}"]
-        step["expect_crash"] = crash
-    for event in events:
-        event.pop("failure", None)
-    path.write_text("".join(f"{json.dumps(event)}\n" for event in events if event["event"] != "end"))
-    assert "1 expected failure · " in project.gauntlet("report", "latest").out
-    done = project.gauntlet("run", "--resume")
-    assert done.code == 0, done.text
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    assert sum(event["event"] == "result" and event["step"] == _THRESHOLD for event in events) == times

@@ -49,7 +49,7 @@ def _hung_or_over(process: subprocess.Popen[bytes], reached: Path) -> bool:
 @pytest.mark.parametrize("tool", ["compile", "run_module", "python"])
 def test_interrupted_at_any_process_it_goes_on_afterwards(project: Project, tmp_path: Path, tool: str) -> None:
     wrong(project, tmp_path)
-    record = project.newest / "explain" / "explain.jsonl"
+    record = project.newest / "explain" / "journal.jsonl"
     hung = 0
     while True:
         calls, reached = tmp_path / f"calls_{hung}", tmp_path / f"reached_{hung}"

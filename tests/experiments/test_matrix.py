@@ -40,7 +40,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 def matrix_of(project: Project) -> Path:
     """The only one."""
-    (folder,) = (path.parent for path in (project.folder / "runs").glob("*-matrix/matrix.jsonl"))
+    (folder,) = (path.parent for path in (project.folder / "runs").glob("*-matrix/journal.jsonl"))
     return folder
 
 
@@ -49,7 +49,7 @@ def document(project: Project) -> Any:
 
 
 def events(project: Project) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (matrix_of(project) / "matrix.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (matrix_of(project) / "journal.jsonl").read_text().splitlines()]
 
 
 def results(folder: Path) -> list[str]:
@@ -179,7 +179,7 @@ def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
     for label in ("installed", "build-slow"):
         done_steps = results(folder / label)
         assert len(done_steps) == len(set(done_steps)), "what was done is not done again"
-    assert len([event for event in events(project) if event["event"] == "matrix"]) == 2
+    assert len([event for event in events(project) if event["event"] == "opening"]) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.stress)])
@@ -205,8 +205,8 @@ def test_a_run_that_had_not_said_what_it_is_about_begins_anew(project: Project) 
     # As if it had been killed in the first line of its run.
     second = events(project)[0]["irees"][1]["folder"]
     (folder / second / "journal.jsonl").write_text('{"event":"ru')
-    lines = (folder / "matrix.jsonl").read_text().splitlines(keepends=True)
-    (folder / "matrix.jsonl").write_text("".join(lines[:-2]))
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    (folder / "journal.jsonl").write_text("".join(lines[:-2]))
     done = project.gauntlet("matrix", "--resume")
     assert done.code == 0, done.text
     assert [iree["exit_code"] for iree in document(project)["irees"]] == [0, 0]

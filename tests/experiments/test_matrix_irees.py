@@ -76,5 +76,5 @@ def test_every_iree_has_a_label_and_a_folder_of_its_own(named: list[tuple[str, s
     assert len({iree.folder for iree in found}) == len(found)
     for iree in found:
         assert Path(iree.folder).name == iree.folder
-        assert iree.folder not in (".", "..", "matrix.jsonl", "matrix.md", "junit.xml")
+        assert iree.folder not in (".", "..", "journal.jsonl", "matrix.md", "junit.xml")
         assert not set(iree.folder) & set("@% :/")

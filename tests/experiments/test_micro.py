@@ -366,7 +366,7 @@ def test_a_sweep_takes_a_gpu_block_by_block(tmp_path: Path, vulkan: Device, monk
         (("--config", "lin.yml", "--output", "lin.yml/oss.json"), "--output lin.yml/oss.json: "),
         # A device that is not there.
         (("--config", "lin.yml", "--device", "cuda"), "cuda"),
-        (("--resume",), "there is no run of `micro`"),
+        (("--resume",), "there is no earlier `micro`"),
         (("--config", "lin.yml", "--run-dir", "runs/mine"), "--run-dir names a run to continue"),
     ],
 )
@@ -384,14 +384,14 @@ def test_a_named_sweep_that_cannot_be_read_is_told_with_the_reason(tmp_path: Pat
     run = micro.folder / "runs" / "mine"
     run.mkdir(parents=True)
     (run / "journal.jsonl").write_text(
-        '{"event":"run","time":"2026-11-20T10:00:00+00:00","steps":[],"micro":{"points":3}}\n'
+        '{"event":"opening","time":"2026-11-20T10:00:00+00:00","kind":"micro","steps":[],"micro":{"points":3}}\n'
     )
     done = micro.gauntlet("micro", "--resume", "--run-dir", "mine")
     assert done.code == 3, done.text
     assert "journal.jsonl: the sweep cannot be read: points: expected a list, found 3" in done.err
-    # Where it is not named it is no sweep to resume.
+    # Whoever wants the newest one is to hear that it cannot be read.
     done = micro.gauntlet("micro", "--resume")
-    assert (done.code, "there is no run of `micro`" in done.err) == (2, True)
+    assert (done.code, "journal.jsonl: the sweep cannot be read" in done.err) == (3, True)
 
 
 def test_the_module_is_a_door_too(tmp_path: Path) -> None:

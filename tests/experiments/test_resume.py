@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.records.run_folder import read_finished_verdicts
+from iree_gauntlet.records.run_folder import find_finished_verdicts
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import HANG, marked_hang
@@ -236,9 +236,9 @@ def test_another_runtime_is_another_iree(project: Project) -> None:
     record = project.journal
     before = record.run.toolchain
     assert before.runtime_identity
-    assert len(read_finished_verdicts(project.newest, record.planned, before)) == len(record.planned)
+    assert len(find_finished_verdicts(record, record.planned, before)) == len(record.planned)
     with pytest.raises(UsageError, match=r"another runtime \("):
-        read_finished_verdicts(project.newest, record.planned, replace(before, runtime_identity="0" * 64))
+        find_finished_verdicts(record, record.planned, replace(before, runtime_identity="0" * 64))
 
 
 def test_a_step_whose_plan_changed_is_done_again(project: Project) -> None:

@@ -59,7 +59,7 @@ def test_what_cannot_be_explained_changes_nothing(project: Project) -> None:
 
 def test_interrupted_while_it_explains_the_runs_reports_are_whole(project: Project, tmp_path: Path) -> None:
     project.expected("abs", [9.0] * 4)
-    records, reached = f'"{project.folder}"/runs/*/explain/explain.jsonl', tmp_path / "reached"
+    records, reached = f'"{project.folder}"/runs/*/explain/journal.jsonl', tmp_path / "reached"
     real = find_installed().runtime.run_module
     script = f'if ls {records} >/dev/null 2>&1; then touch "{reached}"; {HANG}; fi\nexec "{real}" "$@"\n'
     process = project.start(*_RUN, run_module=project.tool(script))

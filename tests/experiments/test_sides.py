@@ -27,10 +27,10 @@ from iree_gauntlet.experiments.sides import (
     find_changed,
     unready,
 )
-from iree_gauntlet.journal_format import JournalRecord
+from iree_gauntlet.journal_format import JOURNAL, JournalEvent, JournalRecord
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.compare_record import (
-    COMPARISON_FILE,
+    COMPARISON,
     ComparisonOpening,
     CompileChange,
     PreparedComparison,
@@ -51,7 +51,7 @@ from tests.support.documents import block_lines, block_markdown
 from tests.support.simulated_fleet import step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 UNIT = step("toy/abs@cpu:benchmark")
@@ -63,7 +63,7 @@ def block(kind: str = "ab") -> dict[str, Any]:
     rounds = [
         {"side": side, "times_ms": [1.0 + (side == "B")], "peak_rss_bytes": 1, "disturbed": []} for side in "ABBA"
     ]
-    return {"chain": UNIT.chain, "kind": kind, "order": "ABBA", "counted": True, "cpus": [], "rounds": rounds}
+    return {"step": UNIT.chain, "kind": kind, "order": "ABBA", "counted": True, "cpus": [], "rounds": rounds}
 
 
 def taken(*blocks: dict[str, Any], failure: str = "") -> list[dict[str, Any]]:
@@ -85,19 +85,19 @@ def rounds(tmp_path: Path, clock: Clock) -> Iterator[tuple[RoundsLog, dict[str, 
     settings = compare_settings(CompareRequest(budget=10.0), ConductRequest(), here=False)
     evidence: dict[str, PairEvidence] = {}
     with (
-        EventLog(tmp_path / "comparison.jsonl", lambda: datetime.now(UTC)) as log,
+        EventLog(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as log,
         open_session(tmp_path, log, Progress()) as session,
     ):
         yield RoundsLog(session, settings.rules, evidence, ()), evidence
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "comparison.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
 
 
 def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLog, dict[str, PairEvidence]]) -> None:
     log, evidence = rounds
-    where = {"event": "where", "time": "t", "chain": UNIT.chain, "dispatches": {"reason": "none"}, "compile": []}
+    where = {"event": "where", "time": "t", "step": UNIT.chain, "dispatches": {"reason": "none"}, "compile": []}
     log.keep(UNIT, [*taken(block(), block("aa"), block()), where])
     assert log.conclude(UNIT, Result(Verdict.PASSED, worker="box/cpu", notes=("a note",))) is Verdict.PASSED
     (event,) = events_of(tmp_path)
@@ -109,9 +109,10 @@ def test_a_model_is_in_the_log_as_a_whole(tmp_path: Path, rounds: tuple[RoundsLo
     )
     assert [item["kind"] for item in event["blocks"]] == ["ab", "aa", "ab"]
     assert log.where[UNIT.chain].dispatches.reason == "none"
-    assert RoundsLog(log.session, log._rules, {}, [event]).where == log.where
+    earlier = as_events(tmp_path / "read", [event])
+    assert RoundsLog(log.session, log._rules, {}, earlier).where == log.where
     # And is read back as it was.
-    again = evidence_of([event])[UNIT.chain]
+    again = evidence_of(earlier)[UNIT.chain]
     assert again == evidence[UNIT.chain]
     assert (len(again.blocks), len(again.control)) == (2, 1)
 
@@ -136,61 +137,61 @@ def test_what_has_failed_is_no_evidence_for_one_that_goes_on(
     assert evidence[UNIT.chain].failure == why
     (event,) = events_of(tmp_path)
     assert event["problem"] == why
-    assert evidence_of([event]) == {}
+    assert evidence_of(as_events(tmp_path / "read", [event])) == {}
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "does not say what was compared"),
-        ('{"event":"remark","text":"one"}\n', "does not say what was compared"),
-        ('{"event":"comparison"}\n', ":1: the comparison event cannot be read: sides: is missing"),
+        ("", "does not say what was to be done"),
+        ('{"event":"remark","text":"one"}\n', "does not say what was to be done"),
+        ('{"event":"opening","kind":"compare"}\n', ":1: the opening event cannot be read: sides: is missing"),
+        ('{"event":"comparison"}\n', "was written by an earlier version, whose records this one cannot read"),
     ],
 )
 def test_a_log_without_a_whole_opening_is_told(tmp_path: Path, line: str, says: str) -> None:
-    (tmp_path / COMPARISON_FILE).write_text(line)
+    (tmp_path / JOURNAL).write_text(line)
     with pytest.raises(GauntletError, match=says):
         read_comparison(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["block", "verdict", "where", "begun", "measured", "remark", "later"])
+@pytest.mark.parametrize("kind", ["block", "result", "where", "start", "measured", "remark", "later"])
 def test_an_event_that_lacks_what_it_needs_is_told_and_an_unknown_one_passed_over(tmp_path: Path, kind: str) -> None:
     rules = compare_settings(CompareRequest(), ConductRequest(), here=False).rules
-    rounds = RecordedRounds(repetitions=1, min_time=1.0)
-    opening = ComparisonOpening(sides=SIDES_OF_IT, options={}, rules=rules, rounds=rounds).as_dict()
-    lines = ({"event": "comparison", **opening}, {"event": kind})
-    (tmp_path / COMPARISON_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    rounds = RecordedRounds(repetitions=1, min_time=1.0, choose=False)
+    opening = ComparisonOpening(sides=SIDES_OF_IT, rules=rules, rounds=rounds).as_dict()
+    lines = ({"event": "opening", **opening}, {"event": kind})
+    (tmp_path / JOURNAL).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     if kind == "later":
         assert not read_comparison(tmp_path).verdicts
         return
-    lacking = "text" if kind == "remark" else "chain"
-    with pytest.raises(GauntletError, match=f":2: the line is a {kind} event without a {lacking}"):
+    lacking = "text: is missing" if kind == "remark" else "step: expected text, found none"
+    with pytest.raises(GauntletError, match=f":2: the {kind} event cannot be read: {lacking}"):
         read_comparison(tmp_path)
 
 
 def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path: Path) -> None:
     settings = compare_settings(CompareRequest(), ConductRequest(), here=False)
-    rounds = RecordedRounds(repetitions=1, min_time=1.0)
-    opening = ComparisonOpening(sides=SIDES_OF_IT, options={}, rules=settings.rules, rounds=rounds).as_dict()
+    rounds = RecordedRounds(repetitions=1, min_time=1.0, choose=False)
+    opening = ComparisonOpening(sides=SIDES_OF_IT, rules=settings.rules, rounds=rounds).as_dict()
     prepared = PreparedComparison(sides=SIDES_OF_IT, models=("cut", "judged", "there", "untouched")).as_dict()
-    verdict = {"verdict": "same", "reason": "it is", "blocks": 1, "control_blocks": 0}
-    away = {"event": "measured", "chain": "there", "worker": "box/cpu", "blocks": [block(), block()]}
+    verdict = {"verdict": "same", "reason": "it is", "blocks": 1, "control_blocks": 0, "cpus": []}
+    verdict |= {"replaced_blocks": 0, "marked_blocks": 0}
+    away = {"event": "measured", "step": "there", "worker": "box/cpu", "blocks": [block(), block()]}
     first = [
         {"event": "prepared", **prepared},
-        *({"event": "block", **block(), "chain": chain} for chain in ("cut", "cut", "judged")),
+        *({"event": "block", **block(), "step": chain} for chain in ("cut", "cut", "judged")),
         away,
-        {"event": "verdict", "chain": "judged", "replaced_blocks": 0, "marked_blocks": 0, **verdict},
+        {"event": "result", "step": "judged", "times": verdict},
         {"event": "end", "exit_code": 0, "seconds": 1.0, "interrupted": False, "problem": ""},
     ]
-    again = [{"event": "prepared", **prepared}, {"event": "block", **block(), "chain": "cut"}]
-    lines = [{"event": "comparison", **opening}, *first, {"event": "comparison", **opening, "resumed": True}, *again]
-    (tmp_path / COMPARISON_FILE).write_text("".join(f"{json.dumps({'time': _at('00'), **line})}\n" for line in lines))
+    again = [{"event": "prepared", **prepared}, {"event": "block", **block(), "step": "cut"}]
+    lines = [{"event": "opening", **opening}, *first, {"event": "opening", **opening, "resumed": True}, *again]
+    (tmp_path / JOURNAL).write_text("".join(f"{json.dumps({'time': _at('00'), **line})}\n" for line in lines))
     record = read_comparison(tmp_path)
     assert (record.begun["cut"], record.begun["judged"], record.begun["there"]) == (3, 1, 2)
     assert (record.worker_of("there"), record.verdicts, record.end) == ("box/cpu", {}, None)
-    record.verdicts["judged"] = RecordedVerdict.from_dict(
-        {"replaced_blocks": 0, "marked_blocks": 0, "chain": "judged", **verdict, "verdict": "fastr"}
-    )
+    record.verdicts["judged"] = RecordedVerdict.from_dict({**verdict, "verdict": "fastr"})
     with pytest.raises(GauntletError, match="the verdict of judged, 'fastr', is none that this version knows"):
         list_rows(record)
     del record.verdicts["judged"]
@@ -202,15 +203,35 @@ def test_a_resumed_comparison_goes_on_with_the_blocks_and_judges_again(tmp_path:
     }
 
 
-@pytest.mark.parametrize("rounds", [5, [5], [{"side": "A"}]])
-def test_rounds_that_are_none_are_told(rounds: object) -> None:
-    with pytest.raises(GauntletError, match="the record of rounds of toy/abs@cpu cannot be read"):
-        evidence_of([{"event": "block", **block(), "rounds": rounds}])
+def as_events(folder: Path, lines: Sequence[dict[str, Any]]) -> list[JournalEvent]:
+    """The events of a comparison's journal that has these lines."""
+    rules = compare_settings(CompareRequest(), ConductRequest(), here=False).rules
+    rounds = RecordedRounds(repetitions=1, min_time=1.0, choose=False)
+    opening = ComparisonOpening(sides=SIDES_OF_IT, rules=rules, rounds=rounds).as_dict()
+    folder.mkdir(exist_ok=True)
+    path = folder / JOURNAL
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in ({"event": "opening", **opening}, *lines)))
+    return COMPARISON.read(folder).events
 
 
-def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last() -> None:
-    first = {"event": "measured", "chain": "a", "problem": "", "blocks": [block(), block()]}
-    assert len(evidence_of([first, {**first, "blocks": [block()]}])["a"].blocks) == 1
+@pytest.mark.parametrize(
+    ("rounds", "says"),
+    [
+        (5, "the block of toy/abs@cpu cannot be read: rounds: expected a list, found 5"),
+        ([5], "the block of toy/abs@cpu cannot be read: rounds: expected an object, found 5"),
+        ([{"side": "A"}], "the block of toy/abs@cpu cannot be read: rounds.times_ms: is missing"),
+        ([], "a block of 0 rounds, expected 4 in the order ABBA"),
+    ],
+)
+def test_rounds_that_are_none_are_told(tmp_path: Path, rounds: object, says: str) -> None:
+    with pytest.raises(GauntletError, match=says):
+        evidence_of(as_events(tmp_path, [{"event": "block", **block(), "rounds": rounds}]))
+
+
+def test_a_log_that_has_a_model_twice_has_it_as_it_was_measured_last(tmp_path: Path) -> None:
+    first = {"event": "measured", "step": "a", "worker": "box", "problem": "", "blocks": [block(), block()]}
+    events = as_events(tmp_path, [first, {**first, "blocks": [block()]}])
+    assert len(evidence_of(events)["a"].blocks) == 1
 
 
 _COMPILE = step("toy/abs@cpu:compile", stage=Stage.COMPILE)
@@ -225,7 +246,7 @@ def _at(second: str) -> str:
 def side(folder: Path, name: str, made: dict[str, str], words: str = "bench") -> PreparedSide:
     """One whose modules were made with these keys at these times; in `words`, how it benchmarks the first model."""
     folder.mkdir()
-    lines = [{"event": "run", "time": _at("00"), "steps": []}]
+    lines: list[dict[str, Any]] = [{"event": "opening", "kind": "run", "time": _at("00"), "steps": []}]
     for time, key in made.items():
         for compiled in (_COMPILE, _OF_ANOTHER):
             result = Result(Verdict.PASSED, cache=CacheUse(False, key, ""))
@@ -286,7 +307,7 @@ def test_what_has_to_be_ready_of_a_side(
     assert unready(one, replace(count, skip="not on this device")) == "not on this device"
 
 
-def measured_so_far(*times: str, kind: str = "block", words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def measured_so_far(folder: Path, *times: str, kind: str = "block", words: tuple[str, ...] = ()) -> list[JournalEvent]:
     """Blocks at these times, after parts of a comparison that were prepared with these benchmarks."""
     resources = Resources()
     parts = [SideBenchmark(timeout=1.0, command=Command((word,), "/"), resources=resources) for word in words]
@@ -294,10 +315,12 @@ def measured_so_far(*times: str, kind: str = "block", words: tuple[str, ...] = (
         PreparedComparison(sides=SIDES_OF_IT, benchmarks={UNIT.chain: dict.fromkeys("AB", part)}).as_dict()
         for part in parts
     ]
-    return [
+    measured = block() if kind == "block" else {"step": UNIT.chain, "worker": "box", "blocks": []}
+    lines = [
         *({"event": "prepared", "time": _at("00"), **part} for part in prepared),
-        *({"event": kind, "time": _at(time), "chain": UNIT.chain} for time in times),
+        *({"event": kind, "time": _at(time), **measured} for time in times),
     ]
+    return as_events(folder, lines)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +330,7 @@ def measured_so_far(*times: str, kind: str = "block", words: tuple[str, ...] = (
         ({"01": "k"}, ("02", "03"), False),
         ({"01": "k", "04": "k"}, ("02", "03"), False),
         ({"01": "k", "04": "other"}, ("02", "03"), True),
-        # Blocks of both, which earlier versions have taken: the later ones don't make it what the first ones are of.
+        # Blocks of both: the later ones don't make it what the first ones are of.
         ({"01": "k", "04": "other"}, ("02", "05"), True),
         ({"01": "k", "04": "other", "06": "k"}, ("02", "05"), False),
         # Made, and made otherwise, before anything was measured.
@@ -320,7 +343,7 @@ def test_a_module_is_another_one_where_its_key_is_not_that_at_the_first_block(
     tmp_path: Path, made: dict[str, str], times: tuple[str, ...], kind: str, *, changed: bool
 ) -> None:
     sides = (side(tmp_path / "a", "A", {"01": "k"}), side(tmp_path / "b", "B", made))
-    found = find_changed(sides, measured_so_far(*times, kind=kind))
+    found = find_changed(sides, measured_so_far(tmp_path, *times, kind=kind))
     why = "B: its module is not the one that was measured so far; begin a new comparison"
     assert found == ({UNIT.chain: why} if changed else {})
 
@@ -333,24 +356,23 @@ def test_a_module_is_another_one_where_its_key_is_not_that_at_the_first_block(
         # The first part says how it was measured; a resumed one that left it out, how it would have been.
         (("bench", "other"), "other", True),
         (("bench", "other"), "bench", False),
-        # Records of earlier versions do not say.
-        ((), "other", False),
     ],
 )
 def test_a_benchmark_is_another_one_where_it_is_not_that_of_the_first_part(
     tmp_path: Path, words: tuple[str, ...], now: str, *, changed: bool
 ) -> None:
     sides = [side(tmp_path / name, name, {"01": "k"}, now) for name in "AB"]
-    found = find_changed(sides, measured_so_far("02", words=words))
+    found = find_changed(sides, measured_so_far(tmp_path, "02", words=words))
     why = "A: its benchmark is not the one that was measured so far; begin a new comparison"
     assert found == ({UNIT.chain: why} if changed else {})
-    assert find_changed(sides, measured_so_far(words=words)) == {}, "nothing is measured yet"
+    assert find_changed(sides, measured_so_far(tmp_path, words=words)) == {}, "nothing is measured yet"
 
 
 def test_a_benchmark_is_the_same_in_a_folder_that_was_moved(tmp_path: Path) -> None:
     sides = [side(tmp_path / name, name, {"01": "k"}, f"--module={tmp_path}/m.vmfb") for name in "AB"]
-    assert find_changed(sides, measured_so_far("02", words=("--module=/elsewhere/m.vmfb",))) == {}
-    assert set(find_changed(sides, measured_so_far("02", words=("--module=/elsewhere/n.vmfb",)))) == {UNIT.chain}
+    assert find_changed(sides, measured_so_far(tmp_path, "02", words=("--module=/elsewhere/m.vmfb",))) == {}
+    other = measured_so_far(tmp_path, "02", words=("--module=/elsewhere/n.vmfb",))
+    assert set(find_changed(sides, other)) == {UNIT.chain}
 
 
 @given(hosts=st.integers(1, 20), units=st.integers(1, 50), gone=st.floats(0, 1000))

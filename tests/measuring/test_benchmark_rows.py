@@ -45,7 +45,7 @@ def test_all_repetitions_are_kept(times: list[float]) -> None:
     assert samples.mean_ms == statistics.fmean(times)
     assert samples.min_ms == min(times)
     assert samples.stdev_ms == (statistics.stdev(times) if len(times) > 1 else None)
-    assert samples.as_dict()["real_time"] == times
+    assert samples.as_dict()["real_time_ms"] == times
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("ns", 1e-6), ("us", 1e-3), ("ms", 1), ("s", 1000)])

@@ -160,12 +160,12 @@ def test_what_no_reader_follows_is_said_with_its_line(text: str, says: str, tmp_
     path = tmp_path / "log.jsonl"
     path.write_text(f'{{"event":"run"}}\n{text}\n{{"event":"end"}}\n', encoding="utf-8")
     with pytest.raises(GauntletError) as caught:
-        read_events(path, "run")
+        read_events(path)
     assert caught.value.what.startswith(f"{path}:2: the line {says}")
 
 
 def test_half_a_character_is_read_as_one_that_stands_for_it(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"event":"run","a\\uD800":"\\ud83d\\ude00 \\udcff"}\n', encoding="ascii")
-    ((_, event),) = read_events(path, "run").events
+    (event,) = read_events(path)
     assert event == {"event": "run", "a\ufffd": "\U0001f600 \ufffd"}

@@ -10,7 +10,8 @@ import pytest
 from iree_gauntlet.cases import Allclose, Golden, Origin, Verdict
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import Figure, Statistic
-from iree_gauntlet.records.run_folder import read_finished_verdicts
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.records.run_folder import find_finished_verdicts
 from iree_gauntlet.stages import FailureKind
 from iree_gauntlet.steps import CacheLookup, Command
 from tests.support.journal_builder import JournalBuilder
@@ -56,8 +57,10 @@ def test_a_step_is_done_where_it_is_planned_as_it_was(
     builder.result(name, "failed")
     builder.write(tmp_path)
     iree = builder.event.toolchain
-    assert read_finished_verdicts(tmp_path, [replace(step, **before)], iree) == {name: Verdict.FAILED}
-    found = read_finished_verdicts(tmp_path, [replace(step, **{**before, **now})], iree)
+    assert find_finished_verdicts(read_journal(tmp_path / JOURNAL), [replace(step, **before)], iree) == {
+        name: Verdict.FAILED
+    }
+    found = find_finished_verdicts(read_journal(tmp_path / JOURNAL), [replace(step, **{**before, **now})], iree)
     assert found == ({name: Verdict.FAILED} if done else {})
     with pytest.raises(UsageError, match="was run with another IREE"):
-        read_finished_verdicts(tmp_path, [step], replace(iree, identity="another"))
+        find_finished_verdicts(read_journal(tmp_path / JOURNAL), [step], replace(iree, identity="another"))

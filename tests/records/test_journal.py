@@ -18,11 +18,19 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_events import EndEvent, MachineFacts, RunEvent, RunShard, RunTarget, ToolchainFacts
-from iree_gauntlet.journal_format import JournalRecord, read_journal
+from iree_gauntlet.journal_events import (
+    EndEvent,
+    ExperimentKind,
+    MachineFacts,
+    RunOpening,
+    RunShard,
+    RunTarget,
+    ToolchainFacts,
+)
+from iree_gauntlet.journal_format import JournalRecord, read_journal, read_kind
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.results import Result
-from iree_gauntlet.stages import FailureKind, Stage
+from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
@@ -47,7 +55,7 @@ def clock() -> datetime:
 
 def write_run(path: Path) -> None:
     with Journal(path, clock) as journal:
-        journal.run(RunEvent(run="r"), STEPS)
+        journal.run(RunOpening(name="r"), STEPS)
         for step in ("a", "b"):
             journal.start(step)
             journal.result(step, Result(Verdict.PASSED, "ünï\n\u2028"))
@@ -61,7 +69,7 @@ def test_ctrl_c_before_anything_is_brought_to_the_disk(tmp_path: Path, monkeypat
     monkeypatch.setattr(threading.Thread, "start", interrupt)
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunEvent(run="r"), STEPS)
+        journal.run(RunOpening(name="r"), STEPS)
         with pytest.raises(KeyboardInterrupt):
             journal.start("a")
     assert read_journal(path).starts == {"a": "2026-11-21T05:18:00.123Z"}
@@ -73,7 +81,7 @@ def test_round_trip(tmp_path: Path) -> None:
     record = read_journal(path)
     assert record.path == path
     assert record.planned == STEPS
-    assert (record.run.run, record.run.time) == ("r", "2026-11-21T05:18:00.123Z")
+    assert (record.run.name, record.run.time) == ("r", "2026-11-21T05:18:00.123Z")
     assert record.starts == {"a": "2026-11-21T05:18:00.123Z", "b": "2026-11-21T05:18:00.123Z"}
     assert record.results["a"].reason == "ünï\n\u2028"
     assert record.end == EndEvent(record.starts["a"], ExitCode.OK, 1.5)
@@ -109,7 +117,7 @@ def test_resume_after_any_cut_starts_on_a_line_of_its_own(tmp_path: Path, monkey
         path.write_bytes(whole[:size])
         before = read_journal(path)
         with Journal(path, clock) as journal:
-            journal.run(RunEvent(resumed=True), (*STEPS, a_step("c")))
+            journal.run(RunOpening(resumed=True), (*STEPS, a_step("c")))
             journal.result("c", Result(Verdict.FAILED))
         after = read_journal(path)
         assert {*before.results, "c"} <= {*after.results}
@@ -127,17 +135,19 @@ def test_broken_line_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> 
         with pytest.raises(GauntletError, match=r"journal\.jsonl:2:"):
             read_journal(path)
     path.write_bytes(lines[0] + b'\n{"event":"result"}\n')
-    with pytest.raises(GauntletError, match=r"journal\.jsonl:2: .* without a step"):
+    with pytest.raises(GauntletError, match=r"journal\.jsonl:2: the result event cannot be read: step: expected text"):
         read_journal(path)
-    path.write_bytes(b'{"event":"run","steps":3}\n')
-    with pytest.raises(GauntletError, match=r"journal\.jsonl:1: .* without a list"):
+    path.write_bytes(b'{"event":"opening","kind":"run","steps":3}\n')
+    with pytest.raises(
+        GauntletError, match=r"journal\.jsonl:1: the opening event cannot be read: steps: expected a list, found 3"
+    ):
         read_journal(path)
 
 
 def test_unknown_events_are_left_out_and_the_last_result_wins(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunEvent(), ())
+        journal.run(RunOpening(), ())
         journal.result("a", Result(Verdict.FAILED))
         journal.write("weather", {"sun": True})
         journal.result("a", PASSED)
@@ -191,7 +201,7 @@ def test_lock_dies_with_its_owner(tmp_path: Path) -> None:
             Journal(path, clock)
         process.kill()
     with Journal(path, clock) as journal:
-        journal.run(RunEvent(), ())
+        journal.run(RunOpening(), ())
 
 
 def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +217,7 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with Journal(path, clock) as journal:
-        journal.run(RunEvent(), STEPS)
+        journal.run(RunOpening(), STEPS)
         before = path.read_bytes()
         monkeypatch.setattr(os, "write", fails_halfway)
         with pytest.raises(GauntletError, match="No space left"):
@@ -226,7 +236,7 @@ def test_unwritable_place_is_a_message(tmp_path: Path) -> None:
 def test_threads_write_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunEvent(), ())
+        journal.run(RunOpening(), ())
 
         def work(name: str) -> None:
             for number in range(20):
@@ -266,7 +276,7 @@ def test_results_of_many_small_steps_share_a_sync_and_a_long_one_waits_for_its_o
 
     with Journal(path, clock) as journal:
         monkeypatch.setattr(os, "fsync", slow)
-        journal.run(RunEvent(), ())
+        journal.run(RunOpening(), ())
         assert syncs == ["own"]
         for number in range(300):
             journal.start(str(number))
@@ -301,9 +311,9 @@ def test_what_was_reported_survives_sigkill(tmp_path: Path) -> None:
         "import os, signal, sys; from pathlib import Path; from datetime import datetime, UTC\n"
         "from iree_gauntlet.cases import Verdict; from iree_gauntlet.results import Result\n"
         "from iree_gauntlet.records.event_log import Journal\n"
-        "from iree_gauntlet.journal_events import RunEvent\n"
+        "from iree_gauntlet.journal_events import RunOpening\n"
         "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
-        "j.run(RunEvent(), ())\n"
+        "j.run(RunOpening(), ())\n"
         "for n in range(50): j.start(str(n)); j.result(str(n), Result(Verdict.PASSED))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -340,42 +350,24 @@ def test_a_step_is_written_as_it_is(tmp_path: Path) -> None:
     )
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunEvent(), (step,))
+        journal.run(RunOpening(), (step,))
     record = read_journal(path)
     assert list(record.steps) == json.loads(json.dumps([asdict(step)]))
     assert record.planned == (step,)
 
 
-def test_steps_of_earlier_journals_are_read(tmp_path: Path) -> None:
-    said: dict[str, Any] = {
-        "id": "m/s@cpu:threshold.pipeline",
-        "chain": "m/s@cpu",
-        "dialect": "d",
-        "model": "m",
-        "submodel": "s",
-    }
-    said |= {"target": "cpu", "stage": "threshold", "origin": {"file": "spec.json"}, "expect_failure": "why"}
-    plans = [said, {**said, "expect_crash": True}, {**said, "expect_kinds": ["wrong numbers"]}]
-    steps = JournalRecord(tmp_path / "journal.jsonl", steps=tuple(plans)).planned
-    assert {step.role for step in steps} == {"pipeline"}
-    assert [step.expect_kinds for step in steps] == [
-        Stage.THRESHOLD.row.failures,
-        (FailureKind.CRASHES,),
-        (FailureKind.WRONG_NUMBERS,),
-    ]
-
-
 def test_a_step_that_is_none_names_the_version_that_wrote_it(tmp_path: Path) -> None:
-    record = JournalRecord(tmp_path / "journal.jsonl", runs=(RunEvent(version="0.9"),), steps=({"id": "a"},))
+    record = JournalRecord(tmp_path / "journal.jsonl", runs=(RunOpening(version="0.9"),), steps=({"id": "a"},))
     with pytest.raises(
-        GauntletError, match=r"a step cannot be read: chain: expected text, found none\n  it was written by version 0.9"
+        GauntletError, match=r"a step cannot be read: chain: is missing\n  It was written by version 0.9"
     ):
         _ = record.planned
 
 
 def test_a_run_event_is_read_as_it_was_written_and_says_no_more_than_it_knows(tmp_path: Path) -> None:
-    event = RunEvent(
-        run="r",
+    event = RunOpening(
+        kind=ExperimentKind.MICRO,
+        name="r",
         target=(RunTarget("cpu", "mi300"),),
         toolchain=ToolchainFacts("3.13.0", identity="c0ffee"),
         machine=MachineFacts("host", cores=2),
@@ -384,19 +376,19 @@ def test_a_run_event_is_read_as_it_was_written_and_says_no_more_than_it_knows(tm
     )
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
-        journal.run(RunEvent(), ())
+        journal.run(RunOpening(), ())
         journal.run(event, ())
     bare, full = (json.loads(line) for line in path.read_text().splitlines())
-    assert {"asked", "bench", "lock_folder", "merged", "micro", "remarks", "shard"}.isdisjoint(bare)
-    assert bare["toolchain"] == bare["machine"] == {}
+    assert {"kept", "lock_folder", "machine", "merged", "micro", "remarks", "shard"}.isdisjoint(bare)
+    assert (bare["kind"], bare["toolchain"]) == ("run", {})
     assert full["machine"] == {"host": "host", "cores": 2}
     assert read_journal(path).run == replace(event, time="2026-11-21T05:18:00.123Z")
-    assert not event.of_specs
+    assert read_kind(path) is ExperimentKind.RUN
 
 
 def test_a_run_event_of_another_version_names_it(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_text('{"event": "run", "steps": []}\n{"event": "end", "seconds": {}}\n')
+    path.write_text('{"event": "opening", "kind": "run", "steps": []}\n{"event": "end", "seconds": {}}\n')
     with pytest.raises(
         GauntletError, match=r"journal.jsonl:2: the end event cannot be read: seconds: expected a number"
     ) as caught:
@@ -423,10 +415,10 @@ def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, fields: d
 def test_steps_that_a_run_learns_of_on_the_way_are_its_steps(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, lambda: datetime.now(UTC)) as journal:
-        journal.run(RunEvent(), (a_step("old"),))
-        journal.run(RunEvent(), (a_step("a"),))
+        journal.run(RunOpening(), (a_step("old"),))
+        journal.run(RunOpening(), (a_step("a"),))
         journal.more_steps((a_step("b"), a_step("c")))
     assert [step.id for step in read_journal(path).planned] == ["a", "b", "c"]
-    path.write_text('{"event": "run", "steps": []}\n{"event": "steps"}\n')
-    with pytest.raises(GauntletError, match=r"journal.jsonl:2: the line is a steps event without a list of steps"):
+    path.write_text('{"event": "opening", "kind": "run", "steps": []}\n{"event": "steps"}\n')
+    with pytest.raises(GauntletError, match=r"journal.jsonl:2: the steps event cannot be read: steps: is missing"):
         read_journal(path)

@@ -1,16 +1,16 @@
-"""Work verdicts of comparisons: of this version, and as versions recorded them that judged a call as a whole."""
+"""Work verdicts of comparisons and matrices."""
 
 from __future__ import annotations
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.figures import Figure
 from iree_gauntlet.records.chain_figures import ChainFigures, MatrixCell
-from iree_gauntlet.records.compare_record import RecordedRules, WorkVerdict
+from iree_gauntlet.records.compare_record import WorkVerdict
 from iree_gauntlet.records.matrix_outcome import MatrixRow
 from iree_gauntlet.reports.matrix_report import _list_changes_of_row
 from iree_gauntlet.results import WorkPart
 
-_OLD = {
+_VERDICT = {
     "verdict": "more work",
     "instructions": {"A": 555_879, "B": 557_791},
     "ratio": 557_791 / 555_879,
@@ -20,22 +20,13 @@ _OLD = {
 }
 
 
-def test_a_verdict_of_an_earlier_version_is_read_as_it_was_made() -> None:
-    old = WorkVerdict.from_dict(_OLD)
-    assert old.parts == ()
-    assert old.change_by_part == "+0.3440 %, 98 % of it outside of dispatches"
-    assert "parts" not in old.as_dict()
-    rules = {"alpha": 0.01, "looks": [10], "least": 0.01, "band": 0.03, "budget_seconds": 60.0, "seed": 1}
-    assert RecordedRules.from_dict(rules | {"least_work": 0.0001}).outside is None
-
-
 def test_a_verdict_says_what_each_part_does() -> None:
     parts = (
         WorkPart("dispatches", "more work", 433_528, 434_288, ("f_dispatch_1_mm",), ()),
         WorkPart("outside", "same work", 122_351, 121_587),
     )
     counts = {"instructions": {"A": 555_879, "B": 555_875}, "parts": [part.as_dict() for part in parts]}
-    new = WorkVerdict.from_dict(_OLD | counts)
+    new = WorkVerdict.from_dict(_VERDICT | counts)
     assert new.parts == parts
     assert new.change_by_part == (
         "-0.0007 %: in dispatches +760 (+0.1753 %), more in f_dispatch_1_mm; "
@@ -57,5 +48,5 @@ def test_a_matrix_holds_them_apart() -> None:
     assert changes(cell(100_000, 50_000), cell(100_200, 49_800)) == ["instructions"]
     assert changes(cell(100_000, 50_000), cell(100_000, 51_900)) == []
     assert changes(cell(100_000, 50_000), cell(100_000, 52_100)) == ["instructions outside of dispatches"]
-    # Of an earlier version.
+    # Where the counter does not know dispatches.
     assert changes(cell(150_000, None), cell(100_200, 49_800)) == []

@@ -371,7 +371,7 @@ def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_pa
 def test_two_names_of_one_iree_are_told(tmp_path: Path) -> None:
     runs: dict[str, Any] = {name: release_run("3.13.0", x=chain()) for name in ("installed", "3.13.0")}
     folder = write_record(tmp_path, runs)
-    record = folder / "matrix.jsonl"
+    record = folder / "journal.jsonl"
     record.write_text(record.read_text().replace('"identity": "installed"', '"identity": "3.13.0"'))
     assert "installed and 3.13.0 are the same IREE" in " ".join(read_matrix_outcome(folder).remarks)
     # With another runtime it is another IREE.
@@ -398,28 +398,37 @@ def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_
     [
         ("no JSON\n", "is no JSON object"),
         (
-            '{"event":"start","label":"a","time":"2026-11-2!T"}\n',
+            '{"event":"start","step":"a","time":"2026-11-2!T"}\n',
             "jsonl:7: the line has a time that cannot be read: '2026-11-2!T'",
         ),
         (
-            '{"event":"start","label":"a","time":"2026-11-20T10:00:00"}\n',
+            '{"event":"start","step":"a","time":"2026-11-20T10:00:00"}\n',
             "has a time that cannot be read: '2026-11-20T10:00:00'",
         ),
-        ('{"event":"start","label":"a","time":7}\n', "has a time that cannot be read: 7"),
-        ('{"event":"matrix","irees":[{"label":"a"}]}\n', "the matrix event cannot be read: irees.iree: is missing"),
-        ('{"event":"matrix","irees":[{"label":"a","iree":"a","folder":"../a"}]}\n', "irees: ../a is no folder within"),
-        ('{"event":"matrix","irees":[{"label":"a","iree":"a","folder":".."}]}\n', "irees: .. is no folder within"),
-        ('{"event":"start"}\n', "without a label"),
-        ('{"event":"result","label":"3.5.0"}\n', "the result event cannot be read: exit_code: is missing"),
+        ('{"event":"start","step":"a","time":7}\n', "has a time that cannot be read: 7"),
         (
-            '{"event":"result","label":"3.5.0","exit_code":77}\n',
+            '{"event":"opening","kind":"matrix","irees":[{"label":"a"}]}\n',
+            "the opening event cannot be read: irees.iree: is missing",
+        ),
+        (
+            '{"event":"opening","kind":"matrix","irees":[{"label":"a","iree":"a","folder":"../a"}]}\n',
+            "irees: ../a is no folder within",
+        ),
+        (
+            '{"event":"opening","kind":"matrix","irees":[{"label":"a","iree":"a","folder":".."}]}\n',
+            "irees: .. is no folder within",
+        ),
+        ('{"event":"start"}\n', "the start event cannot be read: step: expected text, found none"),
+        ('{"event":"result","step":"3.5.0"}\n', "the result of 3.5.0 cannot be read: exit_code: is missing"),
+        (
+            '{"event":"result","step":"3.5.0","exit_code":77}\n',
             "exit_code: expected one of 0, 1, 2, 3, 4, 5, 70, 130, found 77",
         ),
     ],
 )
 def test_a_damaged_record_is_told(tmp_path: Path, line: str, says: str) -> None:
     folder = four_releases(tmp_path / "m")
-    record = folder / "matrix.jsonl"
+    record = folder / "journal.jsonl"
     lines = record.read_text().splitlines(keepends=True)
     if "77" in line:
         line = line.replace("77", '77,"error":"x"')
@@ -431,13 +440,9 @@ def test_a_damaged_record_is_told(tmp_path: Path, line: str, says: str) -> None:
 def test_there_is_no_record(tmp_path: Path) -> None:
     with pytest.raises(GauntletError, match="there is no"):
         read_matrix_outcome(tmp_path)
-    (tmp_path / "matrix.jsonl").write_text("")
-    matrix = read_matrix_outcome(tmp_path)
-    assert matrix.exit_code is ExitCode.ERROR
-    assert "its first line is missing" in printed(matrix)
-    assert render_markdown(make_matrix_document(matrix))
-    assert format_matrix_csv(matrix) == ""
-    etree.fromstring(format_matrix_junit(matrix).encode())
+    (tmp_path / "journal.jsonl").write_text("")
+    with pytest.raises(GauntletError, match="does not say what was to be done: its first line is missing"):
+        read_matrix_outcome(tmp_path)
 
 
 _VALUES = st.floats(0, 1e12) | st.just(math.nan)

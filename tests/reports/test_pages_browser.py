@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.journal_format import JOURNAL
-from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
+from iree_gauntlet.reports.experiment_reports import make_reports, write_reports
 from iree_gauntlet.reports.runs_index import write_index
 from tests.reports.test_history_page import page as history_page
 from tests.reports.test_history_page import series, step
@@ -104,7 +104,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     items = [series(number, 60) for number in range(6)]
     history = folder / "history.html"
     history.write_text(history_page(*items, findings=tuple(step(item, 31) for item in items)), encoding="utf-8")
-    index, _ = write_index(folder, RECORDS, all_of_them=True)
+    index, _ = write_index(folder, make_reports, all_of_them=True)
     found = {"history": history, "index": index, "explanation": written["explained"] / "explain" / "explain.html"}
     names = {"compare": "comparison", "bisect": "bisect", "matrix": "matrix", "releases": "matrix"}
     return {name: path / f"{names.get(name, 'summary')}.html" for name, path in written.items()} | found

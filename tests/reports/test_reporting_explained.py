@@ -13,8 +13,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.explain_outcome import EXPLAIN_RECORD, read_explained_before
+from iree_gauntlet.records.explain_outcome import list_explained
 from iree_gauntlet.reports.experiment_reports import say_explain_again, write_reports
 from tests.support.journal_builder import RUN, JournalBuilder
 
@@ -41,10 +42,10 @@ def failed_run(folder: Path, reason: str = _WRONG) -> Path:
 def explained(run: Path, case: str = "m/a@cpu", *, done: bool = True) -> Path:
     """The record of its explanation."""
     (run / "explain").mkdir(exist_ok=True)
-    with EventLog(run / "explain" / EXPLAIN_RECORD, lambda: datetime.now(UTC)) as log:
-        opening = {"command": "gauntlet explain", "cwd": "/", "toolchain": {"compiler": "3.6.0"}}
-        log.write("explain", {**opening, "cases": [{"case": case, "kind": "wrong numbers", "reason": _WRONG}]})
-        log.write("start", {"case": case})
+    with EventLog(run / "explain" / JOURNAL, lambda: datetime.now(UTC)) as log:
+        opening = {"kind": "explain", "command": "gauntlet explain", "cwd": "/", "toolchain": {"compiler": "3.6.0"}}
+        log.write("opening", {**opening, "cases": [{"case": case, "kind": "wrong numbers", "reason": _WRONG}]})
+        log.write("start", {}, step=case)
         around = [[0, "main$dispatch_0_fill", 1e-7], [1, _DISPATCH, 0.5], [2, "main$dispatch_2_add", None]]
         suspect = {
             "dispatch": _DISPATCH,
@@ -58,10 +59,10 @@ def explained(run: Path, case: str = "m/a@cpu", *, done: bool = True) -> Path:
         probes = [{"name": "data tiling off", "flag": "--x", "verdict": "passes", "reason": ""}]
         bundle = {"problem": "", "folder": "m/a.cpu/bundle", "bytes": 100, "exit_code": 1, "form": "the whole program"}
         for part, fields in (("located", suspect | {"reference": "vmvx"}), ("probes", {"probes": probes})):
-            log.write("found", {"case": case, "part": part, **fields})
-        log.write("found", {"case": case, "part": "bundle", **bundle})
+            log.write(part, fields, step=case)
+        log.write("bundle", bundle, step=case)
         if done:
-            log.write("case", {"case": case, "bundled": True, "seconds": 1.0})
+            log.write("result", {"bundled": True, "seconds": 1.0}, step=case)
         log.write("end", {"exit_code": 0, "problem": "", "seconds": 1.0, "interrupted": False})
     return run
 
@@ -115,12 +116,12 @@ def test_what_an_earlier_explanation_found_stays(tmp_path: Path) -> None:
 
 def test_what_was_begun_again_is_not_explained_before(tmp_path: Path) -> None:
     folder = explained(failed_run(tmp_path)) / "explain"
-    assert read_explained_before(folder, private=False, budget=1.0) == {"m/a@cpu"}
-    assert read_explained_before(folder, private=True, budget=1.0) == set()
+    assert list_explained(folder, private=False, budget=1.0) == {"m/a@cpu"}
+    assert list_explained(folder, private=True, budget=1.0) == set()
     # Its bundle was removed then, and the command was killed.
-    with EventLog(folder / EXPLAIN_RECORD, lambda: datetime.now(UTC)) as log:
-        log.write("start", {"case": "m/a@cpu"})
-    assert read_explained_before(folder, private=False, budget=1.0) == set()
+    with EventLog(folder / JOURNAL, lambda: datetime.now(UTC)) as log:
+        log.write("start", {}, step="m/a@cpu")
+    assert list_explained(folder, private=False, budget=1.0) == set()
 
 
 @pytest.mark.parametrize(("reason", "done"), [("output 0: 3 of 9 values differ", True), (_WRONG, False)])
@@ -133,17 +134,17 @@ def test_what_is_no_explanation_of_this_failure_is_left_out(tmp_path: Path, reas
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("nonsense", f"explain/{EXPLAIN_RECORD}:2: the line is no JSON object"),
+        ("nonsense", f"explain/{JOURNAL}:2: the line is no JSON object"),
         (
-            '{"event": "explain", "cases": [{"case": "m/a@cpu"}]}',
-            "the explain event cannot be read: cases.kind: is missing",
+            '{"event": "opening", "kind": "explain", "cases": [{"case": "m/a@cpu"}]}',
+            "the opening event cannot be read: cases.kind: is missing",
         ),
-        ('{"event": "explain", "cases": 3}', "cases: expected a list, found 3"),
+        ('{"event": "opening", "kind": "explain", "cases": 3}', "cases: expected a list, found 3"),
     ],
 )
 def test_a_damaged_record_is_a_remark_and_the_reports_are_whole(tmp_path: Path, line: str, says: str) -> None:
     run = explained(failed_run(tmp_path))
-    record = run / "explain" / EXPLAIN_RECORD
+    record = run / "explain" / JOURNAL
     lines = record.read_text().splitlines(keepends=True)
     record.write_text("".join((lines[0], f"{line}\n", *lines[1:])))
     reports = write_reports(run)
@@ -154,14 +155,14 @@ def test_a_damaged_record_is_a_remark_and_the_reports_are_whole(tmp_path: Path, 
     assert says in remark
     assert str(tmp_path) not in remark
     # Whoever asks for the explanation itself, or for another one, hears of it.
-    for read in (write_reports, partial(read_explained_before, private=False, budget=1.0)):
+    for read in (write_reports, partial(list_explained, private=False, budget=1.0)):
         with pytest.raises(GauntletError, match=re.escape(says)):
             read(record.parent)
 
 
 def test_any_text_in_the_record_leaves_the_reports_valid(tmp_path: Path) -> None:
     run = explained(failed_run(tmp_path))
-    record = run / "explain" / EXPLAIN_RECORD
+    record = run / "explain" / JOURNAL
     record.write_text(record.read_text().replace(_DISPATCH, "a\\u0000|<script>`]]>&"))
     write_reports(run)
     ET.fromstring((run / "junit.xml").read_text())

@@ -11,7 +11,7 @@ from lxml import html
 
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import JOURNAL
-from iree_gauntlet.reports.experiment_reports import RECORDS, ConsolePresenter, write_reports
+from iree_gauntlet.reports.experiment_reports import ConsolePresenter, make_reports, write_reports
 from iree_gauntlet.reports.run_reports import run_reports
 from iree_gauntlet.reports.runs_index import write_index
 from tests.support.command_line import run_here
@@ -41,24 +41,21 @@ def _rows(page: Path) -> list[list[str]]:
     return [[cell.text_content() for cell in row.findall("td")] for row in found.findall(".//tbody/tr")]
 
 
-def _counted(read: list[str]) -> dict[str, Callable[[Path], Reports]]:
+def _counted(read: list[str]) -> Callable[[Path], Reports]:
     """What makes the reports, and notes of which folder."""
 
-    def noting(make: Callable[[Path], Reports]) -> Callable[[Path], Reports]:
-        def made(folder: Path) -> Reports:
-            read.append(folder.name)
-            return make(folder)
+    def made(folder: Path) -> Reports:
+        read.append(folder.name)
+        return make_reports(folder)
 
-        return made
-
-    return {name: noting(make) for name, make in RECORDS.items()}
+    return made
 
 
 def test_the_newest_comes_first_and_leads_to_its_page(tmp_path: Path) -> None:
     write_reports(_run(tmp_path, "old one", 1))
     four_releases(tmp_path / "releases")
     (tmp_path / "notes").mkdir()
-    path, count = write_index(tmp_path, RECORDS, all_of_them=True)
+    path, count = write_index(tmp_path, make_reports, all_of_them=True)
     assert count == 2
     rows = _rows(path)
     assert [row[:3] for row in rows] == [["✗ failed", "releases", "matrix"], ["✓ as expected", "old one", "run"]]
@@ -95,17 +92,18 @@ def test_only_what_is_new_or_was_written_to_is_read(tmp_path: Path) -> None:
 def test_of_many_new_ones_the_newest_are_read_and_the_rest_is_named(tmp_path: Path) -> None:
     for number in range(23):
         _run(tmp_path, f"r{number:02}", number + 1)
-    path, count = write_index(tmp_path, RECORDS)
+    path, count = write_index(tmp_path, make_reports)
     assert count == 20
     assert "3 older folders not looked at yet: gauntlet report --index reads all." in path.read_text()
-    path, count = write_index(tmp_path, RECORDS, all_of_them=True)
+    path, count = write_index(tmp_path, make_reports, all_of_them=True)
     assert count == 23
     assert "not looked at" not in path.read_text()
 
 
 _MEMORY = '<meta name="memory" content="{}">'
 _OF_ANOTHER = (
-    "{&quot;r0&quot;: {&quot;stamp&quot;: &quot;&quot;, &quot;code&quot;: 99, &quot;result&quot;: &quot;&quot;, "
+    "{&quot;r0&quot;: {&quot;stamp&quot;: &quot;&quot;, &quot;kind&quot;: &quot;&quot;, &quot;code&quot;: 99, "
+    "&quot;result&quot;: &quot;&quot;, "
     "&quot;started&quot;: &quot;&quot;, &quot;seconds&quot;: null, &quot;iree&quot;: &quot;&quot;, "
     "&quot;command&quot;: &quot;&quot;}}"
 )
@@ -126,7 +124,7 @@ def test_a_page_that_remembers_nothing_of_use_is_made_anew(tmp_path: Path, found
     _run(tmp_path, "r0", 1)
     page = found and f"{found}<footer>IREE Gauntlet</footer>"
     (tmp_path / "index.html").write_bytes(page.encode("utf-8", "surrogateescape"))
-    path, _ = write_index(tmp_path, RECORDS)
+    path, _ = write_index(tmp_path, make_reports)
     assert _rows(path)[0][1] == "r0"
 
 
@@ -135,7 +133,7 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     page = tmp_path / "index.html"
     page.write_text("<h1>My site</h1>")
     with pytest.raises(UsageError, match=r"index\.html is there, and no page of runs"):
-        write_index(tmp_path, RECORDS, all_of_them=True)
+        write_index(tmp_path, make_reports, all_of_them=True)
     assert page.read_text() == "<h1>My site</h1>"
     # Made by the way, it is no more than a note.
     monkeypatch.setattr("iree_gauntlet.reports.experiment_reports.find_runs_folder", lambda: tmp_path)
@@ -150,7 +148,7 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     ("words", "said"),
     [
         (["report", "--index", "empty"], "there is no run in empty"),
-        (["report", "empty"], "empty is no run: it has no record such as journal.jsonl"),
+        (["report", "empty"], "empty is no run: it has no journal.jsonl"),
         (["report", "runs"], "--index makes the page of a folder of runs"),
     ],
 )
@@ -167,7 +165,7 @@ def test_a_record_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) 
     every_verdict().write(tmp_path / "whole")
     path = _run(tmp_path, "broken", 1) / JOURNAL
     path.write_text(path.read_text().replace('"origin"', '"somewhere"'))
-    page, _ = write_index(tmp_path, RECORDS, all_of_them=True)
+    page, _ = write_index(tmp_path, make_reports, all_of_them=True)
     rows = {row[1]: row for row in _rows(page)}
     assert rows["broken"][0] == "unfinished"
     assert "journal" in rows["broken"][3]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin
-from iree_gauntlet.journal_events import EndEvent, RunEvent
+from iree_gauntlet.journal_events import EndEvent, RunOpening
 from iree_gauntlet.journal_format import JournalRecord
-from iree_gauntlet.results import Result
+from iree_gauntlet.results import MS_PER_UNIT, Result
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import Command, Step
 
@@ -65,11 +65,12 @@ class JournalBuilder:
         return str(step["id"])
 
     def begin(self, **changes: Any) -> None:
-        """The run event, with all steps planned so far."""
+        """The opening, with all steps planned so far."""
         self._add(
             {
-                "event": "run",
-                "run": self.run,
+                "event": "opening",
+                "kind": "run",
+                "name": self.run,
                 "version": "0.1.0",
                 "suite": "cpu",
                 "command": "inv run --suite suites/cpu.toml",
@@ -109,6 +110,13 @@ class JournalBuilder:
         folder = planned.get("folder", "steps/gone")
         process = planned.get("command")
         command = f"cd {folder} && {' '.join(process['argv'])}" if process else ""
+        for held in changes.get("checks", ()):
+            if held["golden"] is not None and ": " in held["note"]:
+                file, _, name = held["note"].partition(": ")
+                golden = {"metric": held["metric"], "value": held["golden"], "factor": held["factor"]}
+                golden |= {"statistic": "mean", "sku": held["sku"], "release": held["release"]}
+                # Beside those that a test has planned.
+                planned["goldens"] = [*planned.get("goldens", ()), {**golden, "origin": {"file": file, "field": name}}]
         self._add(
             {
                 "event": "result",
@@ -147,9 +155,9 @@ class JournalBuilder:
         self._add({"event": "end", "exit_code": exit_code, "seconds": seconds, "interrupted": interrupted})
 
     @property
-    def event(self) -> RunEvent:
-        """The first `run` event, read."""
-        return RunEvent.from_dict(self.lines[0])
+    def event(self) -> RunOpening:
+        """The first opening, read."""
+        return RunOpening.from_dict(self.lines[0])
 
     @property
     def planned(self) -> tuple[Step, ...]:
@@ -159,11 +167,11 @@ class JournalBuilder:
     @property
     def record(self) -> JournalRecord:
         """The record of a journal that was never written to a file."""
-        runs = [line for line in self.lines if line["event"] == "run"]
+        runs = [line for line in self.lines if line["event"] == "opening"]
         results = [line for line in self.lines if line["event"] == "result"]
         return JournalRecord(
             path=Path(RUN) / "journal.jsonl",
-            runs=tuple(map(RunEvent.from_dict, runs)),
+            runs=tuple(map(RunOpening.from_dict, runs)),
             steps=tuple(runs[-1]["steps"]) if runs else (),
             starts={line["step"]: line["time"] for line in self.lines if line["event"] == "start"},
             results={line["step"]: Result.from_dict(line) for line in results},
@@ -233,7 +241,8 @@ def comparison(*, passed: bool = True, **changes: Any) -> dict[str, Any]:
 
 def samples(*times: float, unit: str = "ms") -> dict[str, Any]:
     """Repetitions of a benchmark, as the journal has them."""
-    return {"unit": unit, "real_time": list(times), "cpu_time": list(times), "name": "BM_main"}
+    scaled = [time * MS_PER_UNIT[unit] for time in times]
+    return {"name": "BM_main", "real_time_ms": scaled, "cpu_time_ms": scaled, "iterations": [1 for _ in times]}
 
 
 HIT = {"hit": True, "key": "aa11", "reason": "in the cache"}
@@ -319,6 +328,7 @@ def every_verdict() -> JournalBuilder:
         "error",
         "iree-compile was killed by SIGSEGV",
         signal="SIGSEGV",
+        failure="crashes",
         exit_code=None,
         cache=MISS,
         tail=["Please report issues to https://example.com", "0. Program arguments: iree-compile"],
@@ -364,7 +374,7 @@ def measured_run(
         stage: builder.step("toy", "net", stage, sku=sku, goldens=list(goldens.get(stage, ())))
         for stage in ("threshold", "compstat", "benchmark")
     }
-    builder.begin(toolchain={"compiler": release}, run=name)
+    builder.begin(toolchain={"compiler": release}, name=name)
     builder.result(steps["threshold"], threshold)
     counts = {"dispatch_count": dispatches, "binary_size_bytes": size}
     builder.result(steps["compstat"], compstat, statistics=counts)

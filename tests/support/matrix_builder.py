@@ -90,21 +90,19 @@ def write_record(
     irees = [{"label": label, "iree": label, "folder": label.replace(":", "-")} for label in runs]
     lines: list[dict[str, Any]] = [
         {
-            "event": "matrix",
-            "matrix": folder.name,
+            "event": "opening",
+            "kind": "matrix",
+            "name": folder.name,
             "version": "0.1.0",
             "suite": "releases",
             "command": "gauntlet matrix --iree …",
             "cwd": "/home/me",
             "irees": irees,
-            "selection": {},
-            "defaults": {"model": "*", "targets": ["cpu"], "sku": "", "suite": ""},
-            "stages": None,
-            "options": {},
+            "kept": {"options": {}, "defaults": {"model": "*", "targets": ["cpu"], "sku": "", "suite": ""}},
         }
     ]
     for label, run in runs.items():
-        found: dict[str, Any] = {"event": "toolchain", "label": label, "toolchain": None}
+        found: dict[str, Any] = {"event": "toolchain", "step": label, "toolchain": None}
         if isinstance(run, str):
             found |= {"error": run, "hint": "Nearest: 3.13.0."}
         else:
@@ -114,15 +112,15 @@ def write_record(
         if not isinstance(run, JournalBuilder):
             continue
         run.write(folder / iree["folder"])
-        lines.append({"event": "start", "label": label})
+        lines.append({"event": "start", "step": label})
         code = 0 if results is None else results.get(label)
         if code is not None:
-            lines.append({"event": "result", "label": label, "exit_code": code, "error": "", "hint": ""})
+            lines.append({"event": "result", "step": label, "exit_code": code, "error": "", "hint": ""})
     if end:
         fields = {"interrupted": False, "stopped": ""} if end is True else end
         lines.append({"event": "end", **fields})
     text = "".join(json.dumps({"time": _TIME, **line}) + "\n" for line in lines)
-    (folder / "matrix.jsonl").write_text(text + torn, encoding="utf-8")
+    (folder / "journal.jsonl").write_text(text + torn, encoding="utf-8")
     return folder
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from iree_gauntlet.artifacts.seeded import parse_seeded
+from iree_gauntlet.journal_events import ExperimentKind
 from iree_gauntlet.journal_format import JournalRecord, read_journal
+from iree_gauntlet.records.run_folder import list_folders
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import MAIN, Done, gauntlet_argv, run_here, run_in_process, run_program
 from tests.support.hanging import HANG
@@ -124,8 +126,8 @@ class Project:
 
     @property
     def newest(self) -> Path:
-        runs = [path.parent for path in (self.folder / "runs").glob("*/journal.jsonl")]
-        return max(runs, key=lambda path: (path / "journal.jsonl").stat().st_mtime_ns)
+        """The folder of the run that was written to last."""
+        return next(list_folders(self.folder / "runs", *(kind for kind in ExperimentKind if kind.is_run), None))
 
     @property
     def journal(self) -> JournalRecord:

@@ -25,6 +25,7 @@ _WORK = {
     "counter": "valgrind 3.19",
     "cpu": "x86-64-v3",
     "outside": 10,
+    "parts": [{"part": "outside", "a": 100, "b": 110, "verdict": "more work"}],
     "with_fma": {"A": 900, "B": 1000},
 }
 
@@ -53,8 +54,9 @@ def write_comparison(folder: Path) -> Path:
         _write_run(folder / name)
     command = {"argv": ["iree-benchmark-module", "--module=m.vmfb"], "cwd": "steps", "environment": [["A", "b"]]}
     side = {"timeout": 60.0, "command": command, "resources": {"cores": 1, "exclusive": True, "device": "local-task"}}
-    rounds = [{"side": name, "times_ms": [1.0, 1.1], "failure": "", "seconds": 1.0} for name in "ABBA"]
-    block = {"chain": "toy/abs@cpu", "kind": "ab", "order": "ABBA", "counted": True, "rounds": rounds}
+    taken = {"times_ms": [1.0, 1.1], "peak_rss_bytes": 9, "disturbed": [], "failure": "", "seconds": 1.0}
+    rounds = [{"side": name, **taken} for name in "ABBA"]
+    block = {"step": "toy/abs@cpu", "kind": "ab", "order": "ABBA", "counted": True, "cpus": [0], "rounds": rounds}
     row: dict[str, Any] = {
         "name": "matmul",
         "kind": "matmul",
@@ -73,10 +75,9 @@ def write_comparison(folder: Path) -> Path:
         "unit": "ms",
     }
     profile |= {"measured": measured, "a_ns": 105, "b_ns": 206, "rows": [row], "others": others, "notes": ["note"]}
-    where: dict[str, Any] = {"chain": "toy/abs@cpu", "dispatches": profile, "work": {**profile, "unit": "instructions"}}
+    where: dict[str, Any] = {"step": "toy/abs@cpu", "dispatches": profile, "work": {**profile, "unit": "instructions"}}
     where["compile"] = [{"name": "module size", "a": 100, "b": 120, "unit": "bytes", "ratio": 1.2}]
     verdict = {
-        "chain": "toy/abs@cpu",
         "verdict": "slower",
         "reason": "beyond the margin",
         "blocks": 10,
@@ -94,12 +95,13 @@ def write_comparison(folder: Path) -> Path:
         "work": _WORK,
     }
     opening = {
+        "kind": "compare",
         **_BEGUN,
         "resumed": False,
         "sides": sides,
-        "options": {"metric": "time", "sides": "3.11.0 3.12.0"},
+        "kept": {"options": {"metric": "time", "sides": ["3.11.0", "3.12.0"]}},
         "rules": {"alpha": 0.01, "looks": [10, 14], "least": 0.01, "band": 0.03, "allow": 0.1, "budget_seconds": 24.0}
-        | {"seed": 1, "least_work": 0.0001},
+        | {"seed": 1, "least_work": 0.0001, "outside": [0.0001, 100]},
         "rounds": {"repetitions": 5, "min_time": 0.05, "cpus": [0], "choose": True},
         "machine": _MACHINE,
         "lock_folder": "/locks",
@@ -108,22 +110,22 @@ def write_comparison(folder: Path) -> Path:
     models = ["toy/abs@cpu", "toy/mul@cpu", "toy/far@cpu", "toy/now@cpu"]
     benchmarks = {models[0]: dict.fromkeys("AB", side)}
     mean = {"ratio": 1.1, "low": 1.0, "high": 1.2, "confidence": 0.95, "models": 2}
-    there = {"chain": models[2], "worker": "host-1", "problem": "", "notes": ["waited"], "machine": _MACHINE}
+    there = {"step": models[2], "worker": "host-1", "problem": "", "notes": ["waited"], "machine": _MACHINE}
     return _write(
-        folder / "comparison.jsonl",
+        folder / "journal.jsonl",
         [
-            ("comparison", opening),
+            ("opening", opening),
             ("prepared", {"sides": sides, "models": models, "left_out": {"toy/no@cpu": "x"}, "benchmarks": benchmarks}),
             ("block", block),
-            ("begun", {"chain": models[3], "worker": "host-2"}),
-            ("measured", {**there, "blocks": [block], "where": {**where, "chain": models[2]}}),
+            ("start", {"step": models[3], "worker": "host-2"}),
+            ("measured", {**there, "blocks": [block], "where": where}),
             ("remark", {"text": "a machine left"}),
-            ("verdict", verdict),
-            ("verdict", {**verdict, "chain": models[2], "verdict": "same"}),
-            ("verdict", {"chain": models[1], "reason": "more", **_WORK}),
+            ("result", {"step": models[0], "times": verdict}),
+            ("result", {"step": models[2], "times": {**verdict, "verdict": "same"}}),
+            ("result", {"step": models[1], "work": {"reason": "more", **_WORK}}),
             ("summary", {"verdicts": {"slower": 1, "same": 1}, "geometric_mean": mean}),
             ("where", where),
-            ("end", {"exit_code": 1, "problem": "", "seconds": 1.0, "interrupted": False}),
+            ("end", {"exit_code": 1, "problem": "why", "seconds": 1.0, "interrupted": False}),
         ],
     )
 
@@ -137,7 +139,7 @@ def write_bisect(folder: Path) -> Path:
     tried: list[tuple[str, dict[str, Any]]] = []
     for number, name in enumerate(("3.10.0", "3.13.0", "3.12.0")):
         judged: dict[str, Any] = {
-            "candidate": name,
+            "step": name,
             "bad": number > 0,
             "value": 1.0 + number,
             "text": f"×{number}",
@@ -145,27 +147,29 @@ def write_bisect(folder: Path) -> Path:
         }
         judged |= {"third": number == 2, "folder": name, "seconds": 1.0, **interval}
         commit = {**_TOOLCHAIN, "compiler_commit": f"{number}" * 40}
-        tried.append(("judged", {**judged, "toolchain": commit, "search": search if number else {}}))
+        tried.append(("result", {**judged, "toolchain": commit, "search": search if number else None}))
     asked = {"good": "3.10.0", "bad": "3.13.0", "metric": "time", "source": "iree", "into": "b"}
     opening: dict[str, Any] = {
+        "kind": "bisect",
         **_BEGUN,
-        "bisect": "b",
+        "name": "b",
         "resumed": False,
         "confidence": 0.99,
         "lock_folder": "/locks",
         "metric": "time",
     }
     opening |= {"chain": "toy/abs@cpu", "good": "3.10.0", "bad": "3.13.0", "row": row[::3]}
-    opening |= {"good_is_older": True, "asked": asked, "commit": "compiler_commit"}
+    opening |= {"good_is_older": True, "kept": {"options": asked}, "commit": "compiler_commit"}
     change = {"commit": "1" * 40, "date": "2026-01-01", "author": "A", "subject": "S (#1)", "pull": 1}
     end = {"exit_code": 0, "problem": "", "seconds": 1.0, "interrupted": False}
-    events = [("bisect", opening), ("refined", {"row": row}), *tried, ("change", change), ("end", end)]
-    return _write(folder / "bisect.jsonl", events)
+    found = ("search", {**search, "between": []})
+    events = [("opening", opening), ("refined", {"row": row}), found, *tried, ("change", change), ("end", end)]
+    return _write(folder / "journal.jsonl", events)
 
 
 def write_matrix(folder: Path) -> Path:
     """A matrix of four releases."""
-    return four_releases(folder) / "matrix.jsonl"
+    return four_releases(folder) / "journal.jsonl"
 
 
 def write_explanation(folder: Path) -> Path:
@@ -219,17 +223,18 @@ def write_explanation(folder: Path) -> Path:
         ("same", "same", {"as": "toy/wrong@cpu"}),
         ("none", "nothing", {"why": "it did not fail again"}),
     ]
-    opening = {**_BEGUN, "command": "gauntlet explain latest", "cases": cases, "toolchain": _TOOLCHAIN}
+    opening: dict[str, Any] = {**_BEGUN, "kind": "explain", "command": "gauntlet explain latest"}
+    opening |= {"cases": cases, "toolchain": _TOOLCHAIN}
     done = [
-        {"case": f"toy/{name}@cpu", "bundled": True, "private": True, "seconds": 1.0, "budget": 5} for name in names
+        {"step": f"toy/{name}@cpu", "bundled": True, "private": True, "seconds": 1.0, "budget": 5} for name in names
     ]
     return _write(
-        folder / "explain" / "explain.jsonl",
+        folder / "explain" / "journal.jsonl",
         [
-            ("explain", {**opening, "base": _TOOLCHAIN}),
-            *(("start", {"case": f"toy/{name}@cpu"}) for name in names),
-            *(("found", {"case": f"toy/{case}@cpu", "part": part, **fields}) for case, part, fields in parts),
-            *(("case", fields) for fields in done[:4]),
+            ("opening", {**opening, "base": _TOOLCHAIN}),
+            *(("start", {"step": f"toy/{name}@cpu"}) for name in names),
+            *((part, {"step": f"toy/{case}@cpu", **fields}) for case, part, fields in parts),
+            *(("result", fields) for fields in done[:4]),
             ("end", {"exit_code": 4, "problem": "", "seconds": 1.0, "interrupted": False}),
         ],
     )

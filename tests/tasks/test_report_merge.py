@@ -10,7 +10,7 @@ import pytest
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.outcome import RunOutcome, read_outcome
-from iree_gauntlet.records.run_folder import asked_for
+from iree_gauntlet.records.run_folder import read_kept_options
 from iree_gauntlet.tasks.report import report
 from tests.support.journal_builder import JournalBuilder
 from tests.support.toy_project import Project
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _VERDICTS = {"a": "passed", "b": "failed", "c": "xfailed", "d": "passed", "e": "passed"}
 _ASKED = {
-    "selection": {"suite": "cpu", "spec_dir": [], "shard": "1/2", "shard_costs": "costs.json"},
+    "options": {"suite": "cpu", "spec_dir": [], "shard": "1/2", "shard_costs": "costs.json"},
     "defaults": {"model": "*", "targets": ["cpu"], "sku": "", "suite": ""},
     "stages": None,
 }
@@ -41,7 +41,7 @@ def _begun(name: str, submodels: str, **changes: Any) -> JournalBuilder:
     for submodel in submodels:
         builder.step("m", submodel, "compile")
         builder.step("m", submodel, "threshold")
-    builder.begin(**{"run": name, "asked": _ASKED, **changes})
+    builder.begin(**{"name": name, "kept": _ASKED, **changes})
     return builder
 
 
@@ -102,7 +102,7 @@ def test_the_merged_run_is_what_one_run_would_have_been(tmp_path: Path, capsys: 
         ("one", 1, 0),
         ("two", 2, 1),
     ]
-    assert asked_for(tmp_path / "whole").selection["shard"] == ""
+    assert read_kept_options(tmp_path / "whole").options["shard"] == ""
     assert "note: merged from 2 runs: one, two\n" in capsys.readouterr().err
     # Made again from the merged journal alone.
     assert report(("whole",)) is ExitCode.FAILED
@@ -146,7 +146,7 @@ def test_a_killed_share_shows_in_its_own_steps_alone(tmp_path: Path) -> None:
 def test_a_resumed_share_counts_once(tmp_path: Path) -> None:
     builder = _begun("resumed", "ab")
     _results(builder, "ab")
-    builder.begin(run="resumed", resumed=True, asked=_ASKED)
+    builder.begin(name="resumed", resumed=True, kept=_ASKED)
     # Begun once more, and killed in it: its earlier result does not count.
     builder.start("m/b@cpu:compile")
     builder.write(tmp_path / "resumed")
@@ -176,7 +176,7 @@ def test_an_interrupted_share_interrupts_the_whole(tmp_path: Path) -> None:
         ({"shard": _shard(2, 3)}, "were not cut out of the same whole"),
         ({"shard": _shard(2, 2, "beef")}, "were not cut out of the same whole"),
         ({"shard": _shard(1, 2)}, "are both shard 1/2"),
-        ({"micro": {}}, "two is no run of spec files"),
+        ({"kind": "micro"}, "two is no run of spec files"),
     ],
 )
 def test_runs_that_are_no_parts_of_one_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -126,7 +126,7 @@ def test_the_second_time_nothing_is_made(second: Bench) -> None:
     assert entry["total_samples"] == 10
     assert entry["total_time"] == pytest.approx(5 * CALL_MS / 1000)
     assert entry["samples_per_sec"] == pytest.approx(2000 / CALL_MS)
-    assert second.result("line/small@cpu:benchmark")["samples"]["real_time"] == [CALL_MS] * 5
+    assert second.result("line/small@cpu:benchmark")["samples"]["real_time_ms"] == [CALL_MS] * 5
 
 
 def test_it_adds_itself_to_the_history(second: Bench) -> None:
@@ -307,7 +307,7 @@ def test_microbatches_and_contexts(bench: Bench) -> None:
     assert bench.perf[0]["total_samples"] == 30
     assert "; means of 3)" in done.out
     # A group of three on each context, the time of a call in it.
-    assert len(bench.result("line/small-mb5-3mbs-2chips@cpu:benchmark")["samples"]["real_time"]) == 2
+    assert len(bench.result("line/small-mb5-3mbs-2chips@cpu:benchmark")["samples"]["real_time_ms"]) == 2
 
 
 def test_a_damaged_file_of_results_is_kept(bench: Bench) -> None:

@@ -80,7 +80,7 @@ def test_peers_are_measured_beside_iree(tmp_path: Path, pipeline: Path) -> None:
     assert (compiled.compile_s, compiled.first_call_ms) == (4.0, 4000.0)
     assert bench.shown.messages == [describe_peer(eager), describe_peer(compiled)]
     blocks = bench.blocks()
-    assert [event["chain"] for event in blocks] == [
+    assert [event["step"] for event in blocks] == [
         *[f"{CHAIN} against torch eager"] * BLOCKS,
         *[f"{CHAIN} against torch.compile"] * BLOCKS,
     ]

@@ -40,7 +40,7 @@ def test_onnxruntime_is_measured_beside_iree(bench: PeerBench, tmp_path: Path) -
     assert peer.word in {"faster", "slower", "same", "inconclusive"}
     assert bench.shown.messages == [describe_peer(peer)]
     blocks = bench.blocks()
-    assert [event["chain"] for event in blocks] == [f"{CHAIN} against onnxruntime"] * BLOCKS
+    assert [event["step"] for event in blocks] == [f"{CHAIN} against onnxruntime"] * BLOCKS
     for event in blocks:
         assert "".join(item["side"] for item in event["rounds"]) == event["order"]
         assert [len(item["times_ms"]) for item in event["rounds"]] == [1, 1, 1, 1], "the median call alone"

@@ -299,7 +299,7 @@ def test_a_bench_is_no_newest_run(project: Path, capsys: pytest.CaptureFixture[s
     _run(project, "run-1", dispatches=30)
     _run(project, "run-2")
     builder = JournalBuilder(run="bench-3")
-    builder.begin(bench={"model": "perceptron"})
+    builder.begin(kind="bench")
     bench = builder.write(project / "runs" / "bench-3")
     os.utime(bench / "journal.jsonl", (3, 3))
     assert _update() is ExitCode.OK

@@ -164,7 +164,7 @@ def test_the_run_that_is_added_is_named_with_what_is_newer_and_left_out(project:
     )
     refused = project.gauntlet("history.add", "20261122-matrix")
     assert refused.code == 2, refused.text
-    assert "20261122-matrix: the folder has no journal.jsonl, so it is no run; it has 4 runs\n" in refused.err
+    assert "20261122-matrix: it is a matrix, and no run; it has 4 runs\n" in refused.err
     assert "Name one of them: 20261122-matrix/3.12.0, 20261122-matrix/3.13.0, " in refused.err
     named = project.gauntlet("history.add", "20261122-matrix/3.13.0")
     assert (named.code, "1 run added to history" in named.out) == (0, True), named.text

@@ -43,7 +43,7 @@ LEGALIZE = (
     "iree-compile failed with exit code 1: failed to legalize operation 'torch.operator' that was explicitly marked "
     'illegal: %0 = "torch.operator"(%arg0) <{name = "onnx.If"}> : (!torch.vtensor<[1],f32>) -> !torch.none'
 )
-CRASH = {"verdict": "error", "reason": "iree-compile crashed with SIGFPE", "signal": "SIGFPE"}
+CRASH = {"verdict": "error", "reason": "iree-compile crashed with SIGFPE", "signal": "SIGFPE", "failure": "crashes"}
 FAILED = {"verdict": "failed", "reason": LEGALIZE}
 PASSED = {"verdict": "passed"}
 XPASSED = {"verdict": "xpassed", "reason": "passed, but is expected to fail: no scatter; remove the expectation"}
@@ -80,8 +80,8 @@ def _journal(folder: Path, results: Results, **changes: Any) -> None:
         steps += [(builder.step("node", name, "threshold", **case), ran)]
     selection = {"suite": "", "spec_dir": ["ops"], "config": [], "shard": "1/2"}
     defaults = {"model": "*", "targets": ["cpu"], "sku": "", "suite": "suites/cpu.toml"}
-    asked = {"selection": selection, "defaults": defaults, "stages": None}
-    builder.begin(run=folder.name, suite="custom", asked=asked, **changes)
+    asked = {"options": selection, "defaults": defaults, "stages": None}
+    builder.begin(name=folder.name, suite="custom", kept=asked, **changes)
     for step, result in steps:
         fields = {"reason": "", **result}
         builder.result(step, **fields)
@@ -95,7 +95,7 @@ def _run_alone(project: Path, *cases: tuple[str, str, str, str]) -> None:
     steps = [builder.step(*case[:2], "threshold", target=case[2], dialect="op_tests") for case in cases]
     selection = {"suite": "", "spec_dir": ["ops"], "config": []}
     defaults = {"model": "*", "targets": ["cpu"], "sku": "", "suite": ""}
-    builder.begin(run="one", suite="custom", asked={"selection": selection, "defaults": defaults, "stages": None})
+    builder.begin(name="one", suite="custom", kept={"options": selection, "defaults": defaults, "stages": None})
     for step, case in zip(steps, cases, strict=True):
         builder.result(step, case[3], "" if case[3] == "xpassed" else "output 0 differs")
     builder.end(1)
@@ -118,7 +118,7 @@ def _lists(project: Path) -> dict[str, list[str]]:
 
 def test_every_list_becomes_what_was_found(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results: Results = {
-        "both": ({"verdict": "xfailed", "reason": "iree-compile crashed", "signal": "SIGFPE"}, SKIPPED),
+        "both": ({**CRASH, "verdict": "xfailed", "reason": "iree-compile crashed"}, SKIPPED),
         "fixed": (XPASSED, PASSED),
         "moved": (XPASSED, WRONG),
         "still": ({"verdict": "xfailed", "reason": f"{LEGALIZE}; expected: x"}, SKIPPED),

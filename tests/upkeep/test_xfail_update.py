@@ -67,8 +67,8 @@ def _run(
         )
         for (case, stage), verdict in verdicts.items()
     }
-    asked = {"selection": {"suite": "ours"}, "defaults": {"targets": ["cpu"]}, "stages": None}
-    builder.begin(run="run-1", suite=suite, asked=asked)
+    asked = {"options": {"suite": "ours"}, "defaults": {"targets": ["cpu"]}, "stages": None}
+    builder.begin(name="run-1", suite=suite, kept=asked)
     for step, (verdict, reason) in steps.items():
         builder.result(step, verdict, "" if verdict.endswith("passed") else reason, **result)
     if ended:
@@ -190,7 +190,7 @@ def test_mistakes(project: Path) -> None:
     _run(project, {("toy/x", "compile"): "failed"}, suite="custom")
     journal = project / "runs" / "run-1" / "journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    lines[0]["asked"]["selection"]["suite"] = ""
+    lines[0]["kept"]["options"]["suite"] = ""
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UsageError, match="was not a suite's"):
         _update()

@@ -1,4 +1,4 @@
-"""What the journal has of results: the same bytes as ever, read back as what they were, old journals included."""
+"""What the journal has of results: the same bytes as ever, read back as what they were."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from tests.support.places import DATA
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# A run of a small project, written before results had one set of types: a program that does not compile, wrong numbers,
-# and a size above its golden.
-OLD = DATA / "results" / "journal.jsonl"
+# A run of a small project: a program that does not compile, wrong numbers, and a size above its golden.
+RECORDED = DATA / "results" / "journal.jsonl"
 
 _TEXTS = st.text(max_size=5)
 _INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -72,8 +71,8 @@ def written(folder: Path, results: Sequence[tuple[dict[str, Any], Result]]) -> l
     return result_lines(path)
 
 
-def test_results_that_an_earlier_version_wrote_are_written_again_byte_by_byte(tmp_path: Path) -> None:
-    lines = result_lines(OLD)
+def test_results_that_were_recorded_are_written_again_byte_by_byte(tmp_path: Path) -> None:
+    lines = result_lines(RECORDED)
     events = [json.loads(line) for line in lines]
     results = [Result.from_dict(event) for event in events]
     assert {result.verdict for result in results} == {Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED}
@@ -108,8 +107,8 @@ def test_every_part_of_a_result_has_the_names_and_the_order_that_it_had(tmp_path
         b'"outputs":[{"index":0,"type":"2xf32","passed":false,"message":"1 of 2","mismatches":null,"count":0,'
         b'"max_abs_error":"inf","max_rel_error":"nan","worst_index":null,"worst_actual":"","worst_expected":"",'
         b'"cosine_similarity":null,"actual_nans":0,"expected_nans":0,"actual_infs":0,"expected_infs":0,"atol":0.0,'
-        b'"rtol":0.0,"actual_path":"","expected_path":""}],"samples":{"unit":"ms","real_time":[9.5],'
-        b'"cpu_time":[9.0],"iterations":[3],"name":"BM_f","aggregated":true},"statistics":{"dispatch_count":2},'
+        b'"rtol":0.0,"actual_path":"","expected_path":""}],"samples":{"name":"BM_f","real_time_ms":[9.5],'
+        b'"cpu_time_ms":[9.0],"iterations":[3],"aggregated":true},"statistics":{"dispatch_count":2},'
         b'"notes":[],"log":"","tail":[],"fetched":[{"url":"file:///a","path":"/a","bytes":3,"seconds":0.25,'
         b'"cached":true}]}'
     )
@@ -124,8 +123,8 @@ def test_what_is_written_is_read_as_what_it_was(result: Result) -> None:
     assert json.dumps(again.as_dict(), allow_nan=False) == text
 
 
-def test_a_journal_of_an_earlier_version_is_reported_on(tmp_path: Path) -> None:
-    outcome = read_outcome(read_journal(OLD))
+def test_a_recorded_journal_is_reported_on(tmp_path: Path) -> None:
+    outcome = read_outcome(read_journal(RECORDED))
     assert {chain.id: str(chain.verdict) for chain in outcome.chains} == dict.fromkeys(
         ("toy/abs@cpu", "toy/none@cpu", "toy/wrong@cpu"), "failed"
     )
@@ -137,8 +136,8 @@ def test_a_journal_of_an_earlier_version_is_reported_on(tmp_path: Path) -> None:
     timed = steps["toy/abs@cpu:benchmark"].samples
     assert timed is not None
     assert len(timed.real_time_ms) == 3
-    # Fields that versions before and after this one lack or add.
-    lines = [json.loads(line) for line in OLD.read_text(encoding="utf-8").splitlines()]
+    # Fields that other programs lack or add.
+    lines = [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
     for event in (line for line in lines if line["event"] == "result"):
         for name in ("tool_seconds", "fetched", "cache"):
             del event[name]
@@ -166,12 +165,12 @@ def test_a_journal_of_an_earlier_version_is_reported_on(tmp_path: Path) -> None:
         {"checks": [{"measured": 1.0}]},
         {"outputs": [{"index": 0}]},
         {"outputs": 3},
-        {"samples": {"unit": "furlongs"}},
+        {"samples": {"real_time_ms": "soon"}},
     ],
 )
 def test_a_result_that_is_none_is_refused_with_its_line_and_its_version(tmp_path: Path, fields: dict[str, Any]) -> None:
     path = tmp_path / "journal.jsonl"
-    run = {"event": "run", "version": "9.9", "steps": []}
+    run = {"event": "opening", "kind": "run", "version": "9.9", "steps": []}
     result = {"event": "result", "step": "s", "verdict": "passed", **fields}
     path.write_text(f"{json.dumps(run)}\n{json.dumps(result)}\n", encoding="utf-8")
     with pytest.raises(GauntletError, match=r"journal\.jsonl:2: the result of s cannot be read") as caught:

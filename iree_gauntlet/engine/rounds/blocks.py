@@ -28,15 +28,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from iree_gauntlet.device_kinds import LOCAL_SYNC, LOCAL_TASK
 from iree_gauntlet.engine.rounds.taken_rounds import TOPOLOGY, Measurement, TakenRound, take_round
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.journal_format import explain_unreadable
 from iree_gauntlet.measuring.machine.machine_state import choose_fastest_cores
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, block_orders
-from iree_gauntlet.recorded import Recorded
+from iree_gauntlet.records.compare_record import BlockEvent, MeasuredElsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.journal_format import JournalEvent
     from iree_gauntlet.steps import Step
 
 
@@ -79,26 +80,6 @@ class PlannedBlock:
     rounds: Sequence[tuple[str, Measurement]]
     attempts: int = 1
     cpus: Cpus = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RoundOfBlock(Recorded):
-    """What evidence is of a round in the log."""
-
-    side: str
-    times_ms: tuple[float, ...]
-    peak_rss_bytes: int
-    disturbed: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockEvent(Recorded):
-    """What evidence is of a block in the log; one from before there was a choice says nothing of CPUs."""
-
-    kind: str
-    counted: bool
-    rounds: tuple[RoundOfBlock, ...]
-    cpus: Cpus | None = None
 
 
 @dataclass(slots=True)
@@ -178,7 +159,7 @@ class PairEvidence(RoundsEvidence):
     def add(self, event: Mapping[str, Any]) -> None:
         """A block, as it stands in the log."""
         block = BlockEvent.from_dict(event)
-        kind, cpus = block.kind, block.cpus or ()
+        kind, cpus = block.kind, block.cpus
         into = {AB: self.blocks, CONTROL: self.control, OWN: self.own}.get(kind)
         # Blocks next to the comparison say nothing of how disturbed it is.
         if kind == OWN:
@@ -188,10 +169,10 @@ class PairEvidence(RoundsEvidence):
             into = self.trials.setdefault(cpus, [])
         else:
             RoundsEvidence.add(self, event)
-            self.cpus = self.cpus if block.cpus is None else cpus
+            self.cpus = cpus
         if block.counted and into is not None:
             rounds = [Round(item.times_ms) for item in block.rounds]
-            into.append(Block.of_rounds(BlockOrder(event["order"]), rounds))
+            into.append(Block.of_rounds(BlockOrder(block.order), rounds))
             self.marked += kind in (AB, CONTROL) and any(item.disturbed for item in block.rounds)
 
 
@@ -217,26 +198,25 @@ class Pair:
         return PlannedBlock(self.chain, kind, str(order), rounds, cpus=cpus)
 
 
-def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, PairEvidence]:
-    """What the blocks of a log say, by model: to resume a comparison that was cut short.
+def evidence_of(events: Iterable[JournalEvent]) -> dict[str, PairEvidence]:
+    """What the blocks of a journal say, by model: to resume a comparison that was cut short.
 
-    An event `measured` holds all blocks of a model, which another machine has taken; one with a `problem` says nothing.
+    What another machine has measured of a model holds all of its blocks; with a problem, it says nothing.
     """
     found: dict[str, PairEvidence] = {}
     for event in events:
-        try:
-            match event:
-                case {"event": "block", "chain": chain}:
-                    found.setdefault(chain, PairEvidence()).add(event)
-                case {"event": "measured", "chain": chain, "problem": "" | None, "blocks": blocks}:
-                    evidence = found[chain] = PairEvidence()
-                    for block in blocks:
-                        evidence.add(block)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise GauntletError(
-                f"the record of rounds of {event['chain']} cannot be read: {type(error).__name__}: {error}",
-                "It was written by another version of this toolkit, or changed; begin anew.",
-            ) from error
+        match event.content:
+            case BlockEvent():
+                blocks: Sequence[dict[str, Any]] = (event.fields,)
+                evidence = found.setdefault(event.step, PairEvidence())
+            case MeasuredElsewhere(problem="", blocks=blocks):
+                evidence = found[event.step] = PairEvidence()
+            case _:
+                continue
+        hint = "It was written by another version of this toolkit, or changed; begin anew."
+        with explain_unreadable(f"the record of rounds of {event.step}", hint):
+            for block in blocks:
+                evidence.add(block)
     return found
 
 
@@ -278,14 +258,13 @@ class BlockTaker:
         good = [(side, taken) for side, taken in rounds if self._is_good(taken)]
         counted = len(good) == len(block.rounds)
         event = {
-            "chain": block.chain,
             "kind": block.kind,
             "order": block.order,
             "counted": counted,
             "cpus": list(block.cpus),
             "rounds": [{"side": side, **taken.as_dict()} for side, taken in rounds],
         }
-        self.session.log.write("block", event)
+        self.session.log.write("block", event, step=block.chain)
         evidence.add(event)
         side, last = rounds[-1]
         if last.failure:

@@ -157,7 +157,7 @@ def _collect_figures(
             refused, barred = next((item for item in objections if item[0]), ("", False))
             least = golden.statistic is Statistic.MIN
             evidence = GoldenEvidence(
-                run=record.run.run or record.path.parent.name,
+                run=record.run.name or record.path.parent.name,
                 chain=step.chain,
                 measured=min(figures) if least else statistics.fmean(figures),
                 lowest=min(figures),

@@ -26,6 +26,7 @@ from iree_gauntlet.document import (
 )
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.formatting import listed, milliseconds
+from iree_gauntlet.journal_events import Opening
 from iree_gauntlet.journal_format import JournalRecord, explain_unreadable
 from iree_gauntlet.measuring.profiles.memory_profile import (
     MEMORY_FILE,
@@ -50,7 +51,7 @@ from iree_gauntlet.reports.draw import FileDrawing, list_round_numbers, measure_
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import render_html
 from iree_gauntlet.reports.render_markdown import render_markdown
-from iree_gauntlet.reports.report_files import RecordOrigin, provenance
+from iree_gauntlet.reports.report_files import provenance
 from iree_gauntlet.settings import expand_home, shown
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
@@ -517,7 +518,7 @@ def make_sweep_document(rows: Sequence[Row], header: SweepHeader) -> Document:
         remarks=_list_remarks(header, rows),
         provenance=provenance(
             header.toolchain.compiler,
-            RecordOrigin.from_dict({**header.as_dict(), "time": header.started}),
+            Opening.from_dict({**header.as_dict(), "kind": "micro", "time": header.started}),
             ("results.md", "results.csv", "results.json"),
         ),
     )
@@ -659,7 +660,7 @@ def _make_header(record: JournalRecord, asked: SweepAsked) -> dict[str, Any]:
         elif MICRO not in result.statistics:
             missing.append(MissingPoint(_name_point(chain), str(result.verdict), result.reason))
     return {
-        "run": run.run,
+        "run": run.name,
         "state": state_of(record),
         "started": first.time,
         "config": Path(asked.config).name,
