@@ -6,6 +6,7 @@ the last writer's stays. A folder is replaced by who holds its lock, or added, a
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from contextlib import contextmanager, suppress
@@ -14,6 +15,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# Of a file's name in that of what is written aside: the whole may be as long as the file system allows.
+_NAME_CHARS = 40
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -44,8 +49,7 @@ def replace_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def reserve_file(path: Path) -> Iterator[Path]:
     """A free path beside `path`, for what is to be renamed to it; a file that is still there at the end goes."""
-    # Without the file's own name, which may be as long as the file system allows.
-    temporary = path.parent / f".{os.urandom(12).hex()}.part"
+    temporary = path.parent / f".{path.name[:_NAME_CHARS]}.{os.urandom(12).hex()}.part"
     try:
         yield temporary
     finally:
@@ -53,6 +57,12 @@ def reserve_file(path: Path) -> Iterator[Path]:
         # read-only refuses to remove even what is not there.
         with suppress(OSError):
             temporary.unlink()
+
+
+def remove_reserved(path: Path) -> None:
+    """Remove what writers of a file that were killed have left beside it; the caller holds its lock."""
+    for left in path.parent.glob(f".{glob.escape(path.name[:_NAME_CHARS])}.{'[0-9a-f]' * 24}.part"):
+        left.unlink(missing_ok=True)
 
 
 def put_file(temporary: Path, path: Path) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from iree_gauntlet.figures import Figure
 from iree_gauntlet.formatting import byte_size, duration, format_error, milliseconds
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import make_step_id
-from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.atomic import remove_reserved, write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.torch_models.bench_session import AGAINST, TRACE, BenchFigures, Chain, CheckFigures, Latencies
 
@@ -241,14 +240,14 @@ def append_result(output: str | Path, result: Mapping[str, object], locks: Path)
         # Who reads results finds nothing but results.
         asked = asked.with_name(f"{asked.name.removesuffix('.json')}.failed.json")
     with _lock_target(asked, locks) as target:
-        _remove_leftovers(target)
+        remove_reserved(target)
         entries, why = _add(target, line)
         if not why:
             return Appended(asked, entries)
         for number in range(1, _MOST_NAMES):
             other = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
             with _hold_lock(other, locks):
-                _remove_leftovers(other)
+                remove_reserved(other)
                 entries, damage = _add(other, line)
             if not damage:
                 return Appended(other, entries, f"{asked} {why}: it is kept, and the result is in {other}")
@@ -306,14 +305,6 @@ def _add(path: Path, line: str) -> tuple[int, str]:
 
 def _refuse_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Removes the temporary files of writers that were killed; nobody else writes while we hold the lock."""
-    pattern = re.compile(rf"\.{re.escape(target.name[:64])}\.[a-z0-9_]{{8}}\.tmp")
-    for path in target.parent.iterdir():
-        if pattern.fullmatch(path.name):
-            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

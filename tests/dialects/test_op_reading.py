@@ -234,13 +234,13 @@ def test_lint_of_a_part_sums_up_the_entries_that_name_no_case(
         add_onnx(tmp_path, f"node/{name}")
     config(tmp_path, expected_run_failures=["node/a", "node/b"])
 
-    def linted(**selection: str) -> tuple[int, str]:
+    def linted(**selection: list[str]) -> tuple[int, str]:
         lint(read(SelectionRequest, {"spec_dir": [str(tmp_path)], **selection}), None)
         said = capsys.readouterr()
         return said.out.count("warning: "), said.err
 
     assert linted()[0] == 2
-    count, summed = linted(submodel="test_abs")
+    count, summed = linted(submodel=["test_abs"])
     assert count == 0
     assert "2 entries name no case that is here; `lint` of the whole suite lists them" in summed
 

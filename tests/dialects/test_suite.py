@@ -257,7 +257,7 @@ def test_a_folder_named_like_a_suite_stops_nothing(project: Path, monkeypatch: p
 
 def test_a_model_of_several_formats_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    selection = select(read(SelectionRequest, {"target": ["cpu"], "model": "dtln"}), Defaults())
+    selection = select(read(SelectionRequest, {"target": ["cpu"], "model": ["dtln"]}), Defaults())
     (note,) = selection.notes
     assert note.startswith("selected in several formats, each of which is run: dtln (specs/")
     assert "specs/torch_models/dtln/" in note
