@@ -88,9 +88,10 @@ def _module(folder: Path, run: Path) -> tuple[list[float], list[float]]:
     first.publish({"module": module}, name="m", ingredients=ingredients, metadata={}, created=datetime.now(UTC))
 
     def from_cache() -> None:
-        entry = ModuleCache(folder / "modules").lookup(make_key(ingredients)).entry
+        modules = ModuleCache(folder / "modules")
+        entry = modules.lookup(make_key(ingredients)).entry
         assert entry is not None
-        entry.materialise("module", folder / "module.vmfb")
+        modules.materialise(entry, "module", folder / "module.vmfb")
 
     ours, theirs = [], []
     for _ in range(_WARM_ROUNDS):
