@@ -239,7 +239,7 @@ class RoundsPart(RunPart):
 
     def do(self, order: Order) -> OrderAnswer:
         """The answer to an order, with the events of what was measured."""
-        from iree_gauntlet.experiments.sides import pair_of  # noqa: PLC0415
+        from iree_gauntlet.experiments.sides import pair_of  # noqa: PLC0415 - a run compares nothing
 
         steps = []
         for name, side in zip("AB", self._sides, strict=True):
@@ -271,8 +271,8 @@ class RoundsPart(RunPart):
 
     def _measure(self, pair: Pair, seconds: float) -> list[dict[str, Any]]:
         """Takes the rounds of a model; what its log has then."""
-        from iree_gauntlet.experiments.session_verdicts import Comparer, judge  # noqa: PLC0415
-        from iree_gauntlet.experiments.sides import ENDED, SideTools, explain_differences  # noqa: PLC0415
+        from iree_gauntlet.experiments.session_verdicts import Comparer, judge  # noqa: PLC0415 - a run compares nothing
+        from iree_gauntlet.experiments.sides import ENDED, SideTools, explain_differences  # noqa: PLC0415 - a run compares nothing
 
         folder = self._folder / "rounds" / str(next(self._numbers))
         folder.mkdir(parents=True)
@@ -310,7 +310,7 @@ def _take_part(order: RunOrder, stack: ExitStack) -> tuple[RunPart, dict[str, st
     health, unfit = DeviceHealth.of(runs[0], order.devices)
     if order.comparison is None:
         return RunPart(runs, health, renamed), unfit
-    from iree_gauntlet.experiments.compare import compare_settings  # noqa: PLC0415
+    from iree_gauntlet.experiments.compare import compare_settings  # noqa: PLC0415 - a run compares nothing
 
     settings = compare_settings(order.comparison, order.runs[0].request.conduct, here=True)
     return RoundsPart(runs, health, renamed, settings, Path(order.folder)), unfit

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.onnx_data import list_data_files
 from iree_gauntlet.device_kinds import ROCM
-from iree_gauntlet.dialects.load import list_urls
 from iree_gauntlet.dialects.locations import file_path, is_url, problem_of_flag
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, explain_no_match, find_idle_globs
 from iree_gauntlet.dialects.spec_file import problem_of_field, read_toml, with_lines
@@ -178,7 +177,6 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     from iree_gauntlet.dialects.load import load_cases, read_specs  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
     from iree_gauntlet.dialects.suite import find_idle_includes, find_unselected_failures, with_failures_of  # noqa: PLC0415
-    from iree_gauntlet.engine.workspace import _list_risks, _require_plain_settings  # noqa: PLC0415
 
     if request.untrusted:
         _require_plain_settings(find_project_folder())
@@ -245,7 +243,6 @@ def _list_own_folders(request: SelectionRequest, suite: Suite | None) -> list[Pa
 
 def _block_risky_cases(cases: CaseSet, folders: Sequence[Path]) -> CaseSet:
     """The cases, of which none runs that could do more than compile and run its model."""
-    from iree_gauntlet.engine.workspace import _list_outside_files, _list_risks  # noqa: PLC0415 - they bring pydantic
 
     def block(case: Case) -> Case:
         found = next(itertools.chain(_list_risks(case), _list_outside_files(case, folders)), None)
@@ -462,6 +459,8 @@ def _list_risks(case: Case) -> Iterator[Problem]:
 
 def _list_outside_files(case: Case, folders: Iterable[Path]) -> Iterator[Problem]:
     """The files that a case reads outside of the folders of its project, by their paths or by links."""
+    from iree_gauntlet.dialects.load import list_urls  # noqa: PLC0415 - it brings pydantic
+
     places = [resolve_links(folder) for folder in folders]
     onnx = {module.program.url for module in (*case.modules, *case.extra_modules) if module.program.onnx}
     for field, url in list_urls(case):
