@@ -41,6 +41,18 @@ COLUMNS = {
     "nouns": "of them those whose name does not begin with a verb",
     "many": f"functions of more than {MANY_PARAMETERS} parameters",
 }
+# Columns of the table of names and sentences. A name counts once in each scope that binds it.
+WORD_COLUMNS = {
+    "names": "variables, parameters and fields",
+    "participles": "of them those that are a bare participle: `found`, `given`",
+    "fillers": "of them those that are a bare function word: `what`, `before`",
+    "docstrings": "docstrings",
+    "questions": "of them those that begin with What, Which, How, Where, Why, When, Who or Whether",
+    "openers": "of them those that begin with a preposition",
+    "comments": "comments, of any number of lines",
+    "fragments": "of them those that begin with What or Of",
+    "verbal": "classes whose name begins or ends with a participle",
+}
 # What a function's name may begin with, so that a call says that something is done or asked.
 _VERBS = """
     abandon abort acquire add adjust adopt advance allow announce answer append applies apply archive are
@@ -66,6 +78,33 @@ _VERBS = """
     without work works wrap write yield
 """
 VERBS = frozenset(_VERBS.split())
+# Participles without -ed, and words with -ed that are none.
+_IRREGULAR = """
+    beaten become begun bent borne bought bred broken brought built caught chosen come dealt done drawn driven dug eaten
+    fallen felt flown forgotten fought found frozen given gone got grown heard held hidden hung kept known lain laid
+    lent lost made meant paid proven ridden risen rung said sent shaken shot shown slept sold sought spent spoken spun
+    stolen stood struck stuck sung sunk swept sworn taken taught thought thrown told torn understood withdrawn woken won
+    worn written
+"""
+IRREGULAR = frozenset(_IRREGULAR.split())
+_NO_PARTICIPLES = "breed deed embed exceed feed greed hundred indeed naked need proceed reed sacred seed speed weed"
+NO_PARTICIPLES = frozenset(_NO_PARTICIPLES.split())
+_FUNCTION_WORDS = """
+    about above across after again against all also any anything as at be before behind below beside between beyond both
+    by each either else ever every everything far few for from here how in is it least less many mine more most much
+    near neither never none not nothing now of on once only other others ours over own same some something such that
+    theirs then there these they this those through to too under we what when where whether which who whole whose why
+    with within without yet you
+"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+QUESTION_WORDS = frozenset({"how", "what", "when", "where", "whether", "which", "who", "whose", "why"})
+_PREPOSITIONS = """
+    about above across after against as at before behind below beside between beyond by for from in of on over per since
+    through to under until with within without
+"""
+PREPOSITIONS = frozenset(_PREPOSITIONS.split())
+_FIRST_WORD = re.compile(r"[^A-Za-z]*([A-Za-z]+)")
+_WORD_IN_CLASS = re.compile(r"[A-Z][a-z0-9]*")
 # A string, or a comment: tokens in which the other kind may seem to begin.
 _TEXTS = re.compile(
     r"""(?P<quotes>\"{3}|'{3})(?:\\.|.)*?(?P=quotes) | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' | (?P<comment>\#[^\n]*)""",
@@ -73,6 +112,7 @@ _TEXTS = re.compile(
 )
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Documented = ast.Module | ast.ClassDef | _Function
+_Scope = ast.Module | ast.ClassDef | _Function | ast.Lambda
 
 
 @dataclass
@@ -135,7 +175,7 @@ def measure(folder: Path) -> Size:
         imported = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         counts["imports"] += sum(_count_lines(node) for node in imported)
         size.imports[file] = {modules[name] for node in imported for name in _name_imports(node) if name in modules}
-        for column, places in _find_places(nodes).items():
+        for column, places in (_find_places(nodes) | _find_words(nodes, text)).items():
             counts[column] += len(places)
             size.places[column] += [f"{folder.name}/{file}:{line} {what}".rstrip() for line, what in places]
         for node in nodes:
@@ -197,6 +237,77 @@ def _find_places(nodes: Sequence[ast.AST]) -> dict[str, list[tuple[int, str]]]:
     return found
 
 
+def _find_words(nodes: Sequence[ast.AST], text: str) -> dict[str, list[tuple[int, str]]]:
+    """Find the names and sentences that each of `WORD_COLUMNS` counts: their lines and texts."""
+    names = [name for node in nodes if isinstance(node, _Scope) for name in _list_bindings(node)]
+    words = [(line, name, name.strip("_")) for line, name in names]
+    documented = [node for node in nodes if isinstance(node, _Documented) and ast.get_docstring(node)]
+    docstrings = [(node.body[0].lineno, str(ast.get_docstring(node)).splitlines()[0]) for node in documented]
+    comments = _list_comments(text)
+    classes = [(node.lineno, node.name) for node in nodes if isinstance(node, ast.ClassDef)]
+    return {
+        "names": names,
+        "participles": [(line, name) for line, name, word in words if is_participle(word)],
+        "fillers": [(line, name) for line, name, word in words if word in FUNCTION_WORDS],
+        "docstrings": docstrings,
+        "questions": [(line, first) for line, first in docstrings if read_first_word(first) in QUESTION_WORDS],
+        "openers": [(line, first) for line, first in docstrings if read_first_word(first) in PREPOSITIONS],
+        "comments": comments,
+        "fragments": [(line, first) for line, first in comments if read_first_word(first) in {"what", "of"}],
+        "verbal": [(line, name) for line, name in classes if _has_participle(name)],
+    }
+
+
+def is_participle(word: str) -> bool:
+    """Return whether a single word is a past participle."""
+    regular = word.isalpha() and word.endswith("ed") and len(word) > len("need")
+    return (regular and word not in NO_PARTICIPLES) or word in IRREGULAR
+
+
+def read_first_word(sentence: str) -> str:
+    """Return the first word of a docstring or a comment in lower case, or an empty string."""
+    match = _FIRST_WORD.match(sentence)
+    return match[1].lower() if match else ""
+
+
+def _has_participle(name: str) -> bool:
+    words = [word.lower() for word in _WORD_IN_CLASS.findall(name)]
+    return any(map(is_participle, words[:1] + words[-1:]))
+
+
+def _list_bindings(scope: _Scope) -> list[tuple[int, str]]:
+    """List (line, name) of each name that a scope binds once, without functions, classes and imports."""
+    bindings: dict[str, int] = {}
+    if not isinstance(scope, ast.Module | ast.ClassDef):
+        bindings |= {item.arg: item.lineno for item in ast.walk(scope.args) if isinstance(item, ast.arg)}
+    waiting: list[ast.AST] = [*scope.body] if isinstance(scope.body, list) else [scope.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bindings.setdefault(node.id, node.lineno)
+        if isinstance(node, ast.ExceptHandler) and node.name:
+            bindings.setdefault(node.name, node.lineno)
+        if not isinstance(node, _Scope):
+            waiting.extend(ast.iter_child_nodes(node))
+    return [(line, name) for name, line in bindings.items() if name not in {"self", "cls", "_"}]
+
+
+def _list_comments(text: str) -> list[tuple[int, str]]:
+    """List (line, text) of each comment; consecutive lines are one, and directives to tools are left out."""
+    comments: list[tuple[int, str]] = []
+    last = 0
+    for match in _TEXTS.finditer(text):
+        comment = match["comment"]
+        if comment is None or comment.startswith(("# noqa", "# type:", "#!")):
+            continue
+        line = text.count("\n", 0, match.start()) + 1
+        alone = not text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip()
+        if not alone or line != last + 1:
+            comments.append((line, comment))
+        last = line if alone else 0
+    return comments
+
+
 def _indexes_by_string(node: ast.AST) -> bool:
     if isinstance(node, ast.Subscript):
         # Not `Literal["a"]` and other types.
@@ -247,12 +358,15 @@ def _name_imports(node: ast.Import | ast.ImportFrom) -> list[str]:
 def print_table(size: Size) -> None:
     """Prints a row for each room, their sums, and what the package has once."""
     rows = [(room, counts) for room, counts in sorted(size.rooms.items(), key=lambda item: -item[1]["code"])]
-    rows.append(("together", Counter({column: size.total(column) for column in COLUMNS})))
-    sys.stdout.write(" ".join([f"{'':<14}", *(f"{column:>9}" for column in COLUMNS)]) + "\n")
-    for room, counts in rows:
-        sys.stdout.write(" ".join([f"{room:<14}", *(f"{counts[column]:>9,}" for column in COLUMNS)]) + "\n")
-    for column, meaning in COLUMNS.items():
-        sys.stdout.write(f"{column}: {meaning}\n")
+    rows.append(("together", Counter({column: size.total(column) for column in (*COLUMNS, *WORD_COLUMNS)})))
+    for columns in (COLUMNS, WORD_COLUMNS):
+        widths = {column: max(9, len(column)) for column in columns}
+        sys.stdout.write(" ".join([f"{'':<14}", *(f"{name:>{width}}" for name, width in widths.items())]) + "\n")
+        for room, counts in rows:
+            numbers = (f"{counts[name]:>{width},}" for name, width in widths.items())
+            sys.stdout.write(" ".join([f"{room:<14}", *numbers]) + "\n")
+        for column, meaning in columns.items():
+            sys.stdout.write(f"{column}: {meaning}\n")
     functions = size.total("functions") or 1
     sys.stdout.write(f"begin with a verb: {100 - 100 * size.total('nouns') / functions:.0f} % of the functions\n")
     sys.stdout.write(f"longest file: {size.longest[1]}, {size.longest[0]} lines\n")
@@ -265,7 +379,7 @@ def print_table(size: Size) -> None:
 def main() -> None:
     """Prints the table, or the places of one column."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--places", metavar="MEASURE", choices=list(_find_places([])))
+    arguments.add_argument("--places", metavar="MEASURE", choices=[*_find_places([]), *WORD_COLUMNS])
     package = Path(__file__).parents[1] / "iree_gauntlet"
     arguments.add_argument("folder", nargs="?", type=Path, default=package)
     given = arguments.parse_args()

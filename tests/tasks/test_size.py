@@ -87,7 +87,7 @@ def test_what_a_reader_jumps_through_is_counted_by_room(tmp_path: Path) -> None:
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
     measured = size.measure(package)
-    counts = measured.rooms["room"]
+    counts = {column: measured.rooms["room"][column] for column in size.COLUMNS}
     assert counts == {
         "files": 2,
         "lines": 31,
@@ -107,3 +107,43 @@ def test_what_a_reader_jumps_through_is_counted_by_room(tmp_path: Path) -> None:
     assert measured.find_shared_class_names() == ["Parcel"]
     assert measured.find_circles() == [["room/shapes.py", "third.py"]]
     assert measured.longest == (31, "room/shapes.py")
+
+
+WORDS = '''"""Which names there are."""
+# Of two lines,
+# one comment.
+_given = 1  # what it is
+SEED, FED_UP = 2, 3  # noqa: F841
+
+
+class TakenRound:
+    """A round."""
+
+    found: int = 0
+    entry_found: int = 0
+
+    def take(self, own, *, asked=(), **others):
+        """In a round."""
+        own = [found for found in asked]
+        own = lambda known: known
+        try:
+            self.taken = own
+        except ValueError as before:
+            raise TypeError from before
+'''
+
+
+def test_names_and_sentences_of_no_meaning_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text(WORDS)
+    measured = size.measure(tmp_path)
+    places = {
+        column: [place.partition(":")[2].partition(" ")[2] for place in measured.places[column]]
+        for column in size.WORD_COLUMNS
+    }
+    assert sorted(places["participles"]) == ["_given", "asked", "found", "found", "known"]
+    assert sorted(places["fillers"]) == ["before", "others", "own"]
+    assert len(places["names"]) == 11
+    assert (places["questions"], places["openers"]) == (["Which names there are."], ["In a round."])
+    assert len(places["docstrings"]) == 3
+    assert places["comments"] == ["# Of two lines,", "# what it is"] == places["fragments"]
+    assert places["verbal"] == ["TakenRound"]
