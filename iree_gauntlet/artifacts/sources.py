@@ -155,7 +155,8 @@ def missing(path: Path) -> tuple[str, str]:
         end = Path(os.path.realpath(path))
         if end.is_symlink():
             return f"{path} is a link that leads round in a circle", "Make it a file, or a link to one."
-        return f"{path} is a link to {end}, which is missing", "Put the file there, or fix the link."
+        target = end.relative_to(path.parent) if end.is_relative_to(path.parent) else end
+        return f"{path} is a link to {target}, which is missing", "Put the file there, or fix the link."
     try:
         near = get_close_matches(path.name, [item.name for item in path.parent.iterdir()], n=1)
     except OSError:

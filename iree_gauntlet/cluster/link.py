@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 from iree_gauntlet.errors import GauntletError
 
@@ -261,7 +262,10 @@ def with_paths(said: Any, renamed: Mapping[str, str]) -> Any:
         return [with_paths(value, renamed) for value in said]
     if not isinstance(said, str) or not renamed:
         return said
-    # Of two that fit, the longer one is meant.
-    known = "|".join(re.escape(path) for path in sorted(renamed, key=len, reverse=True))
-    # A path begins a word, or follows the scheme of an address: file:///cache/x.
-    return re.sub(rf"(?:(?<=://)|(?<![\w./-]))(?:{known})(?![\w.-])", lambda match: renamed[match[0]], said)
+    # A URL has blanks and characters beyond ASCII in an escaped form.
+    urls = {quote(path): quote(new) for path, new in renamed.items()}
+    # If two paths match, the longer one counts.
+    in_url, in_text = ("|".join(map(re.escape, sorted(paths, key=len, reverse=True))) for paths in (urls, renamed))
+    # A path follows the scheme of a URL, file:///cache/x, or begins a word.
+    pattern = rf"(?<=://)(?P<url>{in_url})(?![\w.%-])|(?<![\w./-])(?P<path>{in_text})(?![\w.-])"
+    return re.sub(pattern, lambda match: urls[match["url"]] if match["url"] else renamed[match["path"]], said)

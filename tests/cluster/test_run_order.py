@@ -31,6 +31,8 @@ def test_what_lies_below_a_copy_is_what_it_was() -> None:
 def test_addresses_of_files_are_paths_too() -> None:
     said = "file:///w/x http://host/w/x a//w/x"
     assert with_paths(said, {"/w": "/c"}) == "file:///c/x http://host/w/x a//w/x"
+    escaped = "file:///my%20w/%C3%A9 /my w/é file:///my%20w%20too"
+    assert with_paths(escaped, {"/my w": "/a c"}) == "file:///a%20c/%C3%A9 /a c/é file:///my%20w%20too"
 
 
 def test_every_text_of_an_object_is_looked_through_and_nothing_else() -> None:

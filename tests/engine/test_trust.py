@@ -176,7 +176,8 @@ def test_a_suite_of_a_stranger_makes_no_folder_one_of_the_project(project: Proje
     assert project.gauntlet(*words).code == 0
     done = project.gauntlet(*words, "--untrusted")
     assert done.code == 3, done.text
-    assert "elsewhere/regression_tests/toy/abs.mlir is outside of the project" in done.out
+    # The reason of a step is cut where paths are long; the warning is not.
+    assert "elsewhere/regression_tests/toy/abs.mlir is outside of the project" in done.text
     assert project.gauntlet(*words, "--untrusted", "--spec-dir", str(elsewhere)).code == 0
 
 

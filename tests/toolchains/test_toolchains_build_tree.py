@@ -57,13 +57,14 @@ def lay_out(root: Path, *, like: Path | None = None) -> Path:
     for tool in (found.runtime.run_module, found.runtime.benchmark_module):
         _link_or_copy(Path(tool), tools / Path(tool).name)
     (tools / "iree_platform_libs").symlink_to(compiler / "iree_platform_libs")
-    library = libraries / "libIREECompiler.so"
-    if like is None:
-        _link_or_copy(compiler / library.name, library)
-    else:
-        # By its own path it is hashed once.
-        library.symlink_to(like / "lib" / library.name)
-    (tools / library.name).symlink_to(Path("..") / "lib" / library.name)
+    # One, but on a machine that stands for another (tools/elsewhere.py), where it loads a second one.
+    for library in compiler.glob("libIREECompile*.so"):
+        if like is None:
+            _link_or_copy(library, libraries / library.name)
+        else:
+            # By its own path it is hashed once.
+            (libraries / library.name).symlink_to(like / "lib" / library.name)
+        (tools / library.name).symlink_to(Path("..") / "lib" / library.name)
     if like is not None:
         (tools / "iree-compile").unlink()
         shutil.copy2(compiler / "iree-compile", tools / "iree-compile")
