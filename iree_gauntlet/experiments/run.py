@@ -253,6 +253,7 @@ def _open_engine(
         markers=request.selection.markers,
         resumed=folder.resume,
         last_failed=restricted,
+        again=tuple(step.id for step in plan.steps if step.id in record.results and step.id not in finished),
         kept=KeptOptions(request.kept, asdict(request.defaults), request.stages or None),
         shard=shard,
         batch=conduct.batch,

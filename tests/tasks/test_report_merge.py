@@ -146,8 +146,8 @@ def test_a_killed_share_shows_in_its_own_steps_alone(tmp_path: Path) -> None:
 def test_a_resumed_share_counts_once(tmp_path: Path) -> None:
     builder = _begun("resumed", "ab")
     _results(builder, "ab")
-    builder.begin(name="resumed", resumed=True, kept=_ASKED)
     # Begun once more, and killed in it: its earlier result does not count.
+    builder.begin(name="resumed", resumed=True, kept=_ASKED, again=("m/b@cpu:compile",))
     builder.start("m/b@cpu:compile")
     builder.write(tmp_path / "resumed")
     _run(tmp_path / "other", "c")
