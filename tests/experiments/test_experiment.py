@@ -41,7 +41,7 @@ def test_an_end_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyte
         pytest.raises(GauntletError, match="No space left"),
         experiment.open(ConsolePresenter(io.StringIO()), MatrixOpening(irees=())),
     ):
-        monkeypatch.setattr(EventLog, "_append", fail)
+        monkeypatch.setattr(EventLog, "write", fail)
 
 
 def fail(*_: object, **__: object) -> None:

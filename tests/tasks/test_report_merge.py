@@ -180,6 +180,14 @@ def test_of_what_two_runs_did_the_first_result_counts(tmp_path: Path) -> None:
     assert merged.starts["m/a@cpu:compile"] == earlier.record.starts["m/a@cpu:compile"]
 
 
+def test_a_step_in_which_one_run_was_killed_is_not_what_another_has_skipped(tmp_path: Path) -> None:
+    killed, complete = _begun("killed", "a"), _begun("complete", "a")
+    killed.start("m/a@cpu:compile")
+    complete.end(0)
+    (tmp_path / JOURNAL).write_text(merge_journals(killed.event, killed.steps, [killed.record, complete.record]))
+    assert set(read_journal(tmp_path / JOURNAL).results) == {"m/a@cpu:threshold"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
