@@ -44,6 +44,8 @@ _GOLDEN = Golden(Figure.TIME, 5.0, 1.1, Statistic.MEAN, "", "", Origin("spec.jso
             True,
         ),
         ({}, {"notes": ("a note",), "timeout": 7.0}, True),
+        # It failed, and so has made nothing.
+        ({"outputs": (("module", "/nowhere/module.vmfb"),)}, {}, True),
     ],
 )
 def test_a_step_is_done_where_it_is_planned_as_it_was(
@@ -64,3 +66,14 @@ def test_a_step_is_done_where_it_is_planned_as_it_was(
     assert found == ({name: Verdict.FAILED} if done else {})
     with pytest.raises(UsageError, match="was run with another IREE"):
         find_finished_verdicts(read_journal(tmp_path / JOURNAL), [step], replace(iree, identity="another"))
+
+
+@pytest.mark.parametrize("verdict", ["error", "skipped"])
+def test_what_came_to_no_verdict_is_done_again(tmp_path: Path, verdict: str) -> None:
+    builder = JournalBuilder()
+    name = builder.step("m", "a", "threshold")
+    builder.begin()
+    builder.result(name, verdict)
+    builder.write(tmp_path)
+    record = read_journal(tmp_path / JOURNAL)
+    assert find_finished_verdicts(record, builder.planned, builder.event.toolchain) == {}
