@@ -360,6 +360,7 @@ def test_a_failure_is_not_lost_with_its_spec(project: Project) -> None:
         done = project.gauntlet("run", "--resume")
         assert done.code == 3, done.text
         assert "1 failed, 1 error, 7 passed" in done.out
+        assert ": 0 steps, IREE" in done.out, "nothing of it is done again"
         kept = "results of 6 steps that are no longer selected or there count: toy/abs@cpu:fetch…"
         assert done.out.count(kept) == 2, "when it begins, and in its report"
         assert _errors(project) == {"threshold"}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.cases import Allclose, Golden, Origin, Verdict
+from iree_gauntlet.engine.run_start import redo_changed
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.journal_format import JOURNAL, read_journal
@@ -77,3 +78,19 @@ def test_what_came_to_no_verdict_is_done_again(tmp_path: Path, verdict: str) -> 
     builder.write(tmp_path)
     record = read_journal(tmp_path / JOURNAL)
     assert find_finished_verdicts(record, builder.planned, builder.event.toolchain) == {}
+
+
+def test_all_that_comes_of_what_has_changed_is_done_again(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    chain = [builder.step("m", "a", stage) for stage in ("import", "compile", "threshold")]
+    other = builder.step("m", "b", "compile")
+    builder.begin()
+    for name in (*chain, other):
+        builder.result(name)
+    builder.write(tmp_path)
+    record = read_journal(tmp_path / JOURNAL)
+    made, *rest = builder.planned
+    changed = replace(made, command=Command(("iree-import-onnx", "--more"), "/"))
+    finished = dict.fromkeys((*chain[1:], other), Verdict.PASSED)
+    _, done = redo_changed((changed, *rest), finished, record, lambda _: "")
+    assert done == {other: Verdict.PASSED}
