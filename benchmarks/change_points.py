@@ -19,6 +19,7 @@ import math
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Values = NDArray[np.float64]
+    Draw = Callable[[np.random.Generator], Values]
     Rule = Callable[[Sequence[Sequence[float]]], list[list[int]]]
 
 _NOISE = Path(__file__).parents[1] / "tests" / "data" / "noise"
@@ -127,7 +129,7 @@ def _print_spreads() -> None:
     print()
 
 
-def _drawn(kind: str, draw: Callable[[np.random.Generator], Values], count: int, seed: int) -> list[list[float]]:
+def _drawn(kind: str, draw: Draw, count: int, seed: int) -> list[list[float]]:
     return [list(map(float, draw(np.random.default_rng([seed, number, len(kind)])))) for number in range(count)]
 
 
@@ -135,7 +137,7 @@ def _stepped(values: Sequence[float], size: float, at: int) -> list[float]:
     return [value * (1 + size if place >= at else 1) for place, value in enumerate(values)]
 
 
-def _kinds() -> dict[str, Callable[[np.random.Generator], Values]]:
+def _kinds() -> dict[str, Draw]:
     """Noise by its name; the figures are about 10 ms."""
 
     def normal(chance: np.random.Generator) -> Values:
@@ -155,26 +157,28 @@ def _kinds() -> dict[str, Callable[[np.random.Generator], Values]]:
             values[place] = 0.6 * values[place - 1] + steps[place]
         return values
 
-    synthetic = {
+    def around_ten(chance: np.random.Generator, draw: Draw) -> Values:
+        return 10 * np.exp(draw(chance))
+
+    synthetic: dict[str, Draw] = {
         "iid 1 %": normal,
         "heavy tails": lambda chance: chance.standard_t(3, _RUNS) / math.sqrt(3) * 0.01,
         "10 % outliers": outliers,
         "two modes": lambda chance: chance.normal(0, 0.005, _RUNS) + 0.01 * np.where(chance.random(_RUNS) < 0.5, 1, -1),
         "AR(1) 0.6": alike,
     }
-    kinds = {name: (lambda chance, draw=draw: 10 * np.exp(draw(chance))) for name, draw in synthetic.items()}
+    kinds: dict[str, Draw] = {name: partial(around_ten, draw=draw) for name, draw in synthetic.items()}
     for condition in _CONDITIONS:
         models = list(read_recording(_NOISE / f"{condition}.json").models.values())
         for rounds in _ROUNDS:
-            kinds[f"{condition}, {rounds} round{'s' * (rounds > 1)}"] = lambda chance, models=models, rounds=rounds: (
-                _recorded(chance, models, rounds)
-            )
+            name = f"{condition}, {rounds} round{'s' * (rounds > 1)}"
+            kinds[name] = partial(_recorded, models=models, rounds=rounds)
     return kinds
 
 
 def _recorded(chance: np.random.Generator, models: Sequence[Values], rounds: int) -> Values:
     """Runs at any time, each of a stretch of rounds that followed one another."""
-    times = models[chance.integers(len(models))]
+    times = models[int(chance.integers(len(models)))]
     starts = chance.integers(len(times) - rounds + 1, size=_RUNS)
     return np.asarray([times[start : start + rounds].min() for start in starts])
 

@@ -38,6 +38,7 @@ from iree_gauntlet.reports.live_progress import PlainProgress
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
+from iree_gauntlet.toolchains.find import make_toolchain_place
 from iree_gauntlet.toolchains.flags import NO_FLAGS
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ def opened_engine(
     """An engine whose journal has begun, in a run's folder below one with a cache."""
     progress, cache = PlainProgress(io.StringIO()), folder / "cache"
     store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
-    workbench = Workbench(None, None, NO_FLAGS, cache, store, ModuleCache(cache), None, Leases(cache))
+    place = make_toolchain_place(cache, cache, store.configuration, Leases, store.verified.sha256, offline=True)
+    workbench = Workbench(None, None, NO_FLAGS, cache, store, ModuleCache(cache), None, place)
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, all_goldens=False, confirm=None)
     # This process's own, so that it waits for nobody.
     os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)

@@ -117,6 +117,8 @@ def _models(folder: Path, count: int) -> list[Model]:
     models = []
     for case in cases:
         path = folder / f"{case.name}.onnx"
+        if case.model is None:
+            raise ValueError(f"{case.name} has no model")
         onnx.save(case.model, path)
         models.append(Model(case, path))
     return models
@@ -220,8 +222,8 @@ def _print(models: list[Model]) -> int:
         or not model.verdict
     ]
     print(f"  contradictions: {len(bad)}")
-    for cause, names in _CAUSES.items():
-        if of_it := [model for model in bad if model.program.stem in names]:
+    for cause, known in _CAUSES.items():
+        if of_it := [model for model in bad if model.program.stem in known]:
             print(f"    {len(of_it):5} {cause}: {', '.join(model.program.stem for model in of_it)}")
             bad = [model for model in bad if model not in of_it]
     print(f"    {len(bad):5} of no known cause")

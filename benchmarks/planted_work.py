@@ -26,8 +26,10 @@ from iree_gauntlet.toolchains.installed import find_installed
 
 _SUITE = ("--suite", "cpu")
 # What takes the place of an activation: one that takes more instructions, or fewer.
-_INSTEAD = (("Relu", "Sigmoid", "more work"), ("Erf", "Relu", "less work"), ("Sigmoid", "Relu", "less work"))
-_INSTEAD += (("Tanh", "Relu", "less work"), ("Exp", "Relu", "less work"), ("HardSwish", "Relu", "less work"))
+_INSTEAD = (
+    ("Relu", "Sigmoid", "more work"),
+    *((name, "Relu", "less work") for name in ("Erf", "Sigmoid", "Tanh", "Exp", "HardSwish")),
+)
 # The compiler of B: in the program that it is given, the first activation of the table becomes another one.
 _COMPILER = """#!{python}
 import os, pathlib, sys

@@ -79,10 +79,10 @@ def _print(work: Figures, times: Figures) -> None:
             steps += 1
             time, less = (found[model][after] / found[model][before] - 1 for found in (times, work))
             if abs(time) >= _TIME:
-                changed = abs(less) >= _WORK
-                agree += changed and (less > 0) == (time > 0)
-                against += changed and (less > 0) != (time > 0)
-                silent += not changed
+                differs = abs(less) >= _WORK
+                agree += differs and (less > 0) == (time > 0)
+                against += differs and (less > 0) != (time > 0)
+                silent += not differs
                 change = f"time {100 * time:+.1f} %, work {100 * less:+.2f} %"
                 print(f"  {model} {before} → {after}: {change}", file=sys.stderr)
             else:

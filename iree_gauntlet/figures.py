@@ -184,6 +184,7 @@ class FigureRow:
         optional: whether it is there only where it was asked for.
         key_in_summary: in `summary.json`; empty where that has it in another form, or not.
         golden: None where no golden is of it.
+        limit: what a golden in a spec allows, as the schema of specs says it.
         column: of the table of a run.
         matrix: None where a matrix does not show it.
         metric: of `bisect`, and of `compare` where that measures it.
@@ -207,6 +208,7 @@ class FigureRow:
     optional: bool = False
     key_in_summary: str = ""
     golden: GoldenField | None = None
+    limit: str = ""
     column: Column | None = None
     matrix: MatrixView | None = None
     jump: Jump | None = None
@@ -368,6 +370,7 @@ class Figure(StrEnum):
             baseline=1.0,
             least=0.0,
         ),
+        limit="Most dispatches",
         column=Column("dispatches", ColumnKind.NUMBER, rank=2),
         matrix=MatrixView("dispatch_count", "dispatches", 0, whole, "Dispatches", "", whole),
         jump=Jump("dispatches", "Dispatches", 1, Margin()),
@@ -390,6 +393,7 @@ class Figure(StrEnum):
         golden=GoldenField(
             "bytes", GoldenRule.ROOM, Stage.COMPSTAT, "golden_size", "golden_binary_size", baseline=1.01, whole=True
         ),
+        limit="Most bytes of the module",
         column=Column("bytes", ColumnKind.NUMBER, rank=4),
         matrix=MatrixView(
             "binary_size_bytes", "size", 3, byte_size, "Module size", "kB", lambda value: f"{value / 1e3:,.0f}"
@@ -435,6 +439,7 @@ class Figure(StrEnum):
         golden=GoldenField(
             "instructions", GoldenRule.WITHIN, Stage.COUNT, "golden_instructions", margin=_WORK_MARGIN, whole=True
         ),
+        limit="Instructions in dispatches, as valgrind counts them, exceeded by 0.1 % at most",
         jump=Jump(
             "instructions",
             "Instructions in dispatches, or of one call where these are not known (0.1 % and more)",
@@ -468,6 +473,7 @@ class Figure(StrEnum):
             whole=True,
             needs_golden=True,
         ),
+        limit="Those outside of dispatches, exceeded by 1 % or by 2,000 at most",
         matrix=MatrixView("instructions_outside"),
         jump=Jump(
             "instructions outside of dispatches",
@@ -484,8 +490,9 @@ class Figure(StrEnum):
     )
 
 
-# Those that goldens are of.
+# Those that goldens are of, and the same by the fields of sharktank's benchmarks.
 JUDGED_FIGURES = tuple(figure for figure in Figure if figure.row.golden)
+SHARKTANK_GOLDENS = {figure.golden.sharktank: figure for figure in JUDGED_FIGURES if figure.golden.sharktank}
 # What `bisect` looks at; of two of one metric, the last.
 METRICS = {figure.row.metric: figure for figure in Figure if figure.row.metric}
 # By their keys.

@@ -198,6 +198,7 @@ class RunOpening(Opening):
     """The opening of a run, a `bench` or a `micro`.
 
     Attributes:
+        again: steps with results of earlier parts that do not count any more, as they are done again.
         batch: how many small programs are compiled as one; 0 where they are not.
         merged: what is kept of the runs that it was made of, besides their steps.
         micro: what a sweep was asked for.
@@ -210,6 +211,7 @@ class RunOpening(Opening):
     toolchain: ToolchainFacts = field(default_factory=ToolchainFacts)
     markers: str = field(default="", metadata=UNLESS_DEFAULT)
     last_failed: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    again: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     shard: RunShard | None = field(default=None, metadata=UNLESS_DEFAULT)
     batch: int = field(default=0, metadata=UNLESS_DEFAULT)
     remarks: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)

@@ -178,7 +178,7 @@ class JournalRecord:
         runs: every opening; a resumed run has more than one.
         steps: those of the last opening, and those that it found out later (`steps` events), as written.
         starts: when each step was last started, as written (ISO 8601), by step id.
-        results: of each step the last, by step id.
+        results: of each step the last, by step id; none of one that a later part does again.
         result_times: when that was written (ISO 8601), by step id.
         end: None for a run that was killed, is under way, or was resumed and not ended.
         torn: whether there is a line that was cut short by a crash (it is left out).
@@ -207,15 +207,6 @@ class JournalRecord:
         """The steps, read; GauntletError where one is none that this version can read."""
         with explain_unreadable(f"{self.path}: a step", _advise(self.run)):
             return tuple(map(Step.from_dict, self.steps))
-
-    def started_again(self, step: str) -> bool:
-        """Whether a later part of a resumed run started a step once more, and has no result of that.
-
-        The two times are compared across the beginning of a part only: within one part a result follows its
-        start, whatever the wall clock was set to in between.
-        """
-        started, ended = self.starts.get(step, ""), self.result_times.get(step, "")
-        return any(ended < run.time <= started for run in self.runs[1:])
 
 
 @contextmanager
@@ -265,6 +256,9 @@ def read_journal(path: Path) -> JournalRecord:
 def _take(found: JournalRecord, event: JournalEvent) -> JournalRecord:
     match event.content:
         case RunOpening() as opening:
+            for step in opening.again:
+                for known in (found.starts, found.results, found.result_times):
+                    known.pop(step, None)
             return replace(found, runs=(*found.runs, opening), steps=opening.steps, end=None)
         case MoreSteps(steps):
             return replace(found, steps=(*found.steps, *steps))

@@ -28,7 +28,7 @@ from iree_gauntlet.device_kinds import CPU, ROCM
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, SpecReader, is_url
 from iree_gauntlet.dialects.sharktank_schema import PROGRAMS, Benchmark, Blob, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Builder, Loaded, SourceFields, Spec, base_case, find_defined_twice
-from iree_gauntlet.figures import JUDGED_FIGURES, Figure, Statistic
+from iree_gauntlet.figures import SHARKTANK_GOLDENS, Figure, Statistic
 from iree_gauntlet.stages import Kind, Stage
 from iree_gauntlet.targets import FAMILIES, Target, compose_chip_flags, flags_for
 
@@ -417,9 +417,8 @@ def _read_goldens(
         factor = document.golden_time_tolerance_multiplier.get(sku, 1.0)
         origin = Origin(spec.name, f"{field}.{sku}")
         goldens.append(Golden(Figure.TIME, times[sku], factor, Statistic.MEAN, target.sku, "", origin))
-    for figure in JUDGED_FIGURES:
-        field = figure.golden.sharktank
-        values = getattr(document, field) if field else {}
+    for field, figure in SHARKTANK_GOLDENS.items():
+        values = getattr(document, field)
         own = next((key for key in (sku, target.family) if key in values), "")
         others = [key for key in values if not prefix and key.partition("-")[0] not in FAMILIES]
         for key in [own] if own else others:

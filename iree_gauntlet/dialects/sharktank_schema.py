@@ -50,6 +50,7 @@ from iree_gauntlet.dialects.fields import (
 from iree_gauntlet.dialects.spec import ROOT_NAMES, SHARKTANK, Spec, SpecTree, words_of
 from iree_gauntlet.dialects.spec_file import FieldError, as_typed, load_json, problem_at
 from iree_gauntlet.errors import Problem
+from iree_gauntlet.figures import SHARKTANK_GOLDENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -227,14 +228,11 @@ class Benchmark(_Common):
     golden_time_tolerance_multiplier: _Factors = Field(
         description="How many times a golden time may be exceeded, by SKU, or by cpu."
     )
-    golden_dispatch: _Counts = Field(description="Most dispatches, by SKU, or by cpu.")
-    golden_size: _Counts = Field(description="Most bytes of the module, by SKU, or by cpu.")
-    golden_instructions: _Counts = Field(
-        description="Instructions in dispatches, as valgrind counts them, exceeded by 0.1 % at most, by SKU, or by cpu."
-    )  # ours
-    golden_instructions_outside: _Counts = Field(
-        description="Those outside of dispatches, exceeded by 1 % or by 2,000 at most, by SKU, or by cpu."
-    )  # ours
+    # Those of instructions are ours.
+    __annotations__ |= {
+        name: Annotated[_Counts, Field(description=f"{figure.row.limit}, by SKU, or by cpu.")]
+        for name, figure in SHARKTANK_GOLDENS.items()
+    }
     golden_compiler: GoldenCompiler  # ours
 
     def notes(self) -> tuple[str, ...]:

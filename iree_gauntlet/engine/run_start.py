@@ -207,9 +207,7 @@ def redo_changed(
     for step in steps:
         before = planned.get(step.id)
         if step.id in finished and before is not None:
-            # It may have been started once more, and killed before it had a result.
-            ended = record.result_times[step.id]
-            began = min(map(datetime.fromisoformat, (record.starts.get(step.id, ended), ended))).timestamp()
+            began = datetime.fromisoformat(record.starts.get(step.id, record.result_times[step.id])).timestamp()
             known = {(item.role, item.url, item.path): item.sha256 for item in before.inputs}
             for item in step.inputs:
                 if is_changed(item, known.get((item.role, item.url, item.path), ""), began, sha256):

@@ -253,6 +253,7 @@ def _open_engine(
         markers=request.selection.markers,
         resumed=folder.resume,
         last_failed=restricted,
+        again=tuple(step.id for step in plan.steps if step.id in record.results and step.id not in finished),
         kept=KeptOptions(request.kept, asdict(request.defaults), request.stages or None),
         shard=shard,
         batch=conduct.batch,
@@ -288,7 +289,6 @@ def _as_before(request: RunRequest) -> RunRequest:
     earlier = named or find_newest_run(find_runs_folder())
     kept = read_kept_options(earlier)
     now = given((request.selection, request.toolchain, request.shard, request.conduct))
-    changed = {name: value for name, value in now.items() if name in kept.options}
     if folder.last_failed and given([request.selection]):
         return request
     begun = kept.stages or ()
@@ -300,8 +300,8 @@ def _as_before(request: RunRequest) -> RunRequest:
     if folder.last_failed:
         # Another IREE may be tried on what failed; how the earlier run was carried out is its own matter.
         selected = {name: value for name, value in kept.options.items() if name not in KEPT_UNLESS_GIVEN}
-        return as_asked.with_kept(selected | changed)
-    require_as_begun("run", shown(earlier), changed, kept.options)
+        return as_asked.with_kept(selected | now)
+    require_as_begun("run", shown(earlier), now, kept.options)
     return replace(as_asked.with_kept(kept.options), folder=replace(folder, run_dir=str(earlier)))
 
 

@@ -257,7 +257,7 @@ def merge_journals(opening: RunOpening, steps: Sequence[dict[str, Any]], records
         for step, time in record.starts.items():
             starts[step] = min(time, starts.get(step, time))
         for step, time in record.result_times.items():
-            if not record.started_again(step) and (step not in results or time < results[step][0]):
+            if step not in results or time < results[step][0]:
                 results[step] = time, record.results[step]
     for record in records:
         if record.end is not None and not record.end.interrupted:

@@ -221,9 +221,9 @@ class RunOutcome:
 def read_outcome(record: JournalRecord) -> RunOutcome:
     """Judge a record.
 
-    A step that was started and has no result, or one older than its last start, is an error; so is one
-    that was never started, unless what it needs came out badly (then it is skipped like any other behind
-    a failure) or the run ended by itself before it (then it is skipped).
+    A step that was started and has no result is an error; so is one that was never started, unless what it needs came
+    out badly (then it is skipped like any other behind a failure) or the run ended by itself before it (then it is
+    skipped).
     """
     planned, run = record.planned, record.run
     first = record.runs[0] if record.runs else run
@@ -311,7 +311,7 @@ def format_cache_line(outcome: RunOutcome) -> str:
 def read_step_outcome(step: Step, record: JournalRecord) -> StepOutcome:
     """Join a planned step with what the journal says of it."""
     started = record.starts.get(step.id, "")
-    found = None if record.started_again(step.id) else record.results.get(step.id)
+    found = record.results.get(step.id)
     result = _judge(started, record) if found is None else found
     came_to = {name: getattr(result, name) for name in _RESULT}
     unexplained = "" if result.verdict is Verdict.PASSED else f"{result.verdict}, and the journal does not say why"

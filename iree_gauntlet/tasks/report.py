@@ -167,6 +167,7 @@ def _make_opening(records: Sequence[JournalRecord], name: str, *, lenient: bool)
         machine=MachineFacts.from_dict(_find_common([run.machine.as_dict() for run in runs])),
         lock_folder=", ".join(dict.fromkeys(run.lock_folder for run in runs if run.lock_folder)),
         resumed=False,
+        again=(),
         kept=kept,
         shard=None,
         merged=tuple(map(_describe_part, records)),

@@ -146,7 +146,10 @@ class MicroRun:
             )
             chains.append(made)
         before = [step for steps in done.values() for step in steps]
-        with model_session(run_dir, self.progress, self._describe_event(run_dir, chains), before) as session:
+        known = self.earlier.record.results if self.earlier else {}
+        again = known.keys() - {step.id for step in before}
+        event = replace(self._describe_event(run_dir, chains), again=tuple(sorted(again)))
+        with model_session(run_dir, self.progress, event, before) as session:
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for said in dict.fromkeys((*self._refused.values(), *recipes)):
                 self.progress.message(f"not measured: {said}")

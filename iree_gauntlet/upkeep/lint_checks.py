@@ -18,7 +18,7 @@ from iree_gauntlet.engine.commands import format_shape
 from iree_gauntlet.engine.judging import NUMPY_ADVICE
 from iree_gauntlet.engine.workspace import list_project_suites, select
 from iree_gauntlet.errors import NothingSelectedError, Problem, SpecError, UsageError
-from iree_gauntlet.figures import JUDGED_FIGURES
+from iree_gauntlet.figures import SHARKTANK_GOLDENS
 from iree_gauntlet.measuring.numerics.arrays import TensorError, explain_refusal
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import find_project_folder, shown
@@ -39,10 +39,7 @@ _TYPE = re.compile(r"(?:random://[\w-]+/|\A)((?:\d+x)*)[a-z]+\d+(?![\w.])")
 
 
 # Figures by SKU, or by target.
-_KEYED_GOLDENS = (
-    "golden_time_tolerance_multiplier",
-    *(figure.golden.sharktank for figure in JUDGED_FIGURES if figure.golden.sharktank),
-)
+_KEYED_GOLDENS = ("golden_time_tolerance_multiplier", *SHARKTANK_GOLDENS)
 
 
 def list_doubts(case: Case, store: ArtifactStore) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ from iree_gauntlet.dialects.spec_file import load_json, read_mark
 from iree_gauntlet.document import Cell, Column, ColumnKind, Document, Table
 from iree_gauntlet.engine.workspace import Selection, refuse_untrusted, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, Problem, SpecError, UsageError
-from iree_gauntlet.figures import JUDGED_FIGURES, Figure, GoldenRule, Statistic
+from iree_gauntlet.figures import JUDGED_FIGURES, SHARKTANK_GOLDENS, Figure, GoldenRule, Statistic
 from iree_gauntlet.formatting import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal, read_kind
 from iree_gauntlet.measuring.goldens.golden_evidence import (
@@ -144,8 +144,7 @@ def _collect_goldens(selection: Selection, request: SelectionRequest) -> list[tu
             if spec.name in files and isinstance(spec.document, Benchmark):
                 # A family's name is a SKU where a time is for it.
                 document = spec.document
-                fields = (figure.golden.sharktank for figure in JUDGED_FIGURES if figure.golden.sharktank)
-                skus |= set().union(*(getattr(document, field) for field in fields)) - {*FAMILIES}
+                skus |= set().union(*(getattr(document, field) for field in SHARKTANK_GOLDENS)) - {*FAMILIES}
         selections += [select(replace(request, sku=sku), Defaults(targets=FAMILIES)) for sku in sorted(skus)]
     found: dict[tuple[str, str, str], Golden] = {}
     for one in selections:

@@ -102,6 +102,7 @@ def test_a_gpu_is_one_steps_and_a_processor_many() -> None:
     assert fleet.seat(gpu) is None
     assert fleet.seat(cpu) is not None
     assert fleet.seat(cpu) is not None
+    assert fleet.seat(Demand("hip")) is not None, "it is only compiled where the GPU is"
     fleet.release(first)
     assert fleet.seat(gpu) is not None
 

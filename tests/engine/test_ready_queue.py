@@ -156,6 +156,45 @@ def skip_at_once(_step: Step, _reason: str) -> Verdict:
     return Verdict.SKIPPED
 
 
+def unskipped(step: Step, reason: str) -> Verdict:
+    pytest.fail(f"{step.id}: {reason}")
+
+
+def test_what_waits_for_memory_keeps_its_place_in_the_plan() -> None:
+    a, large, b, later = (replace(STEP, id=name) for name in ("a", "large", "b", "later"))
+    limits = ScheduleLimits(2, fail_fast=False, fits=lambda step: step.id in ("a", "b"))
+    queue = open_queue((a, large, b, later), {}, limits)
+    assert [step for step, _ in queue.take(unskipped)] == [a, b]
+    queue.finish(a, Verdict.PASSED)
+    assert queue.take(unskipped) == []
+    queue.finish(b, Verdict.PASSED)
+    assert [step for step, _ in queue.take(unskipped)] == [large]
+
+
+def test_of_several_bad_needs_the_reason_names_the_first() -> None:
+    step = replace(STEP, id="c", needs=("b", "good", "a"))
+    finished = {"a": Verdict.FAILED, "b": Verdict.ERROR, "good": Verdict.PASSED}
+    queue = open_queue((step,), finished, ScheduleLimits(1, fail_fast=False, fits=lambda _step: True))
+    reasons: list[str] = []
+
+    def skip(_step: Step, reason: str) -> Verdict:
+        reasons.append(reason)
+        return Verdict.SKIPPED
+
+    assert queue.take(skip) == []
+    assert reasons == ["b ended in an error"]
+
+
+def test_what_is_put_back_after_the_first_failure_is_skipped() -> None:
+    a, b = (replace(STEP, id=name) for name in "ab")
+    queue = open_queue((a, b), {}, ScheduleLimits(2, fail_fast=True, fits=lambda _step: True))
+    assert len(queue.take(unskipped)) == 2
+    queue.finish(a, Verdict.FAILED)
+    queue.put_back(b)
+    assert queue.take(skip_at_once) == []
+    assert queue.verdicts == {"a": Verdict.FAILED, "b": Verdict.SKIPPED}
+
+
 def operators(count: int) -> list[Step]:
     """Cases of a compile and a threshold step each."""
     return [
@@ -194,10 +233,6 @@ def test_a_step_of_twenty_thousand_takes_as_many_calls_as_one_of_two_thousand() 
     few, many = calls_of_an_agenda(1_000), calls_of_an_agenda(10_000)
     assert many / 20_000 < 60
     assert many < few * 10 * 1.01
-
-
-def unskipped(step: Step, reason: str) -> Verdict:
-    pytest.fail(f"{step.id}: {reason}")
 
 
 def test_one_thread_does_what_it_can_in_the_order_of_the_plan() -> None:

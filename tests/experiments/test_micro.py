@@ -290,6 +290,8 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(micro: Micro) -> None:
     assert "point 1 of 3" not in resumed.out
     assert "point 2 of 3: b/4-64-128" in resumed.out
     assert "point 3 of 3: c/4-64-128" in resumed.out
+    opening = json.loads((micro.run / "journal.jsonl").read_text().splitlines()[len(before)])
+    assert {step.partition("/")[0] for step in opening["again"]} == {"b"}
     # The first point is the one that was measured before.
     events = [json.loads(line) for line in before if '"step":"a/4-64-128@cpu:benchmark"' in line]
     measured = [event for event in events if event["event"] == "result"]

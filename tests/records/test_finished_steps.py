@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.cases import Allclose, Golden, Origin, Verdict
+from iree_gauntlet.engine.run_start import redo_changed
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.journal_format import JOURNAL, read_journal
@@ -44,6 +45,8 @@ _GOLDEN = Golden(Figure.TIME, 5.0, 1.1, Statistic.MEAN, "", "", Origin("spec.jso
             True,
         ),
         ({}, {"notes": ("a note",), "timeout": 7.0}, True),
+        # It failed, and so has made nothing.
+        ({"outputs": (("module", "/nowhere/module.vmfb"),)}, {}, True),
     ],
 )
 def test_a_step_is_done_where_it_is_planned_as_it_was(
@@ -64,3 +67,30 @@ def test_a_step_is_done_where_it_is_planned_as_it_was(
     assert found == ({name: Verdict.FAILED} if done else {})
     with pytest.raises(UsageError, match="was run with another IREE"):
         find_finished_verdicts(read_journal(tmp_path / JOURNAL), [step], replace(iree, identity="another"))
+
+
+@pytest.mark.parametrize("verdict", ["error", "skipped"])
+def test_what_came_to_no_verdict_is_done_again(tmp_path: Path, verdict: str) -> None:
+    builder = JournalBuilder()
+    name = builder.step("m", "a", "threshold")
+    builder.begin()
+    builder.result(name, verdict)
+    builder.write(tmp_path)
+    record = read_journal(tmp_path / JOURNAL)
+    assert find_finished_verdicts(record, builder.planned, builder.event.toolchain) == {}
+
+
+def test_all_that_comes_of_what_has_changed_is_done_again(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    chain = [builder.step("m", "a", stage) for stage in ("import", "compile", "threshold")]
+    other = builder.step("m", "b", "compile")
+    builder.begin()
+    for name in (*chain, other):
+        builder.result(name)
+    builder.write(tmp_path)
+    record = read_journal(tmp_path / JOURNAL)
+    made, *rest = builder.planned
+    changed = replace(made, command=Command(("iree-import-onnx", "--more"), "/"))
+    finished = dict.fromkeys((*chain[1:], other), Verdict.PASSED)
+    _, done = redo_changed((changed, *rest), finished, record, lambda _: "")
+    assert done == {other: Verdict.PASSED}

@@ -27,8 +27,9 @@ from iree_gauntlet.journal_events import (
     RunTarget,
     ToolchainFacts,
 )
-from iree_gauntlet.journal_format import JournalRecord, read_journal, read_kind
-from iree_gauntlet.records.event_log import Journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal, read_kind
+from iree_gauntlet.records.event_log import EventLog, Journal
+from iree_gauntlet.records.matrix_outcome import MATRIX, MatrixOpening, MatrixResult
 from iree_gauntlet.results import Result
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Step
@@ -124,6 +125,34 @@ def test_resume_after_any_cut_starts_on_a_line_of_its_own(tmp_path: Path, monkey
         assert after.end is None
         assert len(after.steps) == 3
         assert len(after.runs) >= len(before.runs) + 1
+
+
+def test_killed_in_the_first_line_of_a_resume_it_reads_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path)
+    before = path.read_bytes()[:-9]
+    path.write_bytes(before)
+    known = read_journal(path)
+    path.write_bytes(before + b"\n" + before[:40])
+    assert read_journal(path) == known
+
+
+def test_what_is_started_again_has_no_result_until_then(tmp_path: Path) -> None:
+    with EventLog(tmp_path / JOURNAL, clock) as log:
+        log.write("opening", MatrixOpening(irees=()))
+        for label in "ab":
+            log.write("start", {}, step=label)
+            log.write("result", MatrixResult(exit_code=ExitCode.ERROR, error="gone"), step=label)
+        log.write("opening", MatrixOpening(irees=(), resumed=True))
+        log.write("start", {}, step="b")
+    assert set(MATRIX.read(tmp_path).collect_results(MatrixResult)) == {"a"}
+
+
+def test_a_journal_of_another_kind_is_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"event": "opening", "kind": "matrix", "irees": []}\n')
+    with pytest.raises(GauntletError, match=r"journal\.jsonl: is of a matrix, not of a run"):
+        read_journal(path)
 
 
 def test_broken_line_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> None:

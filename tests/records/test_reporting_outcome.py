@@ -242,13 +242,14 @@ def test_a_resumed_run_counts_the_results_of_both_parts(tmp_path: Path) -> None:
     assert outcome.remarks == ("the run was resumed once; the results of all its parts are counted",)
 
 
-def test_a_step_that_was_killed_while_it_ran_again_has_no_result(tmp_path: Path) -> None:
+def test_a_step_that_is_done_again_has_no_result_until_then(tmp_path: Path) -> None:
     builder = JournalBuilder()
     step = builder.step("m", "a", "compile")
     builder.begin()
     builder.result(step, "failed", "why")
     builder.end(1)
-    builder.begin(resumed=True)
+    builder.begin(resumed=True, again=(step,))
+    assert judge(builder, tmp_path).steps[0].reason == "the run ended before this step started"
     builder.start(step)
     outcome = judge(builder, tmp_path)
     assert outcome.steps[0].verdict is Verdict.ERROR

@@ -2,13 +2,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.system.atomic import add_folder, discard_folder, replace_file, replace_folder, write_atomic
+from iree_gauntlet.system.atomic import (
+    add_folder,
+    discard_folder,
+    remove_reserved,
+    replace_file,
+    replace_folder,
+    reserve_file,
+    write_atomic,
+)
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -104,6 +113,44 @@ def test_of_folders_that_are_added_the_first_stays(tmp_path: Path) -> None:
     discard_folder(path)
     discard_folder(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_content_is_durable_before_its_name_and_the_name_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs: list[tuple[bool, list[str]]] = []
+
+    def sync(descriptor: int) -> None:
+        names = [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]
+        syncs.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), names))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_atomic(tmp_path / "file", "text")
+    assert syncs == [(False, []), (True, ["file"])]
+    (tmp_path / "file").unlink()
+    syncs.clear()
+    with add_folder(tmp_path / "folder") as new:
+        new.mkdir()
+    assert syncs == [(True, ["folder"])]
+
+
+def test_what_killed_writers_of_a_file_left_goes_and_no_others(tmp_path: Path) -> None:
+    with reserve_file(tmp_path / "perf[1].json") as leftover, reserve_file(tmp_path / "perf[1].json.old") as other:
+        leftover.touch()
+        other.touch()
+        remove_reserved(tmp_path / "perf[1].json")
+        assert list(tmp_path.iterdir()) == [other]
+
+
+def test_a_folder_that_is_discarded_is_gone_before_anything_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    there: list[bool] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda _folder, **_: there.append(path.exists()))
+    discard_folder(path)
+    assert set(there) == {False}
 
 
 KILLED = """

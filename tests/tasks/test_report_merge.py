@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.records.event_log import merge_journals
 from iree_gauntlet.records.outcome import RunOutcome, read_outcome
 from iree_gauntlet.records.run_folder import read_kept_options
 from iree_gauntlet.tasks.report import report
@@ -146,8 +148,8 @@ def test_a_killed_share_shows_in_its_own_steps_alone(tmp_path: Path) -> None:
 def test_a_resumed_share_counts_once(tmp_path: Path) -> None:
     builder = _begun("resumed", "ab")
     _results(builder, "ab")
-    builder.begin(name="resumed", resumed=True, kept=_ASKED)
     # Begun once more, and killed in it: its earlier result does not count.
+    builder.begin(name="resumed", resumed=True, kept=_ASKED, again=("m/b@cpu:compile",))
     builder.start("m/b@cpu:compile")
     builder.write(tmp_path / "resumed")
     _run(tmp_path / "other", "c")
@@ -163,6 +165,27 @@ def test_an_interrupted_share_interrupts_the_whole(tmp_path: Path) -> None:
     builder.write(tmp_path / "one")
     _run(tmp_path / "two", "c")
     assert _merge("one", "two") is ExitCode.INTERRUPTED
+    steps = _outcome(tmp_path / "whole").steps
+    assert {step.reason for step in steps if "/a@" in step.id} == {"the run was interrupted before this step started"}
+
+
+def test_of_what_two_runs_did_the_first_result_counts(tmp_path: Path) -> None:
+    later, earlier = _begun("later", "a"), _begun("earlier", "a")
+    later.now += timedelta(hours=1)
+    _results(later, "a")
+    earlier.result("m/a@cpu:compile", "failed", "why")
+    (tmp_path / JOURNAL).write_text(merge_journals(later.event, later.steps, [later.record, earlier.record]))
+    merged = read_journal(tmp_path / JOURNAL)
+    assert merged.results["m/a@cpu:compile"].reason == "why"
+    assert merged.starts["m/a@cpu:compile"] == earlier.record.starts["m/a@cpu:compile"]
+
+
+def test_a_step_in_which_one_run_was_killed_is_not_what_another_has_skipped(tmp_path: Path) -> None:
+    killed, complete = _begun("killed", "a"), _begun("complete", "a")
+    killed.start("m/a@cpu:compile")
+    complete.end(0)
+    (tmp_path / JOURNAL).write_text(merge_journals(killed.event, killed.steps, [killed.record, complete.record]))
+    assert set(read_journal(tmp_path / JOURNAL).results) == {"m/a@cpu:threshold"}
 
 
 @pytest.mark.parametrize(
