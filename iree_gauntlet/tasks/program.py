@@ -63,8 +63,7 @@ namespace = _make_namespace()
 
 
 class _Contexts(Lexicon):
-    """The tasks of one line, which are not copied: Invoke takes a copy of each task that it comes to."""
-
+    # The tasks of one line are not copied: Invoke takes a copy of each that it comes to.
     def __deepcopy__(self, _memo: object) -> _Contexts:
         return self
 
@@ -102,7 +101,7 @@ class _Gauntlet(Program):
         named = [name for name in namespace.task_names if any(name in word for word in self.argv)]
         contexts = [ParserContext(name=name, args=namespace[name].get_arguments()) for name in named]
         parser = Parser(initial=self.initial_context, contexts=contexts)
-        parser.contexts = _Contexts(parser.contexts)
+        parser.contexts = _Contexts(parser.contexts)  # type: ignore[no-untyped-call]
         return parser
 
     def parse_tasks(self) -> None:

@@ -102,7 +102,6 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
         hint = f"install: {install}"
         raise ToolchainError(f"no IREE {kind.noun} in {python}: {kind.version_file} is not on its path", hint)
     distribution = next(iter(Distribution.discover(name=kind.distribution, path=[str(root)])), None)
-    # Each look at it would read all metadata anew.
     release = distribution.version if distribution is not None else ""
     if distribution is None or not release:
         what = f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata"

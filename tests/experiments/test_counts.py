@@ -46,7 +46,7 @@ _PRODUCT = """func.func @product(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -
 
 _SELECTED = ("--model", "toy", "--submodel", "product")
 # Without threads a count takes three quarters of the time; those of test_costless_work.py have them.
-_BENCHMARK = {"inputs": ["32x32xf32", "32x32xf32"], "device": "local-sync"}
+_BENCHMARK: dict[str, Any] = {"inputs": ["32x32xf32", "32x32xf32"], "device": "local-sync"}
 # Packed into tiles, which costs more than it saves of matrices as small as these.
 _TILED = "--iree-opt-data-tiling=true"
 
