@@ -362,8 +362,7 @@ def make_seeded_content(url: str) -> bytes:
     """What the file of a `random://` URL holds: .npy where NumPy has the type, else raw bytes."""
     spec = parse_seeded(url)
     array = spec.generate()
-    header = _make_npy_header(array) if spec.suffix == ".npy" else b""
-    return header + array.tobytes()
+    return (_make_npy_header(array) if spec.suffix == ".npy" else b"") + array.tobytes()
 
 
 def write_seeded(url: str, path: Path) -> None:

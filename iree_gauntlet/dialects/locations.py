@@ -196,8 +196,7 @@ def target_of_flags(flags: Iterable[str]) -> Target:
     named = [values[name] for name in _TARGET_FLAGS if values.get(name)]
     found = next((target for name in named if (target := parse_target(name))), None)
     if found is None:
-        unknown = next((name for name in named if _NAME.fullmatch(name)), "cpu")
-        return Target(unknown)
+        return Target(next((name for name in named if _NAME.fullmatch(name)), "cpu"))
     local = parse_target(values.get(_TARGET_FLAGS[-1], ""))
     if found.kind.is_cpu and local and local.kind.device == found.kind.device:
         return local

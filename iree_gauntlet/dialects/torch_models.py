@@ -341,8 +341,7 @@ def _build_module(reader: SpecReader, folders: Sequence[Path]) -> ModuleCase | N
     if reader.problems:
         return None
     model, _, submodel = name.rpartition("/")
-    program = Program(url, document.imported)
-    module = Module(name, MAIN, target, program, flags, Origin(spec.name, "mlir"))
+    module = Module(name, MAIN, target, Program(url, document.imported), flags, Origin(spec.name, "mlir"))
     case = replace(
         base_case(spec, TORCH_MODELS, Kind.COMPILE, target, (module,), document.timeouts),
         model=model or folder.name,

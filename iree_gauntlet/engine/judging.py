@@ -187,8 +187,7 @@ def with_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
     expected = shorten(step.expect_failure)
     if result.verdict is Verdict.PASSED:
         if lenient:
-            note = f"passed although expected to fail: {expected}"
-            return replace(result, notes=(*result.notes, note))
+            return replace(result, notes=(*result.notes, f"passed although expected to fail: {expected}"))
         reason = f"passed, but is expected to fail: {expected}; remove the expectation"
         return replace(result, verdict=Verdict.XPASSED, reason=reason)
     if result.failure is None:

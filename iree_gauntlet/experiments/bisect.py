@@ -301,8 +301,7 @@ class TimedBlocks:
         self._presenter, self._question, self._folder = presenter, question, session.folder
         self._rounds = rounds_asked(question.asked)
         self._budget = 60 * (question.asked.budget or _DEFAULT_MINUTES)
-        replaces = question.chosen.request.conduct.replaces_disturbed
-        self._taker = BlockTaker(session, replace_disturbed=replaces)
+        self._taker = BlockTaker(session, replace_disturbed=question.chosen.request.conduct.replaces_disturbed)
         self._progress = session.progress
         self._evidence = earlier
         self._sides: dict[str, PreparedSide] = {}

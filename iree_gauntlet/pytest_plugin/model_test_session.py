@@ -238,5 +238,4 @@ class ModelTestSession:
             raise
 
     def _make_outcome(self, step: Step) -> StepOutcome:
-        record = JournalRecord(self.run_dir, results=self._log.results, end=EndEvent())
-        return read_step_outcome(step, record)
+        return read_step_outcome(step, JournalRecord(self.run_dir, results=self._log.results, end=EndEvent()))

@@ -482,8 +482,7 @@ def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
     if passed:
         named = listed([step.title for step in passed], _NAMED_STEPS)
         yield f"no expected outputs, only that it runs was checked: {named}"
-    counts = Counter(chain.verdict for chain in outcome.cases)
-    verdicts = ", ".join(format_verdicts(counts).values())
+    verdicts = ", ".join(format_verdicts(Counter(chain.verdict for chain in outcome.cases)).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
     judged = Counter(check.metric for _, check in checks if check.passed is not None)
     compared = (step for step in outcome.steps if step.stage.row.checks_numbers and NOTHING_COMPARED not in step.notes)

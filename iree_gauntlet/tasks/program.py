@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from invoke.exceptions import Exit, ParseError
 from invoke.parser.context import ParserContext
 from invoke.parser.parser import Parser
 from invoke.program import Program
+from invoke.vendor.lexicon import Lexicon
 
 from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from invoke.parser.argument import Argument
-    from invoke.vendor.lexicon import Lexicon
 
     from iree_gauntlet.requests import Option
 
@@ -61,6 +62,12 @@ def _make_namespace() -> Collection:
 namespace = _make_namespace()
 
 
+class _Contexts(Lexicon):
+    # The tasks of one line are not copied: Invoke takes a copy of each that it comes to.
+    def __deepcopy__(self, _memo: object) -> _Contexts:
+        return self
+
+
 class _Gauntlet(Program):
     """Invoke's program with our exit code for a command line that cannot be read, and those of its options that do."""
 
@@ -68,12 +75,15 @@ class _Gauntlet(Program):
         """Invoke's own options, but for those of the shell commands that its tasks run: there are none here."""
         return [item for item in super().core_args() if item.name in _CORE]
 
+    @cached_property
+    def _defaults(self) -> Lexicon:
+        return ParserContext(args=super().core_args()).args
+
     @property
     def args(self) -> Lexicon:
         """Invoke's own options with their values; those that cannot be given have their defaults."""
-        found: Lexicon = ParserContext(args=super().core_args()).args
-        found.update(super().args)
-        return found
+        self._defaults.update(super().args)
+        return self._defaults
 
     def parse_core(self, argv: list[str] | None) -> None:
         """Parse the options before the first task."""
@@ -90,7 +100,9 @@ class _Gauntlet(Program):
             return super()._make_parser()
         named = [name for name in namespace.task_names if any(name in word for word in self.argv)]
         contexts = [ParserContext(name=name, args=namespace[name].get_arguments()) for name in named]
-        return Parser(initial=self.initial_context, contexts=contexts)
+        parser = Parser(initial=self.initial_context, contexts=contexts)
+        parser.contexts = _Contexts(parser.contexts)  # type: ignore[no-untyped-call]
+        return parser
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""

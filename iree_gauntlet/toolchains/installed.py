@@ -13,7 +13,7 @@ import platform
 import sys
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -102,18 +102,19 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
         hint = f"install: {install}"
         raise ToolchainError(f"no IREE {kind.noun} in {python}: {kind.version_file} is not on its path", hint)
     distribution = next(iter(Distribution.discover(name=kind.distribution, path=[str(root)])), None)
-    if distribution is None or not distribution.version:
+    release = distribution.version if distribution is not None else ""
+    if distribution is None or not release:
         what = f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata"
         raise ToolchainError(what, f"take it off PYTHONPATH, or install the wheel: {install}; {_OF_A_BUILD}")
     version, commit = _read_version(root / kind.version_file, install)
     ingredients = [
         ("platform", f"{platform.system()}-{platform.machine()}"),
         ("version", version),
-        ("release", distribution.version),
+        ("release", release),
         ("commit", commit),
         *_list_content(kind, root, distribution.read_text("RECORD")),
     ]
-    return Wheel(kind, root, distribution.version, version, commit, compute_identity(ingredients))
+    return Wheel(kind, root, release, version, commit, compute_identity(ingredients))
 
 
 def _require_executable(wheel: Wheel, name: str, python: str) -> str:
@@ -155,12 +156,11 @@ def _list_content(kind: WheelKind, root: Path, record: str | None) -> list[tuple
                 with path.open("rb") as file:
                     content.append((f"file {name}", hashlib.file_digest(file, "sha256").hexdigest()))
         return content
+    # Without a Path for each of its hundreds of rows: every command looks here first.
+    inside = tuple(f"{kind.tools}/{name}" for name in kind.identifying)
     for row in csv.reader(record.splitlines()):
-        if len(row) < 2 or not PurePosixPath(row[0]).is_relative_to(kind.tools):
-            continue
-        name = PurePosixPath(row[0]).relative_to(kind.tools).as_posix()
-        if name.startswith(kind.identifying):
-            path = root / row[0]
+        if len(row) > 1 and row[0].startswith(inside):
+            path, name = root / row[0], row[0].removeprefix(f"{kind.tools}/")
             size = str(path.stat().st_size) if path.exists() else "missing"
             content.append((f"file {name}", f"{row[1]} {size}"))
     return content

@@ -217,8 +217,7 @@ class MicroRun:
 
     def _describe_event(self, run_dir: Path, chains: Sequence[PointChain]) -> RunOpening:
         targets = list({chain.target.name: chain.target for chain in chains}.values())
-        devices = dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)
-        plan = Plan((), devices=tuple(devices))
+        plan = Plan((), devices=tuple(dict.fromkeys(gpu for chain in chains for gpu in chain.gpus)))
         event = run_event(plan, run_dir, self.workbench, DIALECT, targets, format_typed_command())
         asked = SweepAsked(
             config=str(self.config.file.absolute()),

@@ -119,8 +119,7 @@ def _read_run(folder: Path) -> _ReadRun:
     record = read_journal(folder / JOURNAL)
     outcome = read_outcome(record)
     order = {step.id: place for place, step in enumerate(record.planned)}
-    steps = sorted(outcome.steps, key=lambda step: order[step.id])
-    return _ReadRun(folder, record, tuple(steps), outcome)
+    return _ReadRun(folder, record, tuple(sorted(outcome.steps, key=lambda step: order[step.id])), outcome)
 
 
 def _change_suite(run: _ReadRun, path: Path) -> FileChange:

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from iree_gauntlet.experiments import explain
 from iree_gauntlet.experiments.explaining import locate
 from iree_gauntlet.experiments.explaining.flow_program import FlowProgram, TracedSide, TraceOfBoth
 from iree_gauntlet.experiments.explaining.locate import DispatchSearch
@@ -86,7 +87,11 @@ def explained(project: Project) -> dict[str, Any]:
     return found
 
 
-def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Project, tmp_path: Path) -> None:
+def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One that fits what is planted, and one that does not: what each of the others does is the compiler's matter.
+    monkeypatch.setattr(explain, "_PROBES", explain._PROBES[::3])
     source = model(project, "8")
     flag, dispatch = planted(source, tmp_path)
     model(project, "8", compiler_flags=[*FLAGS, flag], threshold_args=["--expected_f32_threshold=1e-3"])
@@ -112,8 +117,8 @@ def test_a_planted_wrong_dispatch_is_found_and_its_bundle_shows_it(project: Proj
     assert located["in_f64"]["target"] > 0.1
     # The substitution is in the flags: no switch of the compiler takes it away, and with some it does not fit.
     verdicts = {probe["name"]: probe["verdict"] for probe in case["found"]["probes"]["probes"]}
+    assert verdicts.items() >= {"data tiling off": "fails", "one thread": "fails"}.items()
     assert "passes" not in verdicts.values()
-    assert verdicts["one thread"] == "fails"
     # What is done is not done again.
     again = project.gauntlet("explain", "latest", "toy/*")
     assert (again.code, "confirming" in again.out) == (0, False), again.text

@@ -290,8 +290,7 @@ class BlockTaker:
 
 def make_seed(seed: int, chain: str, kind: str) -> int:
     """The same for the same session, model and kind; unrelated for others, so that their coins are independent."""
-    digest = hashlib.sha256(f"{seed}\0{chain}\0{kind}".encode()).digest()
-    return int.from_bytes(digest[:8], "big")
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{chain}\0{kind}".encode()).digest()[:8], "big")
 
 
 def _name(kind: str, side: str) -> str:

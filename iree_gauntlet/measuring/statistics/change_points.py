@@ -170,8 +170,7 @@ class _Series:
         rows = apart.sum(1).cumsum()
         across, behind = rows[first - 1] - within, rows[-1] - 2 * rows[first - 1] + within
         energy = 2 * across / (first * second) - within / first**2 - behind / second**2
-        place = int(first[np.argmax(first * second / count * energy)])
-        return self._refine_split(self._logs[start:end], place)
+        return self._refine_split(self._logs[start:end], int(first[np.argmax(first * second / count * energy)]))
 
     @staticmethod
     def _refine_split(logs: Values, place: int) -> int:
