@@ -82,6 +82,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
         yield new
         discard_folder(path)
         new.rename(path)
+        sync_folder(path.parent)
 
 
 @contextmanager

@@ -132,6 +132,10 @@ def test_content_is_durable_before_its_name_and_the_name_in_its_folder(
     with add_folder(tmp_path / "folder") as new:
         new.mkdir()
     assert syncs == [(True, ["folder"])]
+    syncs.clear()
+    with replace_folder(tmp_path / "folder") as new:
+        new.mkdir()
+    assert syncs == [(True, ["folder"])]
 
 
 def test_what_killed_writers_of_a_file_left_goes_and_no_others(tmp_path: Path) -> None:
