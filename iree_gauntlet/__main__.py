@@ -1,4 +1,4 @@
-"""The console command: `gauntlet`, or `python -m iree_gauntlet`; says on which systems it runs before it needs them."""
+"""The console command: `gauntlet`, or `python -m iree_gauntlet`; checks the operating system first."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SUPPORTED = "IREE Gauntlet runs on Linux (x86-64 and aarch64) and macOS"
 
 
 def main() -> None:
-    """Runs a command line."""
+    """Run a command line."""
     system, machine = platform.system(), platform.machine()
     if system not in _SYSTEMS:
-        where = "WSL, a Linux in Windows, will do" if system == "Windows" else "a container or another machine will do"
-        sys.stderr.write(f"error: {_SUPPORTED}, and this is {system or 'another system'}\n  {where}.\n")
+        advice = "WSL, a Linux in Windows, will do" if system == "Windows" else "a container or another machine will do"
+        sys.stderr.write(f"error: {_SUPPORTED}, and this is {system or 'another system'}\n  {advice}.\n")
         sys.exit(2)
     if machine not in _MACHINES:
         sys.stderr.write(f"note: {_SUPPORTED}; nobody has tried {machine or 'this machine'}\n")

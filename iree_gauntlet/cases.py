@@ -1,6 +1,6 @@
-"""What is checked, free of any spec dialect: immutable, hashable, and fit to be sent to another process.
+"""Cases: the checks of a model, independent of the spec dialect; immutable, hashable and picklable.
 
-URLs are absolute: dialects resolve relative paths before they build a case.
+URLs are absolute: a dialect resolves relative paths before it builds a case.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-# Role of the module that a case is about, and of the steps of a stage that a chain always has.
+# The role of a case's own module, and of the steps that every chain has.
 MAIN = "main"
-# Role of the compile of a main module whose instructions are counted.
+# The role of the compile of a main module whose instructions are counted.
 COUNTED = "count"
-# Role of a file that nothing reads but the comparison of a threshold step.
+# The role of a file that only the comparison of a threshold step reads.
 EXPECTED_OUTPUT = "expected_output"
 
 
 class ArgumentOrder(StrEnum):
-    """In which order the tools get a case's arguments: of a repeated flag, the last one counts."""
+    """The order of a case's arguments on a tool's command line, where the last of a repeated flag counts."""
 
     DEVICE_FIRST = "device-first"
     MODULES_FIRST = "modules-first"
 
 
 class Verdict(StrEnum):
-    """The result of a step; what follows from it is a row of the table below."""
+    """The result of a step; the table `_MEANINGS` has its consequences."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -50,72 +50,72 @@ class Verdict(StrEnum):
 
     @property
     def exit_code(self) -> ExitCode:
-        """Of a run in which nothing came out worse."""
+        """The exit code of a run that has no worse verdict."""
         return _MEANINGS[self].exit_code
 
     @property
     def past(self) -> str:
-        """What became of a step, as the end of a sentence: `failed as expected`."""
+        """The end of a sentence about a step: `failed as expected`."""
         return _MEANINGS[self].past
 
     @property
     def noun(self) -> str:
-        """One step with it: `unexpected pass`."""
+        """The name of one step with this verdict: `unexpected pass`."""
         return _MEANINGS[self].noun or str(self)
 
     def format_count(self, number: int) -> str:
-        """So many of them: `2 failed`, `1 unexpected pass`."""
+        """Format a number of steps: `2 failed`, `1 unexpected pass`."""
         return f"{number} {self.noun if number == 1 else _MEANINGS[self].plural or self}"
 
     @property
     def is_bad(self) -> bool:
-        """Whether somebody has to look at it: it is not as expected, or nobody knows."""
+        """True if somebody has to look at it: it is unexpected or undecided."""
         return self.exit_code is not ExitCode.OK
 
     @property
     def is_error(self) -> bool:
-        """Whether something else than what is tested kept it from being judged."""
+        """True if a cause outside of the tested program prevented a judgement."""
         return self.exit_code is ExitCode.ERROR
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it came to its end, and nobody knows all the same."""
+        """True if the step ended and the result is undecided."""
         return self.exit_code is ExitCode.INCONCLUSIVE
 
     @property
     def counts_as_pass(self) -> bool:
-        """Whether it did what it should, expected or not: what needs it can go on."""
+        """True if the step did its work, expected or not, so that dependent steps can run."""
         return self in (Verdict.PASSED, Verdict.XPASSED)
 
     @property
     def counts_as_failure(self) -> bool:
-        """Whether what is tested failed, expected or not."""
+        """True if the tested program failed, expected or not."""
         return self in (Verdict.FAILED, Verdict.XFAILED)
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether it says of what is tested that it works, or that it does not."""
+        """True if the tested program is known to work, or known not to."""
         return self.counts_as_pass or self.counts_as_failure
 
     @property
     def blocks(self) -> bool:
-        """Whether it is the cause that what needs it did not run: one that was skipped has a cause itself."""
+        """True if it is the root cause of skipped dependent steps; a skipped step has a cause of its own."""
         return not self.counts_as_pass and self is not Verdict.SKIPPED
 
     @property
     def stands(self) -> bool:
-        """Whether a resumed run keeps it: what caused an error or a skip may be gone."""
+        """True if a resumed run keeps it; the cause of an error or a skip may be gone by then."""
         return not self.is_error and self is not Verdict.SKIPPED
 
     @staticmethod
     def worst(verdicts: Iterable[Verdict]) -> Verdict:
-        """The one with the worst exit code; of several with the same, one that is a failure; skipped of none."""
+        """Return the verdict with the worst exit code, failures first; `SKIPPED` if there are none."""
         return min(verdicts, key=_RANKS.__getitem__, default=Verdict.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """What a verdict says; where no noun is given it is its own."""
+    """The consequences of a verdict; an empty noun stands for the verdict's own name."""
 
     exit_code: ExitCode
     past: str
@@ -123,7 +123,7 @@ class _Meaning:
     plural: str = ""
 
 
-# What went wrong comes first, as in a line that counts them.
+# The order of a line that counts verdicts: the bad ones come first.
 _MEANINGS = {
     Verdict.FAILED: _Meaning(ExitCode.FAILED, "failed"),
     Verdict.ERROR: _Meaning(ExitCode.ERROR, "ended in an error", "error", "errors"),
@@ -139,13 +139,13 @@ _RANKS = {verdict: rank for rank, verdict in enumerate(_WORST_FIRST)}
 
 
 def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
-    """The exit code of a run whose steps have these verdicts."""
+    """Return the exit code of a run whose steps have these verdicts."""
     return ExitCode.worst([verdict.exit_code for verdict in verdicts])
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Origin(Recorded):
-    """Where something was written: file as the user names it, and dotted field path."""
+    """The location of a declaration: the file as the user names it, and the dotted path of the field."""
 
     file: str
     field: str = ""
@@ -156,12 +156,12 @@ class Origin(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class OnnxImport(Recorded):
-    """How an ONNX program is prepared and imported.
+    """The preparation and import of an ONNX program.
 
     Attributes:
-        opset: version to convert to; None keeps the file's.
+        opset: version to convert to; None keeps the file's version.
         shapes: static shapes of inputs, by name.
-        least_opset: version to convert to where the file's is lower.
+        least_opset: version to convert to if the file's version is lower.
     """
 
     opset: int | None = None
@@ -174,9 +174,9 @@ class Program:
     """The source of a module: an MLIR file (text or bytecode), or an ONNX file to import.
 
     Attributes:
-        onnx: how it is imported; None where it is MLIR.
-        name: of a local file that is compiled where it lies, its path from the case's working directory, which is
-            what the compiler gets; empty where it gets the path of what was fetched.
+        onnx: the import of an ONNX file; None for MLIR.
+        name: path of a local file, relative to the case's working directory, that the compiler gets; empty if the
+            compiler gets the path of the fetched file.
     """
 
     url: str
@@ -186,15 +186,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What becomes one .vmfb.
+    """The source and flags of one .vmfb file.
 
     Attributes:
         name: `<model>_<submodel>`, the name by which other specs refer to it.
         role: `main`, or `pipeline` for the second module of a submodel.
-        flags: compile flags as the dialect means them, without input and output paths.
-        splat: whether parameters are replaced by a splat archive made at compile time.
-        file_flags: (flag, URL) of further flags, each with the fetched file of its URL as value.
-        flags_origin: where its flags are written, if that is elsewhere.
+        flags: compile flags without input and output paths.
+        splat: True if a splat archive, generated at compile time, replaces the parameters.
+        file_flags: (flag, URL) pairs; the value of each flag is the fetched file of its URL.
+        flags_origin: location of the flags, if it differs from `origin`.
     """
 
     name: str
@@ -209,13 +209,13 @@ class Module:
 
     @property
     def id(self) -> str:
-        """Unique in a plan: two modules of one id are one module."""
+        """The identifier in a plan: modules with the same id are the same module."""
         return f"{self.name}.{self.role}@{self.target.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class MadeValues:
-    """Values for the parameters of one scope that a module's program names: seeded, or one value everywhere."""
+    """Generated values of the parameters in one scope of a module's program: seeded, or one value everywhere."""
 
     module: Module
     seed: int | None = None
@@ -223,16 +223,18 @@ class MadeValues:
 
     @property
     def label(self) -> str:
-        """`random-42` or `splat-0.5`: unique for a module and scope."""
+        """The label `random-42` or `splat-0.5`, unique for a module and scope."""
         return f"splat-{self.value!r}" if self.seed is None else f"random-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """An archive of parameters under a scope, empty for the anonymous one: fetched, or made.
+    """A parameter archive, fetched or generated, and its scope.
 
     Attributes:
-        splat_of: id of the module whose splat compile makes it.
+        scope: empty for the anonymous scope.
+        splat_of: id of the module whose splat compile generates it.
+        made: generated values; None for an archive that is fetched.
     """
 
     scope: str
@@ -251,13 +253,13 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Golden(Recorded):
-    """An expected figure: measured ≤ value × factor.
+    """The expected value of a figure; it passes if measured ≤ value × factor.
 
     Attributes:
         value: in the metric's unit.
-        statistic: of time only.
-        release: the compiler release that the figure belongs to; empty for every release.
-        origin: without a field, the run that has measured it.
+        statistic: the statistic of a time; other figures have none.
+        release: the compiler release that the golden belongs to; empty for every release.
+        origin: its location in a spec; without a field, the run that measured it.
     """
 
     metric: Figure
@@ -270,13 +272,13 @@ class Golden(Recorded):
 
     @property
     def limit(self) -> float:
-        """The largest figure that passes; whole for bytes and instructions."""
+        """The largest value that passes; an integer for bytes and instructions."""
         limit = self.value * self.factor
         return float(math.floor(limit)) if self.field.whole else limit
 
     @property
     def field(self) -> GoldenField:
-        """The terms that all goldens of its figure share."""
+        """The properties that all goldens of its figure share."""
         return self.metric.golden
 
     def __post_init__(self) -> None:
@@ -286,7 +288,7 @@ class Golden(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Allclose(Recorded):
-    """NumPy's `allclose`, for outputs that are compared by it: |actual - expected| ≤ atol + rtol * |expected|."""
+    """Tolerances of NumPy's `allclose`: |actual - expected| ≤ atol + rtol * |expected|."""
 
     rtol: float
     atol: float
@@ -295,10 +297,10 @@ class Allclose(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A stage that is expected to fail, and why.
+    """An expected failure of a stage, and its reason.
 
     Attributes:
-        match: what its reason, or the tool's output, must have in it; empty for anything.
+        match: text that the failure's reason or the tool's output must contain; empty for any failure.
     """
 
     stage: Stage
@@ -309,37 +311,37 @@ class Expectation:
 
     @property
     def possible_kinds(self) -> tuple[FailureKind, ...]:
-        """Those that can come of its stage."""
+        """The expected kinds of failure that its stage can have."""
         return tuple(kind for kind in self.stage.row.failures if kind in self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to check on one target.
+    """One check of a submodel on one target.
 
     Attributes:
-        stem: file name of the spec without its suffix (what `--filename` selects).
-        modules: in load order; the last one holds the function that is called, unless `extra_modules`.
+        stem: file name of the spec without its suffix, which `--filename` selects.
+        modules: in load order; the last one has the function that is called, unless there are `extra_modules`.
         parameters: archives in the order of their flags.
-        function: exported function to call; empty for the module's only one.
-        run_flags: further flags as written (threshold or benchmark flags).
-        own_flags: those behind them that stand with the case itself, where many cases share `run_flags`: one that a
-            tool does not know is an error of this case alone.
-        order: of the tools' arguments; with `MODULES_FIRST`, device and function are among `run_flags`.
-        compile_statistics: whether a benchmark holds its main module's statistics against goldens too.
-        golden_keys: SKUs that the spec has golden times for, for a message where none fits.
-        idle_goldens: counts and sizes that the spec has under keys of something else, and under none of this case's.
-        timeouts: seconds by stage, where the spec sets them.
-        skip_reason: why no step of it runs.
-        blocked_reason: what is missing that it needs.
-        blocked_field: of its spec, which names what is nowhere; empty for what may be in a folder of another machine.
-        blocked_at: the stage that it keeps from running; None for each.
-        working_directory: where relative paths in flags resolve; empty for the step's own folder.
-        flags_origin: where its run flags are written, if that is elsewhere.
-        skips: reasons of stages that do not run.
-        allclose: how outputs are compared, where it is not by iree-run-module's own rule.
-        notes: what is said of its spec with its results.
-        reference: whether its inputs are generated and run by onnxruntime, with the main module's ONNX program.
+        function: exported function to call; empty for the module's only function.
+        run_flags: threshold or benchmark flags of the spec.
+        own_flags: flags after `run_flags` that belong to this case, where many cases share `run_flags`; a flag that the
+            tool rejects is an error of this case only.
+        order: order of the tools' arguments; with `MODULES_FIRST`, `run_flags` include device and function.
+        compile_statistics: True if a benchmark also compares its main module's statistics with goldens.
+        golden_keys: SKUs of the spec's golden times, for the message that no SKU matches.
+        idle_goldens: counts and sizes of the spec under keys that match no case.
+        timeouts: seconds by stage that the spec sets.
+        skip_reason: reason to skip all its steps.
+        blocked_reason: the missing requirement.
+        blocked_field: field of the spec that names a file which exists nowhere; empty if another machine may have it.
+        blocked_at: the only stage that cannot run; None for all stages.
+        working_directory: folder of relative paths in flags; empty for the step's own folder.
+        flags_origin: location of the run flags, if it differs from `origin`.
+        skips: (stage, reason) of stages that do not run.
+        allclose: tolerances for outputs that NumPy's rule compares; None for the rule of iree-run-module.
+        notes: notes on the spec, shown with the results.
+        reference: True if onnxruntime computes the expected outputs from the main module's ONNX program.
     """
 
     dialect: str
@@ -379,24 +381,24 @@ class Case:
     reference: bool = False
 
     def blocked(self, stage: Stage) -> str:
-        """What keeps a stage from running; empty where nothing does."""
+        """Return the reason that blocks a stage; empty if it can run."""
         return self.blocked_reason if self.blocked_at in (None, stage) else ""
 
     def list_goldens(self, stage: Stage) -> tuple[Golden, ...]:
-        """Its goldens that a stage holds figures against."""
+        """Return the goldens that a stage compares its figures with."""
         return tuple(golden for golden in self.goldens if golden.field.stage is stage)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """All that it checks."""
+        """The kinds of all its checks."""
         return (self.kind, Kind.COMPSTAT) if self.compile_statistics else (self.kind,)
 
     @property
     def chain(self) -> str:
-        """Id of the chain that it belongs to."""
+        """The id of its chain."""
         return f"{self.model}/{self.submodel}@{self.target.name}"
 
     @property
     def id(self) -> str:
-        """Unique in a selection."""
+        """The identifier in a selection."""
         return f"{self.chain}:{self.kind}"

@@ -1,9 +1,9 @@
-"""Kinds of devices, each a row of `DEVICE_KINDS`: what IREE calls their parts, and how their devices behave.
+"""Device kinds, one row of `DEVICE_KINDS` each: IREE's names for their parts, and the behaviour of their devices.
 
-Everywhere, a *driver* is the part of the runtime that opens devices (`hip`: a `Driver`), a *backend* the part of the
-compiler that makes code for them (`rocm`), a *family* the name of the kind that both are for (`rocm`: a `DeviceKind`),
-a *device* the text that names one: a driver, with an ordinal or the device's own name (`hip`, `hip://1`,
-`vulkan://GPU-6d65…`), and a *target* a family with a chip (a `Target`, targets.py).
+A *driver* is the part of the runtime that opens devices (`hip`: a `Driver`), a *backend* the part of the compiler that
+generates code for them (`rocm`), and a *family* the name of the kind that both belong to (`rocm`: a `DeviceKind`). A
+*device* is a string that names a device: a driver, perhaps with an ordinal or the device's own name (`hip`, `hip://1`,
+`vulkan://GPU-6d65…`). A *target* is a family with a chip (a `Target`, targets.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Driver:
     """A driver of IREE's runtime.
 
     Attributes:
-        hint: what to do where it does not work, or finds no device.
-        has_ordinals: `hip://1` names a device; else only its own name does.
-        bus_order: ordinals follow the bus, as those of vendors' tools do; else CUDA_DEVICE_ORDER decides.
+        hint: advice for a driver that does not work or finds no device.
+        has_ordinals: `hip://1` names a device; otherwise only the device's own name does.
+        bus_order: ordinals follow the bus, like those of vendors' tools; otherwise CUDA_DEVICE_ORDER decides.
         visibility: environment variables that hide and reorder its devices.
     """
 
@@ -32,29 +32,29 @@ class Driver:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceKind:
-    """A kind of devices. Of a plugin's driver or backend, which has no row, only the name is known.
+    """A kind of device. A plugin's driver or backend has no row: only its name is known.
 
     Attributes:
-        family: its name; a target's where it has a backend.
-        drivers: the drivers that open its devices; none where these are of another kind (VMVX's are the CPU's).
-        driver_prefix: how names of further drivers of this kind begin.
-        device: the device that is meant where nobody names one.
-        backend: the compiler's; empty where nothing is compiled for it.
-        other_names: what people call it, besides the names of its family, its backend and its drivers.
+        family: its name, which a target has too if there is a backend.
+        drivers: the drivers that open its devices; none if another kind's drivers do (the CPU's open VMVX's devices).
+        driver_prefix: prefix of the names of further drivers of this kind.
+        device: the default device.
+        backend: the compiler's backend; empty if it has none.
+        other_names: further names besides those of its family, its backend and its drivers.
         target_flags: the compile flags that name it.
-        host_flags: further ones, without which code is for a generic chip and not for that of this machine.
-        code_generator: the first word of compile flags of its code generator, which other kinds may share (`llvmgpu` of
-            `--iree-llvmgpu-shared-memory-limit`). One of `names` is the first word of those that concern it alone.
-        chips: the names of its chips, a regular expression; empty where none can be named.
-        chip_prefix: how chips begin that people name without the family.
-        chip_flags: the compile flags that take a chip: the one that is written, then older ones.
-        needs_chip: nothing is compiled without a chip.
-        unknown_chip: the compiler's words for a chip that it does not know, a regular expression.
-        chip_hint: what to add to the advice to compile for another chip.
-        is_cpu: its devices are the processor, which every machine has, and which steps share without a lock.
-        state_tools: programs that report the state of its devices, the first choice first (gpus.py reads them).
-        torch_device: torch's name of such a device.
-        dashboard_device: its name in databases of benchmarks; the family where it is empty.
+        host_flags: further flags that select this machine's chip instead of a generic one.
+        code_generator: the first word of its code generator's compile flags, which other kinds may share (`llvmgpu` in
+            `--iree-llvmgpu-shared-memory-limit`). Flags for this kind alone begin with one of `names`.
+        chips: a regular expression for the names of its chips; empty if chips have no names.
+        chip_prefix: prefix of chips that people name without the family.
+        chip_flags: the compile flags that take a chip: the current one, then older ones.
+        needs_chip: the compiler needs a chip.
+        unknown_chip: a regular expression for the compiler's error about an unknown chip.
+        chip_hint: an addition to the advice to compile for another chip.
+        is_cpu: its device is the processor, which every machine has and which steps share without a lock.
+        state_tools: programs that report the state of its devices, in order of preference (gpus.py reads them).
+        torch_device: torch's name for such a device.
+        dashboard_device: its name in benchmark databases; empty for the family's name.
     """
 
     family: str
@@ -79,16 +79,16 @@ class DeviceKind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that people and compile flags call it."""
+        """All its names, including those in compile flags."""
         drivers = (driver.name for driver in self.drivers)
         return tuple(dict.fromkeys(filter(None, (self.family, self.backend, *self.other_names, *drivers))))
 
 
-# Any chip of a vendor whose names have no common form.
+# This matches any chip of a vendor whose chip names have no common form.
 _ANY_CHIP = "[a-z0-9][a-z0-9._]*"
 _AMD_TOOLS = ("amd-smi", "rocm-smi")
 
-# The driver that shares work out to a thread for each core, and the one that does it in the thread that asks for it.
+# The first driver distributes work over a thread for each core; the second runs it in the calling thread.
 LOCAL_TASK = Driver("local-task")
 LOCAL_SYNC = Driver("local-sync")
 CPU = DeviceKind(
@@ -144,7 +144,7 @@ CUDA = DeviceKind(
     chips=_ANY_CHIP,
     chip_prefix="sm_",
     chip_flags=("--iree-cuda-target",),
-    # The first one is of a chip that even the compiler's help names.
+    # The compiler reports the first one even for chips that its own help names.
     unknown_chip=r"missing GPU target in #hal\.executable\.target|Unknown CUDA target",
     chip_hint=", as sm_89 (a newer NVIDIA GPU runs what is compiled for an older one)",
     state_tools=("nvidia-smi",),
@@ -168,7 +168,7 @@ _VULKAN = DeviceKind(
     chips=_ANY_CHIP,
     chip_flags=("--iree-vulkan-target",),
     unknown_chip="Unknown Vulkan target",
-    # Whoever made the GPU.
+    # The GPU may be of any vendor.
     state_tools=("nvidia-smi", *_AMD_TOOLS),
     torch_device="xpu",
 )
@@ -190,7 +190,7 @@ VMVX = DeviceKind(
     backend="vmvx",
     target_flags=("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"),
 )
-# Those of IREE's own, in the order in which targets are listed; plugins may bring others.
+# IREE's own kinds, in the order in which targets are listed; plugins may add others.
 DEVICE_KINDS = (
     CPU,
     ROCM,
@@ -198,14 +198,13 @@ DEVICE_KINDS = (
     _VULKAN,
     _METAL,
     VMVX,
-    # Nothing is compiled for these: the first is of browsers, the second computes nothing.
+    # The compiler has no backend for these: browsers have the first, and the second computes nothing.
     DeviceKind("webgpu", drivers=(Driver("webgpu"),)),
     DeviceKind("null", drivers=(Driver("null"),)),
 )
-# IREE's names of devices by torch's.
+# IREE's names of devices, by torch's names.
 TORCH_DEVICES = {kind.torch_device: kind.device for kind in DEVICE_KINDS if kind.torch_device}
 TORCH_NAMES = ", ".join(sorted(TORCH_DEVICES))
-# By name.
 DRIVERS = {driver.name: driver for kind in DEVICE_KINDS for driver in kind.drivers}
 _KINDS_BY_DRIVER = {driver.name: kind for kind in DEVICE_KINDS for driver in kind.drivers}
 
@@ -231,5 +230,5 @@ def find_kind(device: str) -> DeviceKind:
 
 
 def is_cpu(device: str) -> bool:
-    """Return whether a device is the processor itself; none, as an empty text, is not."""
+    """Return whether a device is the processor; an empty string is not."""
     return find_kind(device).is_cpu

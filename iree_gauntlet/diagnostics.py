@@ -1,6 +1,6 @@
-"""Failures grouped by what their tools said: forty-one cases that want one operator are one line.
+"""Grouping of failures by their diagnostics: forty-one cases that need the same operator are one line.
 
-What differs from case to case goes; the name of an operation stays, since that is what people act on.
+Parts that differ from case to case are removed; the name of an operation stays, since people act on it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_MOST_EXAMPLES = 5
-_LONGEST = 160
-_WHOLE = 4096
+_MAX_EXAMPLES = 5
+_MAX_LINE_CHARS = 160
+_MAX_REASON_CHARS = 4096
 
 _EXIT_CODE = re.compile(r"^\S+ failed with exit code -?\d+: ")
-# What an expectation adds to a reason is about the expectation, not about the failure.
-_EXPECTED = re.compile(r"; (?:[a-z ]+, )?expected: .*$|; [a-z ]+, but expected is: .*$")
-_PASSED = re.compile(r"^(passed, but is expected to (?:fail|crash)).*$")
-# An operation printed in full, as MLIR does behind its message; a name attribute says which custom operation it is.
-_PRINTED = re.compile(r":\s+(?:%\S+\s*=\s*)?\"[\w.$]+\"\(.*$")
-_CUSTOM = re.compile(r"<\{name = \"([\w.]+)\"")
+# An expected failure adds a suffix to the reason that is about the expectation, not about the failure.
+_EXPECTATION_SUFFIX = re.compile(r"; (?:[a-z ]+, )?expected: .*$|; [a-z ]+, but expected is: .*$")
+_UNEXPECTED_PASS = re.compile(r"^(passed, but is expected to (?:fail|crash)).*$")
+# MLIR prints the whole operation after its message; a name attribute is the name of a custom operation.
+_PRINTED_OPERATION = re.compile(r":\s+(?:%\S+\s*=\s*)?\"[\w.$]+\"\(.*$")
+_CUSTOM_OPERATION_NAME = re.compile(r"<\{name = \"([\w.]+)\"")
 _LOCATION = re.compile(r"(?<!\S)(?:\S+:\d+:\d+|\S+\.(?:txt|json)(?::\d+)?):\s*")
 _TYPE = re.compile(r"!?\b[a-z_][\w.]*<")
 _SHAPE = re.compile(r"\b(?:(?:\d+|\?)x)+([a-z]\w*)\b|(?<!\w)\?(?:x(?:\d+|\?))*x([a-z]\w*)\b")
@@ -37,15 +37,15 @@ _PATH = re.compile(r"(?<![\w<])(?:~|\.{1,2})?(?:/[\w.@%+=-]+){2,}/?")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+\b")
 _HASH = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?(?![\w])")
-# Words that may differ from run to run: numbers and shapes, values, types, paths.
-_VARYING = re.compile(r"(?<!\S)\S*(?:[/\\%<>…]|(?<![A-Za-z_])\d)\S*")
-_SHORTEST_MATCH, _LONGEST_MATCH = 12, 100
-_EDGES = " \t;:,=("
+# These words may differ from run to run: numbers, shapes, values, types, paths.
+_VARYING_WORDS = re.compile(r"(?<!\S)\S*(?:[/\\%<>…]|(?<![A-Za-z_])\d)\S*")
+_MIN_MATCH_CHARS, _MAX_MATCH_CHARS = 12, 100
+_EDGE_CHARS = " \t;:,=("
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Failures that have one cause for the person who fixes them; `text` is what their diagnostics have in common."""
+    """Failures with the same cause; `text` is the common part of their diagnostics."""
 
     stage: str
     text: str
@@ -54,71 +54,75 @@ class Group:
 
 
 def group_failures(items: Iterable[tuple[str, str, str]]) -> list[Group]:
-    """Groups of (name, stage, reason), the largest first; of one size in the order in which they first appear."""
+    """Group (name, stage, reason) triples, the largest group first; groups of one size keep their order."""
     names: dict[tuple[str, str], list[str]] = {}
     for name, stage, reason in items:
         names.setdefault((stage, find_same_in_all(reason)), []).append(name)
-    groups = [Group(stage, text, len(own), tuple(own[:_MOST_EXAMPLES])) for (stage, text), own in names.items()]
+    groups = [
+        Group(stage, text, len(members), tuple(members[:_MAX_EXAMPLES])) for (stage, text), members in names.items()
+    ]
     return sorted(groups, key=lambda group: -group.count)
 
 
 def find_diagnostic(reason: str) -> str:
-    """What a tool said, on one line: a reason without the exit code, what was expected, and the printed operation.
+    """Extract a tool's diagnostic from a reason: one line without exit code, expectation and printed operation.
 
     `iree-compile failed with exit code 1: failed to legalize operation 'torch.operator': %0 = "torch.operator"(%arg0)
     <{name = "onnx.If"}> …` becomes `failed to legalize operation 'torch.operator' (onnx.If)`.
     """
-    text = _EXIT_CODE.sub("", without_expectation(one_line(reason, _WHOLE)))
-    if match := _PRINTED.search(text):
-        custom = _CUSTOM.search(text, match.start())
+    text = _EXIT_CODE.sub("", without_expectation(one_line(reason, _MAX_REASON_CHARS)))
+    if match := _PRINTED_OPERATION.search(text):
+        custom = _CUSTOM_OPERATION_NAME.search(text, match.start())
         text = text[: match.start()] + (f" ({custom[1]})" if custom else "")
     return text
 
 
 def strip_unstable(reason: str) -> str:
-    """What a reason has word for word whenever the tool says the same, without numbers, shapes, values and paths.
+    """Extract the first part of a reason that stays the same from run to run: no numbers, shapes, values and paths.
 
-    The first such part that says something; empty where there is none.
+    Empty if every such part is too short to be specific.
     """
-    text = _EXIT_CODE.sub("", without_expectation(reason[:_WHOLE]))
-    if match := _PRINTED.search(text):
+    text = _EXIT_CODE.sub("", without_expectation(reason[:_MAX_REASON_CHARS]))
+    if match := _PRINTED_OPERATION.search(text):
         text = text[: match.start()]
-    parts = (part.strip(_EDGES) for part in _VARYING.split(text))
-    found = next((part for part in parts if len(part) >= _SHORTEST_MATCH), "")
-    return found if len(found) <= _LONGEST_MATCH else found[:_LONGEST_MATCH].rpartition(" ")[0].rstrip(_EDGES)
+    parts = (part.strip(_EDGE_CHARS) for part in _VARYING_WORDS.split(text))
+    stable_part = next((part for part in parts if len(part) >= _MIN_MATCH_CHARS), "")
+    if len(stable_part) <= _MAX_MATCH_CHARS:
+        return stable_part
+    return stable_part[:_MAX_MATCH_CHARS].rpartition(" ")[0].rstrip(_EDGE_CHARS)
 
 
 def without_expectation(reason: str) -> str:
-    """A reason without what was expected."""
-    return _EXPECTED.sub("", reason)
+    """Remove the expectation from a reason."""
+    return _EXPECTATION_SUFFIX.sub("", reason)
 
 
 def find_same_in_all(reason: str) -> str:
-    """A reason's diagnostic without what differs from case to case; one line of at most 160 characters."""
-    if match := _PASSED.match(one_line(reason, _WHOLE)):
+    """Remove all parts of a reason's diagnostic that differ from case to case; one line of at most 160 characters."""
+    if match := _UNEXPECTED_PASS.match(one_line(reason, _MAX_REASON_CHARS)):
         return match[1]
-    text = _without_types(_LOCATION.sub("", find_diagnostic(reason)))
+    text = _remove_types(_LOCATION.sub("", find_diagnostic(reason)))
 
-    def without_name(match: re.Match[str]) -> str:
-        mark, name = match[1], match[2]
-        kept = (_OPERATION.fullmatch(name) and not _FILE.fullmatch(name)) or name.endswith("<…>")
-        return match[0] if kept else f"{mark}…{mark}"
+    def remove_name(match: re.Match[str]) -> str:
+        quote, name = match[1], match[2]
+        is_operation = _OPERATION.fullmatch(name) and not _FILE.fullmatch(name)
+        return match[0] if is_operation or name.endswith("<…>") else f"{quote}…{quote}"
 
-    text = _QUOTED.sub(without_name, text)
+    text = _QUOTED.sub(remove_name, text)
     text = _SHAPE.sub(lambda match: f"…x{match[1] or match[2]}", text)
     text = _VALUE.sub("%…", text)
     text = _NUMBER.sub("#", _HASH.sub("…", _ADDRESS.sub("0x…", _PATH.sub("…", text))))
-    return one_line(text, _LONGEST) or "no reason was given"
+    return one_line(text, _MAX_LINE_CHARS) or "no reason was given"
 
 
-def _without_types(text: str) -> str:
-    """The text with `tensor<…>` for `tensor<3x4xf32>`, however deep the brackets go, cut short or not."""
+def _remove_types(text: str) -> str:
+    """Replace `tensor<3x4xf32>` by `tensor<…>`, however deep the brackets nest, also in truncated text."""
     parts = []
     position = 0
     while match := _TYPE.search(text, position):
         end, depth = match.end(), 1
         while end < len(text) and depth:
-            # The `>` of an arrow closes nothing.
+            # The `>` of an arrow closes no bracket.
             depth += {"<": 1, ">": 0 if text[end - 1] == "-" else -1}.get(text[end], 0)
             end += 1
         parts += [text[position : match.end()], "…>"]

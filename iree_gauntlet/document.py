@@ -1,4 +1,4 @@
-"""What a person reads, before it is rendered for a terminal, Markdown or HTML. Text is plain: a renderer escapes it."""
+"""Documents for people, rendered for terminals, Markdown or HTML; text is plain, and renderers escape it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
-# Colours that nothing else in a picture has.
+# Pictures use these colours for nothing else.
 INK = "#1b1b1b"
 PAPER = "#fefefe"
 _NOTHING = "–"
@@ -23,7 +23,7 @@ _NOTHING = "–"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A part of a text: a model, a path, a command, as one would type it; on a page it may lead to `file`."""
+    """A model, a path or a command in a text, as a user would type it; a page may link it to `file`."""
 
     text: str
     file: str = ""
@@ -31,7 +31,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class TextLink:
-    """A part of a text that leads somewhere."""
+    """A link in a text."""
 
     text: str
     url: str
@@ -41,7 +41,7 @@ Text = tuple[str | Name | TextLink, ...]
 
 
 class ColumnKind(Enum):
-    """What stands in a column: alignment, colours and digits of its cells follow from it."""
+    """The kind of a column's cells, which determines their alignment, colours and digits."""
 
     TEXT = "text"
     NAME = "name"
@@ -54,7 +54,7 @@ class ColumnKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColouredCell:
-    """A cell that is coloured as a verdict is: by `word`, such as `faster`, which it need not hold."""
+    """A cell with the colour of a verdict, such as `faster`, which the text need not contain."""
 
     text: str
     word: str
@@ -62,7 +62,7 @@ class ColouredCell:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLimit:
-    """A figure and the most that it may be, which a page draws as a bar; `word` colours it."""
+    """A figure and its limit, which a page draws as a bar with the colour of `word`."""
 
     text: str
     value: float
@@ -72,7 +72,7 @@ class DrawnLimit:
 
 @dataclass(frozen=True, slots=True)
 class Shaded:
-    """A figure that a page shades: by `share`, from -1 (far better) over 0 to 1 (far worse)."""
+    """A figure that a page shades by `share`, from -1 (far better) over 0 to 1 (far worse)."""
 
     text: str
     share: float
@@ -80,10 +80,10 @@ class Shaded:
 
 @dataclass(frozen=True, slots=True)
 class DrawnInterval:
-    """Drawn: a ratio of two times with its interval; a bound that does not exist is None.
+    """A drawing of the ratio of two times with its interval; a missing bound is None.
 
     Attributes:
-        behind: bounds of what a side has against itself.
+        behind: bounds of a side's comparison with itself.
     """
 
     low: float | None
@@ -95,7 +95,7 @@ class DrawnInterval:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Drawn: values below one another, from 0, in proportion to all of their column; `word` colours the last."""
+    """A drawing of bars from 0 on the scale of their column; the last one has the colour of `word`."""
 
     values: tuple[float, ...]
     word: str = ""
@@ -103,11 +103,11 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Drawn: a small line of values, upright marks in front of those at `changes`, and the newest in words.
+    """A sparkline with a mark in front of each value at `changes`, and the newest value as text.
 
     Attributes:
-        values: from the oldest to the newest.
-        url: where it leads to.
+        values: values from the oldest to the newest.
+        url: target of its link.
     """
 
     values: tuple[float, ...]
@@ -126,12 +126,12 @@ class Column:
     """A column of a table.
 
     Attributes:
-        kind: what its cells are: text of `TEXT`, `NAME` and `VERDICT`; a number of the others, in seconds for
-            `DURATION`, of the whole for `SHARE`. Text in place of a number is shown as it is. Those of `DRAWN` are
-            on a page alone.
-        unit: of a `NUMBER`, which follows the title; empty for a count.
-        rank: where there is no room for all columns, those with the highest rank go first; those with 0 stay.
-        margins: of intervals, by how far a ratio may be off: the outer ones are a band, the inner ones lines.
+        kind: the kind of its cells: text for `TEXT`, `NAME` and `VERDICT`, otherwise a number, which is in seconds for
+            `DURATION` and a fraction for `SHARE`. Text instead of a number is shown unchanged. Only pages show
+            `DRAWN`.
+        unit: unit of a `NUMBER`, after the title; empty for a count.
+        rank: narrow tables drop the columns of highest rank first; columns of rank 0 stay.
+        margins: tolerated differences of a ratio: the outer ones are drawn as a band, the inner ones as lines.
     """
 
     title: str
@@ -142,22 +142,22 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """What stands above it: `time ms`."""
+        """The heading: `time ms`."""
         return f"{self.title} {self.unit}".rstrip()
 
     def word(self, cell: Cell) -> str:
-        """What gives a cell its colours; of a verdict, what stands behind a colon says where it is from."""
+        """Return the word that determines a cell's colours; the part of a verdict after a colon is its source."""
         if isinstance(cell, ColouredCell | DrawnLimit):
             return cell.word
         return cell.partition(":")[0] if self.kind is ColumnKind.VERDICT and isinstance(cell, str) else ""
 
     @property
     def right(self) -> bool:
-        """Whether its cells are aligned at their right."""
+        """True if its cells are aligned to the right."""
         return self.kind in (ColumnKind.NUMBER, ColumnKind.DURATION, ColumnKind.SHARE)
 
     def written(self, cell: Cell) -> str:
-        """A cell on one line; a dash for None, which is unknown."""
+        """Format a cell on one line; an unknown value, None, is a dash."""
         if cell is None:
             return _NOTHING
         if isinstance(cell, DrawnInterval | Bars):
@@ -173,7 +173,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The title of what follows, in a part of its own at level 3; `anchor` is what a `#…` link of its page names."""
+    """The title of the following blocks, or of a subsection (level 3); `anchor` is the target of `#…` links."""
 
     text: str
     level: int = 2
@@ -182,14 +182,14 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A sentence or two."""
+    """A paragraph of text."""
 
     text: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list, an item a line; `most` is how many a terminal shows, 0 for all."""
+    """A list; a terminal shows `most` items, or all of them for 0."""
 
     items: tuple[Text, ...]
     most: int = 0
@@ -197,7 +197,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, as many as there are columns; `most` is how many a terminal shows, 0 for all."""
+    """Rows with a cell for each column; a terminal shows `most` rows, or all of them for 0."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -205,14 +205,14 @@ class Table:
 
     @property
     def in_text(self) -> Table:
-        """Without the columns that are drawn."""
-        kept = [column.kind is not ColumnKind.DRAWN for column in self.columns]
-        rows = tuple(tuple(compress(row, kept)) for row in self.rows)
-        return self if all(kept) else replace(self, columns=tuple(compress(self.columns, kept)), rows=rows)
+        """The table without columns of drawings."""
+        selectors = [column.kind is not ColumnKind.DRAWN for column in self.columns]
+        rows = tuple(tuple(compress(row, selectors)) for row in self.rows)
+        return self if all(selectors) else replace(self, columns=tuple(compress(self.columns, selectors)), rows=rows)
 
     @property
     def lines(self) -> list[str]:
-        """Every row in plain text below the headings, for a text file."""
+        """The lines of a text file: the headings and all rows."""
         cells = [[column.written(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
         cells.insert(0, [column.heading for column in self.columns])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -222,14 +222,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What else a reader should know, a line each."""
+    """Notes for the reader, a line each."""
 
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Lines as one types them, or as a program wrote them."""
+    """Commands, or the output of a program."""
 
     text: str
     language: str = "text"
@@ -237,12 +237,12 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture, which a page holds and other forms name.
+    """A picture, which a page embeds and other formats link.
 
     Attributes:
-        file: where it lies, next to the document.
-        svg: drawn by a `FileDrawing`; its `INK` and `PAPER` become the page's own colours.
-        text: what it shows, for those who do not see it.
+        file: path relative to the document.
+        svg: the output of a `FileDrawing`; the page's own colours replace its `INK` and `PAPER`.
+        text: alternative text.
     """
 
     file: str
@@ -252,16 +252,16 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Drawn on a page: figures in a row, which with scripts can be zoomed and asked.
+    """A chart of a series on a page, which scripts can zoom and query.
 
     Attributes:
-        text: what it shows, for those who do not see it.
-        origins: where each figure is from, in words; the first two stand beside the figure.
-        says: lines about a figure, in parts: text, and numbers of words of its origin (`~0` is the first word of the
-            origin before it). A line of which such a word is empty is left out, and one whose two origins have the
-            same word; one that begins with `https://` is a link.
-        level: a line across them.
-        changes: index of the first figure behind each step, and whether that is none to worry about.
+        text: alternative text.
+        origins: the origin of each figure, in words; the first two appear beside the figure.
+        says: lines about a figure, in parts: text, and indices of words of its origin (`~0` is the first word of the
+            previous figure's origin). A line is left out if such a word is empty, or the same in both origins; a line
+            that begins with `https://` is a link.
+        level: value of a horizontal line.
+        changes: index of the first figure after each step, and True if the step is harmless.
         disturbed: indices of figures that are drawn hollow.
     """
 
@@ -278,7 +278,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class WorkSpan:
-    """A piece of work: of a `kind`, from `start`, waiting included, both times in seconds; `word` is its verdict."""
+    """A step's time, in seconds: its start and its duration with waiting; `word` is its verdict."""
 
     name: str
     kind: str
@@ -290,14 +290,14 @@ class WorkSpan:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Drawn on a page: what ran when, in as many lanes as ran at the same time; what waits is pale."""
+    """A timeline on a page with a lane for each concurrent step; waiting is pale."""
 
     spans: tuple[WorkSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A point on a line; without a value it stands beside it."""
+    """A point on a line; a point without a value is drawn beside it."""
 
     name: str
     text: str
@@ -307,11 +307,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Drawn on a page: values one after the other, each with its name and its verdict.
+    """A drawing on a page of consecutive values with their names and verdicts.
 
     Attributes:
-        text: what it shows, for those who do not see it.
-        between: indices of the two stops between which the answer lies.
+        text: alternative text.
+        between: indices of the two stops around the answer.
     """
 
     stops: tuple[Stop, ...]
@@ -321,14 +321,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class OnPage:
-    """What a page alone has room for."""
+    """Blocks that only pages show."""
 
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What few look up: folded below its title in files; a terminal shows it where it is `brief`."""
+    """Details that files fold below a title; a terminal shows them if they are `brief`."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -340,12 +340,12 @@ Block = Heading | Paragraph | Items | Table | Notes | Code | Picture | Chart | L
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a report is from; what is not known is empty.
+    """The origin of a report; unknown fields are empty.
 
     Attributes:
         started: `2026-11-27 09:26 UTC`.
-        command: as one types it, to do it again.
-        seconds: None where it has not finished.
+        command: the command line to repeat it.
+        seconds: duration; None if it has not finished.
     """
 
     started: str = ""
@@ -359,7 +359,7 @@ class Provenance:
 
     @property
     def took(self) -> str:
-        """`3 min 05 s`; empty where it has not finished."""
+        """The duration, `3 min 05 s`; empty if it has not finished."""
         return "" if self.seconds is None else duration(self.seconds)
 
 
@@ -368,14 +368,14 @@ class Document:
     """A report.
 
     Attributes:
-        title: what it is about; empty for a list, which only a terminal shows.
-        answer: what came of it, in a line: below the title in files, at the end of what a terminal shows.
-        facts: what the answer stands on, a few words each.
-        details: what follows in files, where a terminal has no room for it.
-        exit_code: of the command; None where it has not finished.
-        remarks: what a reader should know first, a line each: below the answer in files, above it on a terminal.
-        meaning: of the exit code, where it has another one here.
-        memory: what the next page in its place wants to know of this one; a page alone keeps it, unseen.
+        title: its subject; empty for a list, which only a terminal shows.
+        answer: the result in one line, below the title in files and at the end of a terminal's output.
+        facts: the evidence for the answer, a few words each.
+        details: blocks that only files show.
+        exit_code: exit code of the command; None if it has not finished.
+        remarks: important notes, one line each: below the answer in files, above it on a terminal.
+        meaning: meaning of the exit code, if it differs from the usual one.
+        memory: data for the next page in its place, stored invisibly in pages only.
     """
 
     title: str
@@ -391,31 +391,31 @@ class Document:
 
     @property
     def ending(self) -> str:
-        """`exit code 0: all as expected`; empty where the command has not finished."""
+        """The line `exit code 0: all as expected`; empty if the command has not finished."""
         code = self.exit_code
         return "" if code is None else f"exit code {int(code)}: {self.meaning or code.meaning}"
 
     @property
     def brief(self) -> Document:
-        """The answer alone."""
+        """The document with only its answer."""
         return replace(self, title="", facts=(), blocks=(), details=(), remarks=())
 
     @property
     def whole(self) -> Document:
-        """All that files have, for a terminal: every row, and nothing folded."""
-        return replace(self, blocks=tuple(_unfolded((*self.blocks, *self.details))), details=())
+        """The content of files for a terminal: all rows, and nothing folded."""
+        return replace(self, blocks=tuple(_unfold((*self.blocks, *self.details))), details=())
 
     @property
     def in_files(self) -> tuple[Block, ...]:
-        """All that files have below the answer."""
+        """The blocks of files below the answer."""
         remarks = (Notes(self.remarks),) if self.remarks else ()
         return (*remarks, *self.blocks, *self.details)
 
 
-def _unfolded(blocks: Iterable[Block]) -> Iterator[Block]:
+def _unfold(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         if isinstance(block, Folded):
             yield Heading(block.title)
-            yield from _unfolded(block.blocks)
+            yield from _unfold(block.blocks)
         elif not isinstance(block, OnPage):
             yield replace(block, most=0) if isinstance(block, Items | Table) else block

@@ -1,6 +1,7 @@
-"""Every error that a user can meet: what happened, where, and what to do next.
+"""Every error that a user can meet: the event, its location, and the next step.
 
-What else escapes a command is a fault of the toolkit: `system/faults.py` says so, and keeps its traceback in a file.
+Any other exception that escapes a command is a fault of the toolkit: `system/faults.py` reports it and writes its
+traceback to a file.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command; `worst` says which one wins."""
+    """Exit codes of every command; `worst` selects one of several."""
 
     OK = 0
     FAILED = 1
@@ -25,21 +26,21 @@ class ExitCode(IntEnum):
 
     @staticmethod
     def worst(codes: list[ExitCode]) -> ExitCode:
-        """The one that wins, in the order 130, 70, 2, 3, 1, 4; OK for an empty list."""
+        """Return the most severe code, in the order 130, 70, 2, 3, 1, 5, 4; OK for an empty list."""
         return next((code for code in _MEANINGS if code in codes), ExitCode.OK)
 
     @property
     def rank(self) -> int:
-        """Its place in that order, from 0."""
+        """Its position in that order, from 0."""
         return list(_MEANINGS).index(self)
 
     @property
     def meaning(self) -> str:
-        """What it says, in a few words."""
+        """Its meaning in a few words."""
         return _MEANINGS[self]
 
 
-# The one that wins first.
+# In order of severity.
 _MEANINGS = {
     ExitCode.INTERRUPTED: "interrupted",
     ExitCode.FAULT: "a fault of the toolkit itself",
@@ -52,17 +53,17 @@ _MEANINGS = {
 }
 
 
-# No room: on the disk, in a quota, below a limit of the process.
+# The disk, a quota or a limit of the process leaves no space.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def name_place(error: OSError) -> str:
-    """The file that an error of the system is about, of a copy without room the copy's; empty where it names none."""
+    """Return the path in a system error, or an empty string; a copy that had no space names its destination."""
     return str((error.filename2 if error.errno in NO_ROOM else None) or error.filename or "")
 
 
 class GauntletError(Exception):
-    """Something that the user can act on: what happened and where, on one line, and what to do next."""
+    """An error that the user can act on: one line with the event and its location, and a hint with the next step."""
 
     exit_code = ExitCode.ERROR
 
@@ -76,21 +77,21 @@ class GauntletError(Exception):
 
     @property
     def on_one_line(self) -> str:
-        """Both, for where there is but one line."""
+        """Message and hint on one line."""
         return f"{self.what}. {self.hint}" if self.hint else self.what
 
 
 class MachinesLostError(GauntletError):
-    """The machines that perform a run are not to be had any more; what they have done is."""
+    """All machines of a run are lost; their results remain."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One thing wrong with a spec or suite file.
+    """One problem in a spec or suite file.
 
     Attributes:
         file: path as the user would type it.
-        line: 1-based; 0 where unknown.
+        line: 1-based; 0 if unknown.
         field: dotted path (`inputs[0].source`), empty for the file as a whole.
     """
 
@@ -101,22 +102,22 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.line else self.file
+        location = f"{self.file}:{self.line}" if self.line else self.file
         field = f"{self.field}: " if self.field else ""
-        text = f"{where}: {field}{self.message}"
+        text = f"{location}: {field}{self.message}"
         return f"{text}\n    {self.hint}" if self.hint else text
 
     @property
     def in_one_line(self) -> str:
-        """The same on one line, for the reason of a step."""
-        what, hint = str(replace(self, hint="")), self.hint.removesuffix(".")
-        if not hint or what.endswith("?"):
-            return f"{what} {hint}".rstrip()
-        return f"{what}; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:]}"
+        """The problem and its hint on one line, as the reason of a step."""
+        message, hint = str(replace(self, hint="")), self.hint.removesuffix(".")
+        if not hint or message.endswith("?"):
+            return f"{message} {hint}".rstrip()
+        return f"{message}; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:]}"
 
 
 class SpecError(GauntletError):
-    """Files that people write and that cannot be used; holds all their problems at once."""
+    """Spec or suite files with problems, all of which it lists."""
 
     exit_code = ExitCode.USAGE
 
@@ -128,7 +129,7 @@ class SpecError(GauntletError):
 
 
 class UsageError(GauntletError):
-    """A command line that asks for something that does not exist or does not fit together."""
+    """A command line that names something that does not exist, or options that exclude each other."""
 
     exit_code = ExitCode.USAGE
 
@@ -140,10 +141,10 @@ class NothingSelectedError(GauntletError):
 
 
 class ArtifactError(GauntletError):
-    """A file that is not available, or is not what it should be.
+    """An artifact that is unavailable or has unexpected content.
 
     Attributes:
-        notes: what was out of the ordinary before it failed, one line each.
+        notes: unusual events before the failure, one line each.
     """
 
     def __init__(self, url: str, what: str, hint: str = "") -> None:
@@ -153,10 +154,10 @@ class ArtifactError(GauntletError):
 
 
 class ToolchainError(GauntletError):
-    """No usable IREE, or an IREE that lacks what is asked of it."""
+    """An IREE that is missing, unusable, or lacks a requested feature."""
 
 
 class NoSuchToolchainError(ToolchainError):
-    """What was named for an IREE is none: there is no such release, folder or environment."""
+    """A release, folder or environment of an IREE that does not exist."""
 
     exit_code = ExitCode.USAGE

@@ -1,4 +1,4 @@
-"""What is measured of a model: a row for each figure, which all rooms read."""
+"""The figures that are measured of a model: one row each, which all parts of the package read."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Statistic(StrEnum):
-    """Which figure of the repetitions is held against a golden time."""
+    """The statistic of the repetitions that is compared with a golden time."""
 
     MEAN = "mean"
     MIN = "min"
 
 
 class GoldenRule(Enum):
-    """How a golden is judged by what was measured, and what it ought to be then.
+    """The rule by which a golden is judged, and by which a new one is proposed.
 
-    TIMED: noisy, for the machines of its SKU; a mean or the fastest of repetitions, confirmed by further rounds.
-    EQUAL: exact; every other value is proposed.
-    WITHIN: exact, with a margin in which it stays.
-    ROOM: exact, with the headroom that a user asks for.
-    ERROR: of no spec; an earlier run's is held against.
+    TIMED: a noisy time for the machines of one SKU: mean or minimum of the repetitions, confirmed by further rounds.
+    EQUAL: an exact value; any other value becomes the proposal.
+    WITHIN: an exact value; a value outside of the margin becomes the proposal.
+    ROOM: an exact value plus the headroom that a user requests.
+    ERROR: no spec has it; the baseline is the value of an earlier run.
     """
 
     TIMED = auto()
@@ -41,12 +41,12 @@ class GoldenRule(Enum):
 
 
 class Combination(Enum):
-    """How the results of a chain's steps give one figure.
+    """The way to combine the results of a chain's steps into one figure.
 
-    MAIN: what was held against a golden, else that of the main module's compile.
-    LAST: of the last step that has it.
-    LARGEST, SUM: of all of them; none where one of them did not come well out, or does not have it.
-    WORST: the largest, with NaN above all.
+    MAIN: the value that was compared with a golden, otherwise that of the main module's compile.
+    LAST: the value of the last step that has it.
+    LARGEST, SUM: over all steps; no value if a step failed or lacks it.
+    WORST: the largest value; NaN is above all others.
     """
 
     MAIN = auto()
@@ -58,18 +58,18 @@ class Combination(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """What two values of a figure may differ by and be the same: a share, and an amount."""
+    """The largest difference between equal values of a figure: a fraction of the value, and an amount."""
 
     share: float = 0.0
     amount: float = 0.0
 
-    def is_exceeded(self, before: float, after: float) -> bool:
-        """Tell whether a value differs from the one before it by more than both."""
-        return abs(after - before) > max(self.share * abs(before), self.amount)
+    def is_exceeded(self, baseline: float, value: float) -> bool:
+        """Return whether a value differs from its baseline by more than both."""
+        return abs(value - baseline) > max(self.share * abs(baseline), self.amount)
 
 
 class Effect(Enum):
-    """The settings of a history that say from when on a change of a figure counts."""
+    """The settings of a history for the smallest change of a figure that counts."""
 
     TIME = auto()
     OTHER = auto()
@@ -81,14 +81,14 @@ class GoldenField:
     """The golden of a figure.
 
     Attributes:
-        name: as `golden.show` calls the figure.
-        stage: the step that holds the figure against it.
-        sharktank, torch: names of its field in specs of these dialects; empty where they have none.
-        margin: how far a value may exceed it.
-        baseline: by which factor a figure may exceed that of an earlier run; 0 where it is held against none.
-        whole: whether its limit is a whole number.
-        least: the smallest value that can be.
-        needs_golden: whether a step names it among its checks only where a spec has a golden of it.
+        name: the figure's name in `golden.show`.
+        stage: the step that compares the figure with it.
+        sharktank, torch: names of its field in specs of these dialects; empty if they have none.
+        margin: the largest excess that passes.
+        baseline: the largest factor by which a figure may exceed that of an earlier run; 0 for no comparison.
+        whole: True if its limit is an integer.
+        least: the smallest possible value.
+        needs_golden: True if a step lists the figure among its checks only if a spec has a golden for it.
     """
 
     name: str
@@ -103,7 +103,7 @@ class GoldenField:
     needs_golden: bool = False
 
     def compute_factor(self, value: float) -> float:
-        """By how many times a golden of this value may be exceeded."""
+        """Compute the factor by which a value may exceed a golden."""
         return 1 + max(self.margin.share, self.margin.amount / value if value > 0 else 0.0)
 
 
@@ -112,11 +112,11 @@ class Trend:
     """A figure in a history.
 
     Attributes:
-        name: of its series.
+        name: the name of its series.
         unit: empty for a count and an error.
-        place: of its chart among those of a model.
-        effect: the setting that says from when on a change counts; None where the margin does.
-        noisy: whether statistics decide.
+        place: position of its chart among those of a model.
+        effect: the setting for the smallest change that counts; None if the margin decides.
+        noisy: True if statistics decide.
     """
 
     name: str
@@ -132,12 +132,12 @@ class MatrixView:
     """A figure in a matrix: in its files, and as a column of its table and a map of models and IREEs, shaded by ratios.
 
     Attributes:
-        key: in `matrix.json` and `matrix.csv`.
-        column: heading of the column; empty where the figure has neither column nor map.
-        rank: of the column: where there is no room, those with the highest rank go first.
-        write_cell: the number in the column.
-        title, unit: of the map.
-        write: the number in the map.
+        key: the key in `matrix.json` and `matrix.csv`.
+        column: heading of the column; empty if the figure has neither column nor map.
+        rank: the rank of the column; narrow tables drop the columns of highest rank first.
+        write_cell: the format of the number in the column.
+        title, unit: the heading and unit of the map.
+        write: the format of the number in the map.
     """
 
     key: str
@@ -151,13 +151,13 @@ class MatrixView:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """The list of a matrix of the changes of a figure from one IREE to the next.
+    """A matrix's list of the changes of a figure from one IREE to the next.
 
     Attributes:
-        word: in JSON.
-        title: of the list.
-        place: of the list among the others.
-        margin: beyond which it is said.
+        word: the key in JSON.
+        title: the heading of the list.
+        place: position of the list among the others.
+        margin: changes within it are not listed.
     """
 
     word: str
@@ -168,31 +168,31 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """A figure, as all rooms read it.
+    """The properties of a figure.
 
     Attributes:
-        key: in journals, JSON and JUnit.
-        title: as the subject of a sentence.
-        unit: of goldens and checks; empty for an error.
-        write: the number for people, without its unit.
-        stage: whose result has it.
-        statistic: its name among the statistics of that result; empty where it follows from something else.
-        combination: how the results of a chain give one.
-        word: in a list of figures, where it is not the title.
-        noun: what the number counts, where it is not the unit.
-        judged: in the sentence that counts what was judged; empty where it is not said.
-        optional: whether it is there only where it was asked for.
-        key_in_summary: in `summary.json`; empty where that has it in another form, or not.
-        golden: None where no golden is of it.
-        limit: what a golden in a spec allows, as the schema of specs says it.
-        column: of the table of a run.
-        matrix: None where a matrix does not show it.
-        metric: of `bisect`, and of `compare` where that measures it.
-        margin: of `bisect`, within which two values are one; None where they are only to the last digits.
-        missing: why there is none, as `bisect` says it.
-        pair: its name where `compare` shows it beside what it measures; empty where it does not.
-        since: its name where it is not what it was in the run before; empty where that is not said.
-        since_margin: beyond which that is said.
+        key: the key in journals, JSON and JUnit.
+        title: the subject of a sentence.
+        unit: the unit of goldens and checks; empty for an error.
+        write: the format of the number for people, without its unit.
+        stage: the stage whose result has it.
+        statistic: its name among the statistics of that result; empty if it is derived otherwise.
+        combination: the way to combine the results of a chain.
+        word: its name in a list of figures, if it differs from the title.
+        noun: the counted things, if they differ from the unit.
+        judged: its noun in the sentence that counts judged figures; empty if it does not appear there.
+        optional: True if it is present only on request.
+        key_in_summary: the key in `summary.json`; empty if it is absent there or has another form.
+        golden: None if it has no goldens.
+        limit: the limit of a golden, as the schema of specs describes it.
+        column: its column in the table of a run.
+        matrix: None if a matrix does not show it.
+        metric: the metric of `bisect`, and of `compare` if that measures it.
+        margin: values within it are equal for `bisect`; None if equal values agree in all digits.
+        missing: the reason for a missing value, in a message of `bisect`.
+        pair: its name in `compare` beside a measured figure; empty if it does not appear there.
+        since: its name in a list of changes since the previous run; empty if it does not appear there.
+        since_margin: changes within it are not listed.
     """
 
     key: str
@@ -221,12 +221,12 @@ class FigureRow:
     trend: Trend | None = None
 
 
-# Beyond which share, and which number, a difference of instructions outside of dispatches counts: how memory was laid
-# out has a say in what the C library does, and a release in what the runtime does.
+# Smaller differences of instructions outside of dispatches do not count: the layout of memory changes the work of the C
+# library, and a release that of the runtime.
 OUTSIDE_MARGIN = Margin(0.01, 2_000)
-# Of a golden count of instructions, and of changes that reports name.
+# The margin of golden instruction counts, and of changes in reports.
 _WORK_MARGIN = Margin(0.001)
-# The share from which on two counts are two: of a call whose dispatches are not known, and of its dispatches together.
+# Smaller differences do not count for a call whose dispatches are unknown, and for the sum of its dispatches.
 CALL_MARGIN = Margin(0.0001)
 
 
@@ -239,16 +239,15 @@ def _format_megabytes(value: float) -> str:
 
 
 class Figure(StrEnum):
-    """A figure, by its key.
+    """The figures, by key, in the order of reports.
 
-    The order is that of reports, but for tables, in which figures of compiles come first, and JSON, in which optional
-    ones come last.
+    Tables begin with the figures of compiles, and JSON ends with the optional figures.
     """
 
     row: FigureRow
 
     def __new__(cls, row: FigureRow) -> Self:
-        """A member whose value is the key of its row."""
+        """Create a member whose value is the key of its row."""
         member = str.__new__(cls, row.key)
         member._value_ = row.key
         member.row = row
@@ -256,7 +255,7 @@ class Figure(StrEnum):
 
     @property
     def golden(self) -> GoldenField:
-        """Its golden; TypeError where it has none."""
+        """Its golden field; TypeError if it has none."""
         if self.row.golden is None:
             raise TypeError(f"no golden is of {self}")
         return self.row.golden
@@ -267,23 +266,23 @@ class Figure(StrEnum):
         return self.row.word or self.row.title
 
     def describe(self, value: float) -> str:
-        """A value with its noun: `76 dispatches`, `max error 1.2e-05`."""
+        """Format a value with its noun: `76 dispatches`, `max error 1.2e-05`."""
         noun = self.row.noun or self.row.unit
         return f"{self.row.write(value)} {noun}" if noun else f"{self.row.title} {self.row.write(value)}"
 
     @property
     def is_exact(self) -> bool:
-        """True where it is the same each time."""
+        """True if repeated measurements give the same value."""
         return self.row.trend is not None and not self.row.trend.noisy
 
     @property
     def is_counted(self) -> bool:
-        """True where it is of modules of its own, and comparable only with what the same kind of counter gives."""
+        """True if it needs modules of its own, and is comparable only between counters of one kind."""
         return self.row.stage.row.beside is not None
 
     @property
     def is_compared_in_rounds(self) -> bool:
-        """True where `compare` and `bisect` measure it again and again, as it is noisy."""
+        """True if it is noisy, so that `compare` and `bisect` measure it in rounds."""
         return bool(self.row.metric) and not self.is_exact
 
     TIME = FigureRow(
@@ -299,7 +298,7 @@ class Figure(StrEnum):
         golden=GoldenField("ms", GoldenRule.TIMED, Stage.BENCHMARK),
         column=Column("time", ColumnKind.NUMBER, "ms", rank=1),
         matrix=MatrixView("time_ms", "time ms", 0, milliseconds, "Run time", "ms", milliseconds),
-        # Times were taken one IREE after the other: what is less than this says little.
+        # The IREEs were measured one after the other, so smaller differences mean little.
         jump=Jump("time", "Run time (a quarter and more; not yet proved to be real)", 5, Margin(0.25)),
         metric="time",
         since="time ms",
@@ -398,10 +397,10 @@ class Figure(StrEnum):
         matrix=MatrixView(
             "binary_size_bytes", "size", 3, byte_size, "Module size", "kB", lambda value: f"{value / 1e3:,.0f}"
         ),
-        # Sizes differ by a few bytes between any two releases.
+        # The sizes of any two releases differ by a few bytes.
         jump=Jump("size", "Module size (5 % and more), bytes", 4, Margin(0.05)),
         metric="size",
-        # Modules have paths and names of releases in them.
+        # Modules contain paths and names of releases.
         margin=Margin(0.001),
         missing="the compiler gives no bytes",
         pair="module size",
@@ -416,7 +415,7 @@ class Figure(StrEnum):
         Stage.THRESHOLD,
         "",
         Combination.WORST,
-        # Other instructions, and another order of threads, round otherwise.
+        # Other instructions and other orders of threads round differently.
         golden=GoldenField("", GoldenRule.ERROR, Stage.THRESHOLD, baseline=2.0),
         column=Column("quality", rank=5),
         matrix=MatrixView("max_abs_error", "max error", 4, format_error, "Largest error", "", format_error),
@@ -490,12 +489,11 @@ class Figure(StrEnum):
     )
 
 
-# Those that goldens are of, and the same by the fields of sharktank's benchmarks.
+# Figures with goldens, and those by the fields of sharktank's benchmarks.
 JUDGED_FIGURES = tuple(figure for figure in Figure if figure.row.golden)
 SHARKTANK_GOLDENS = {figure.golden.sharktank: figure for figure in JUDGED_FIGURES if figure.golden.sharktank}
-# What `bisect` looks at; of two of one metric, the last.
+# The metrics of `bisect`; if two figures have one metric, the last one counts.
 METRICS = {figure.row.metric: figure for figure in Figure if figure.row.metric}
-# By their keys.
 FIGURES: Mapping[str, Figure] = {figure.value: figure for figure in Figure}
-# The order of tables.
+# The order of columns in tables.
 COMPILES_FIRST = tuple(sorted(Figure, key=lambda figure: figure not in (Figure.COMPILE_TIME, Figure.COMPILE_MEMORY)))

@@ -1,4 +1,4 @@
-"""The events that the journals of all experiments have: how one begins, a step that starts, a remark, and the end."""
+"""The events in the journals of all experiments: the opening, the start of a step, a remark, and the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from iree_gauntlet.stages import Stage  # noqa: TC001 - read at run time
 
 
 class ExperimentKind(StrEnum):
-    """What an experiment is, by its command; a run is of spec files."""
+    """The kinds of experiments, by command; a run is of spec files."""
 
     RUN = "run"
     BENCH = "bench"
@@ -24,7 +24,7 @@ class ExperimentKind(StrEnum):
 
     @property
     def noun(self) -> str:
-        """What people call one: `run`, `comparison`, `bisection`."""
+        """The noun for one: `run`, `comparison`, `bisection`."""
         return _NOUNS.get(self, str(self))
 
     @property
@@ -34,7 +34,7 @@ class ExperimentKind(StrEnum):
 
     @property
     def is_run(self) -> bool:
-        """Whether its steps are those of models, whose results have verdicts and figures."""
+        """True if its steps are those of models, whose results have verdicts and figures."""
         return self in (ExperimentKind.RUN, ExperimentKind.BENCH, ExperimentKind.MICRO)
 
 
@@ -49,10 +49,10 @@ _NOUNS = {
 
 @dataclass(frozen=True, slots=True)
 class ToolchainFacts(Recorded):
-    """An IREE: versions and commits as its tools say them, and the compiler's identity; empty where not known.
+    """An IREE: versions and commits that its tools print, and the compiler's identity; unknown fields are empty.
 
     Attributes:
-        source: where it comes from, for people.
+        source: its origin, for people.
     """
 
     compiler: str = ""
@@ -67,16 +67,16 @@ class ToolchainFacts(Recorded):
 
     @property
     def compiler_text(self) -> str:
-        """`3.12.0 at 1f2e3d4c5b6a`; empty where it is not known."""
+        """The compiler's version and commit, `3.12.0 at 1f2e3d4c5b6a`; empty if unknown."""
         return _join_version(self.compiler, self.compiler_commit)
 
     @property
     def runtime_text(self) -> str:
-        """As `compiler_text`."""
+        """The runtime's version and commit, as `compiler_text`."""
         return _join_version(self.runtime, self.runtime_commit)
 
     def as_dict(self) -> dict[str, Any]:
-        """Of none at all, nothing."""
+        """Return plain data for the journal; empty if nothing is known."""
         return {} if self == ToolchainFacts() else Recorded.as_dict(self)
 
 
@@ -86,12 +86,12 @@ def _join_version(name: str, commit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Device(Recorded):
-    """A device, as a runtime sees it.
+    """A device that a runtime lists.
 
     Attributes:
-        uri: its own name to IREE: `vulkan://GPU-6d65…`, `local-task://`.
-        name: of the product; empty where the runtime does not say.
-        driver: the driver and its version; empty where the runtime does not say.
+        uri: IREE's name of the device: `vulkan://GPU-6d65…`, `local-task://`.
+        name: name of the product; empty if unknown.
+        driver: the driver and its version; empty if unknown.
     """
 
     uri: str
@@ -101,18 +101,18 @@ class Device(Recorded):
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """The description of the device in one line."""
         parts = (self.name, self.driver, "software" if self.software else "")
         return ", ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts(Recorded):
-    """What does not change about a machine while a run lasts; what is not known is None, 0 or empty.
+    """The properties of a machine that stay constant during a run; unknown ones are None, 0 or empty.
 
     Attributes:
-        memory_bytes: memory that this process may use, by machine and by cgroup; None where neither says.
-        devices: of the run, besides the CPU.
+        memory_bytes: memory that this process may use, limited by the machine and its cgroup; None if unknown.
+        devices: devices of the run besides the CPU.
     """
 
     host: str = field(default="", metadata=UNLESS_DEFAULT)
@@ -126,7 +126,7 @@ class MachineFacts(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class RunTarget(Recorded):
-    """A target of a run, and the SKU whose golden times hold."""
+    """A target of a run, and the SKU whose golden times apply."""
 
     name: str = ""
     sku: str = ""
@@ -134,7 +134,7 @@ class RunTarget(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class RunShard(Recorded):
-    """Which part of a selection a run did, from 1; `cut` is a hash of how the whole, so many chains, was dealt out."""
+    """A run's shard of a selection, from 1; `cut` is a hash of the distribution of all `chains` over the shards."""
 
     index: int
     count: int
@@ -143,18 +143,18 @@ class RunShard(Recorded):
 
     @property
     def text(self) -> str:
-        """`1/4`."""
+        """The shard as an option takes it: `1/4`."""
         return f"{self.index}/{self.count}"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptOptions(Recorded):
-    """What an experiment was asked for, which a resumed one keeps.
+    """The options of an experiment that it keeps when it is resumed.
 
     Attributes:
-        options: by name.
-        defaults: what the task selects by itself.
-        stages: None for what the suite says.
+        options: values by name.
+        defaults: the task's default selection.
+        stages: None for the suite's choice.
     """
 
     options: dict[str, Any]
@@ -164,16 +164,16 @@ class KeptOptions(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening(Recorded):
-    """`opening`: what an experiment is about to do; one that is resumed appends another.
+    """`opening`: the plan of an experiment; a resumed one appends another.
 
-    Each kind adds what else it has to know, its plan above all: the steps of a run, the IREEs of a matrix, the
-    candidates of a bisection, the cases of an explanation.
+    Each kind adds its own plan: the steps of a run, the IREEs of a matrix, the candidates of a bisection, the cases of
+    an explanation.
 
     Attributes:
-        kind: stands first, so that it is known without reading the plan.
-        command: as it was typed in the folder `cwd`.
-        lock_folder: of the machine's locks, where it is not the user's own.
-        kept: None where it cannot be resumed.
+        kind: the first field, so that a reader of the kind can skip the plan.
+        command: the command line, typed in the folder `cwd`.
+        lock_folder: folder of the machine's locks, if it differs from the user's own.
+        kept: None if it cannot be resumed.
     """
 
     kind: ExperimentKind
@@ -189,7 +189,7 @@ class Opening(Recorded):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those that a resumed one keeps."""
+        """The options that a resumed experiment keeps."""
         return self.kept.options if self.kept else {}
 
 
@@ -198,11 +198,11 @@ class RunOpening(Opening):
     """The opening of a run, a `bench` or a `micro`.
 
     Attributes:
-        again: steps with results of earlier parts that do not count any more, as they are done again.
-        batch: how many small programs are compiled as one; 0 where they are not.
-        merged: what is kept of the runs that it was made of, besides their steps.
-        micro: what a sweep was asked for.
-        steps: as written; `JournalRecord.planned` reads them.
+        again: steps whose results of earlier parts no longer count, since they are repeated.
+        batch: number of small programs that are compiled as one; 0 for no batches.
+        merged: data of the merged runs, besides their steps.
+        micro: the request for a sweep.
+        steps: the written steps, which `JournalRecord.planned` reads.
     """
 
     kind: ExperimentKind = ExperimentKind.RUN
@@ -224,25 +224,25 @@ class RunOpening(Opening):
 
 @dataclass(frozen=True, slots=True)
 class StepStart(Recorded):
-    """`start`: a step begins, perhaps once more; `worker` is the machine of a cluster that it was given to."""
+    """`start`: a step begins, perhaps again; `worker` is the machine of a cluster that runs it."""
 
     worker: str = field(default="", metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
 class Remark(Recorded):
-    """`remark`: what a reader must know, in one line."""
+    """`remark`: an important note in one line."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndEvent(Recorded):
-    """`end`: how an experiment ends.
+    """`end`: the end of an experiment.
 
     Attributes:
-        stopped: why before its last part.
-        problem: why it has no result.
+        stopped: reason for an end before its last part.
+        problem: reason for a missing result.
     """
 
     time: str = field(default="", metadata=UNLESS_DEFAULT)

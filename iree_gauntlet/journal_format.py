@@ -1,9 +1,8 @@
 """Reading the journals of experiments: JSON lines, append-only, written by a process that may die at any byte.
 
-The lines are described where they are written (`records/event_log.py`). A reader trusts a line only when it is whole: a
-last line without its newline is torn, was never acknowledged, and is left out. What the events of a kind of experiment
-are is declared once, by a `JournalSchema`; events of other names are passed over, so that an older reader can read a
-newer journal.
+The writer (`records/event_log.py`) describes the lines. A reader trusts only complete lines: a last line without its
+newline is truncated, was never acknowledged, and is ignored. A `JournalSchema` declares the events of each kind of
+experiment; a reader ignores other events, so that it can read a newer journal.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 # Name of an experiment's journal, in its folder.
 JOURNAL = "journal.jsonl"
 OPENING = "opening"
-# Above these shares of the CPUs' time, other work and other machines of the host disturb what is measured.
+# Other processes, or other virtual machines of the host, disturb measurements above these fractions of the CPUs' time.
 BUSY_SHARE = 0.2
 STEAL_SHARE = 0.02
-# The kind stands in the first bytes of a line that may hold thousands of steps.
+# A line may hold thousands of steps, but its first bytes have the kind.
 _HEAD_BYTES = 4096
 _KIND = re.compile(rb'"event": ?"opening",[^{}\[\]]{0,200}?"kind": ?"(\w+)"')
-# With which journals of version 0.1.0 began before they had one opening.
+# The first events of journals from before 0.1.0, which had no common opening.
 _EARLIER_OPENINGS = ("run", "comparison", "matrix", "bisect", "explain")
 
 OpeningT = TypeVar("OpeningT", bound=Opening)
@@ -45,13 +44,13 @@ _Content = TypeVar("_Content", bound=Recorded)
 
 @dataclass(frozen=True, slots=True)
 class JournalSchema(Generic[OpeningT]):
-    """What the journals of an experiment have besides starts, remarks and an end.
+    """The events in an experiment's journals, besides starts, remarks and the end.
 
     Attributes:
-        kinds: of experiments.
-        opening: how they begin.
-        step_events: the types of events that are about a step, by name; `result` is how it ended.
-        events: those of events that are about the whole.
+        kinds: the kinds of experiments.
+        opening: the type of the opening.
+        step_events: types of the events about a step, by name; `result` is its result.
+        events: types of the events about the experiment, by name.
     """
 
     kinds: tuple[ExperimentKind, ...]
@@ -60,11 +59,11 @@ class JournalSchema(Generic[OpeningT]):
     events: Mapping[str, type[Recorded]] = field(default_factory=dict)
 
     def read(self, folder: Path) -> ExperimentRecord[OpeningT]:
-        """Read the journal of a folder, also one that is being written or whose writer was killed.
+        """Read the journal of a folder, even during writing or after its writer was killed.
 
         Raises:
-            GauntletError: there is none, it is of another kind or of an earlier version, or a line of it that is not
-                the last one of its writer is no JSON object, or lacks what its event needs.
+            GauntletError: it is missing, of another kind or version, or a line other than its writer's last one is no
+                JSON object or lacks a required field.
         """
         record = ExperimentRecord[OpeningT](folder / JOURNAL)
         reader = EventReader(record.path, self)
@@ -83,7 +82,7 @@ class JournalSchema(Generic[OpeningT]):
 
 @dataclass(frozen=True, slots=True)
 class JournalEvent:
-    """An event that a schema has, and its `fields` as written; `step` is empty where it is about the whole."""
+    """An event of a schema, and its `fields` as written; `step` is empty for an event about the experiment."""
 
     name: str
     time: str
@@ -94,11 +93,11 @@ class JournalEvent:
 
 @dataclass(slots=True)
 class ExperimentRecord(Generic[OpeningT]):
-    """What the journal of an experiment says; `latest` has the events since the last opening.
+    """The content of an experiment's journal; `latest` has the events since the last opening.
 
     Attributes:
-        end: None for one that was killed, is under way, or was resumed and not ended.
-        torn: whether there is a line that was cut short by a crash (it is left out).
+        end: None if the experiment was killed, is running, or was resumed and has not ended.
+        torn: True if a crash truncated a line, which is ignored.
     """
 
     path: Path
@@ -110,30 +109,32 @@ class ExperimentRecord(Generic[OpeningT]):
 
     @property
     def opening(self) -> OpeningT:
-        """The last one; GauntletError for a journal that ends before its first."""
+        """The last opening; GauntletError if there is none."""
         if not self.openings:
-            raise GauntletError(f"{self.path}: does not say what was to be done: its first line is missing", _ANEW)
+            raise GauntletError(
+                f"{self.path}: does not say what was to be done: its first line is missing", _BEGIN_ANEW
+            )
         return self.openings[-1]
 
     @property
     def state(self) -> str:
-        """`complete`, `interrupted`, `stopped` (before its last part), or `unfinished` (killed, or under way)."""
+        """One of `complete`, `interrupted`, `stopped` (before its last part), `unfinished` (killed or running)."""
         if self.end is None:
             return "unfinished"
         return "interrupted" if self.end.interrupted else "stopped" if self.end.stopped else "complete"
 
     @property
     def remarks(self) -> list[str]:
-        """Those since the last opening."""
+        """The remarks since the last opening."""
         return [event.content.text for event in self.latest if isinstance(event.content, Remark)]
 
     def collect(self, kind: type[_Content], events: list[JournalEvent] | None = None) -> dict[str, _Content]:
-        """The last content of a type by step; of some events, or of all."""
-        known = self.events if events is None else events
-        return {event.step: event.content for event in known if isinstance(event.content, kind)}
+        """Collect the last content of a type for each step, from some events or from all."""
+        searched_events = self.events if events is None else events
+        return {event.step: event.content for event in searched_events if isinstance(event.content, kind)}
 
     def collect_results(self, kind: type[_Content]) -> dict[str, _Content]:
-        """The results by step, without those of steps that have been started again since."""
+        """Collect the results by step, without those of steps that were started again afterwards."""
         results: dict[str, _Content] = {}
         for event in self.events:
             if isinstance(event.content, StepStart):
@@ -143,20 +144,20 @@ class ExperimentRecord(Generic[OpeningT]):
         return results
 
     def explain_unreadable(self) -> AbstractContextManager[None]:
-        """As the function, of what does not fit together."""
+        """Explain inconsistent records, as the function of this name does."""
         return explain_unreadable(f"{self.path}: the {self.opening.kind.noun}", _advise(self.opening))
 
 
 @dataclass(frozen=True, slots=True)
 class MoreSteps(Recorded):
-    """`steps`: further steps of a run, as written."""
+    """`steps`: further written steps of a run."""
 
     steps: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts(Recorded):
-    """`worker`: a machine of a cluster takes part."""
+    """`worker`: a machine of a cluster joins."""
 
     name: str
     machine: MachineFacts = field(default_factory=MachineFacts)
@@ -172,18 +173,18 @@ RUN_JOURNAL = JournalSchema(
 
 @dataclass(frozen=True)
 class JournalRecord:
-    """What a journal says.
+    """The content of a run's journal.
 
     Attributes:
-        runs: every opening; a resumed run has more than one.
-        steps: those of the last opening, and those that it found out later (`steps` events), as written.
-        starts: when each step was last started, as written (ISO 8601), by step id.
-        results: of each step the last, by step id; none of one that a later part does again.
-        result_times: when that was written (ISO 8601), by step id.
-        end: None for a run that was killed, is under way, or was resumed and not ended.
-        torn: whether there is a line that was cut short by a crash (it is left out).
-        workers: machines of a cluster that took part, by the worker's name (`worker` events).
-        remarks: what a reader must know (`remark` events), one line each.
+        runs: all openings; a resumed run has more than one.
+        steps: the written steps of the last opening and of later `steps` events.
+        starts: the time of each step's last start, as written (ISO 8601), by step id.
+        results: the last result of each step, by step id; none for a step that a later part repeats.
+        result_times: the time of that result (ISO 8601), by step id.
+        end: None if the run was killed, is running, or was resumed and has not ended.
+        torn: True if a crash truncated a line, which is ignored.
+        workers: machines of a cluster, by the worker's name (`worker` events).
+        remarks: important notes (`remark` events), one line each.
     """
 
     path: Path
@@ -199,85 +200,85 @@ class JournalRecord:
 
     @property
     def run(self) -> RunOpening:
-        """The last opening; an empty one for a journal that ends before its first."""
+        """The last opening; an empty one if there is none."""
         return self.runs[-1] if self.runs else RunOpening()
 
     @cached_property
     def planned(self) -> tuple[Step, ...]:
-        """The steps, read; GauntletError where one is none that this version can read."""
+        """The parsed steps; GauntletError if this version cannot read one."""
         with explain_unreadable(f"{self.path}: a step", _advise(self.run)):
             return tuple(map(Step.from_dict, self.steps))
 
 
 @contextmanager
-def explain_unreadable(what: str, hint: str) -> Iterator[None]:
-    """Says (GauntletError) what of a record cannot be read, and why: others may have written or changed it."""
+def explain_unreadable(subject: str, hint: str) -> Iterator[None]:
+    """Raise a GauntletError for an unreadable part of a record, which others may have written or changed."""
     try:
         yield
     except KeyError as error:
-        raise GauntletError(f"{what} cannot be read: {error} is named, and is nowhere in it", hint) from error
+        raise GauntletError(f"{subject} cannot be read: {error} is named, and is nowhere in it", hint) from error
     except ValueError as error:
-        raise GauntletError(f"{what} cannot be read: {error}", hint) from error
+        raise GauntletError(f"{subject} cannot be read: {error}", hint) from error
 
 
-_ANEW = "Begin anew."
+_BEGIN_ANEW = "Begin anew."
 
 
 def _advise(opening: Opening | None) -> str:
     version, kind = (opening.version, opening.kind) if opening else ("", ExperimentKind.RUN)
-    # An explanation has its place in the run's folder.
-    again = "remove it and explain anew" if kind is ExperimentKind.EXPLAIN else f"begin a new {kind.noun}"
-    written = f"It was written by version {version or 'unknown'}: use that version to report on it"
-    return f"{written}; or it was changed since: {again}."
+    # The folder of an explanation is inside of the run's folder.
+    advice = "remove it and explain anew" if kind is ExperimentKind.EXPLAIN else f"begin a new {kind.noun}"
+    origin = f"It was written by version {version or 'unknown'}: use that version to report on it"
+    return f"{origin}; or it was changed since: {advice}."
 
 
 def read_kind(path: Path) -> ExperimentKind | None:
-    """What a journal is of, by its first bytes; None where there is none, or it does not say."""
+    """Read the kind of a journal from its first bytes; None if it is missing or has no kind."""
     with suppress(OSError, ValueError), path.open("rb") as stream:
-        found = _KIND.search(stream.read(_HEAD_BYTES))
-        return ExperimentKind(found[1].decode()) if found else None
+        match = _KIND.search(stream.read(_HEAD_BYTES))
+        return ExperimentKind(match[1].decode()) if match else None
     return None
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of any log that `records/event_log.py` writes, as written; errors as of `JournalSchema.read`."""
+    """Read the plain events of any log of `records/event_log.py`; errors as in `JournalSchema.read`."""
     return [event for _, event in _LineReader(path)]
 
 
 def read_journal(path: Path) -> JournalRecord:
-    """Read the journal of a run; errors as of `JournalSchema.read`."""
-    # One by one: of ten thousands of events, only what counts in the end is kept.
-    reader, found = EventReader(path, RUN_JOURNAL), JournalRecord(path)
+    """Read the journal of a run; errors as in `JournalSchema.read`."""
+    # Reading the events one by one keeps only the last result of each step in memory.
+    reader, record = EventReader(path, RUN_JOURNAL), JournalRecord(path)
     for event in reader:
-        found = _take(found, event)
-    return replace(found, torn=reader.lines.torn)
+        record = _add_event(record, event)
+    return replace(record, torn=reader.lines.torn)
 
 
-def _take(found: JournalRecord, event: JournalEvent) -> JournalRecord:
+def _add_event(record: JournalRecord, event: JournalEvent) -> JournalRecord:
     match event.content:
         case RunOpening() as opening:
             for step in opening.again:
-                for known in (found.starts, found.results, found.result_times):
-                    known.pop(step, None)
-            return replace(found, runs=(*found.runs, opening), steps=opening.steps, end=None)
+                for by_step in (record.starts, record.results, record.result_times):
+                    by_step.pop(step, None)
+            return replace(record, runs=(*record.runs, opening), steps=opening.steps, end=None)
         case MoreSteps(steps):
-            return replace(found, steps=(*found.steps, *steps))
+            return replace(record, steps=(*record.steps, *steps))
         case StepStart():
-            found.starts[event.step] = event.time
+            record.starts[event.step] = event.time
         case Result() as result:
-            found.result_times[event.step] = event.time
-            found.results[event.step] = result
+            record.result_times[event.step] = event.time
+            record.results[event.step] = result
         case EndEvent() as end:
-            return replace(found, end=end)
+            return replace(record, end=end)
         case WorkerFacts(name, machine):
-            found.workers[name] = machine
+            record.workers[name] = machine
         case Remark(text):
-            found.remarks.append(text)
-    return found
+            record.remarks.append(text)
+    return record
 
 
 class EventReader(Generic[OpeningT]):
-    """The events of a journal that its schema has, read one by one from its `lines`."""
+    """An iterator over the events of a journal that its schema declares."""
 
     def __init__(self, path: Path, schema: JournalSchema[OpeningT]) -> None:
         self._path = path
@@ -305,18 +306,20 @@ class EventReader(Generic[OpeningT]):
                 step = read_text(fields, "step") if step_type else ""
                 content = content_type.from_dict(fields)
             except ValueError as error:
-                what = f"{self._path}:{number}: the {name} {f'of {step}' if step else 'event'}"
-                raise GauntletError(f"{what} cannot be read: {error}", _advise(opening)) from error
+                subject = f"{self._path}:{number}: the {name} {f'of {step}' if step else 'event'}"
+                raise GauntletError(f"{subject} cannot be read: {error}", _advise(opening)) from error
             if isinstance(content, self._schema.opening):
                 opening = content
                 if opening.kind not in self._schema.kinds:
-                    what = f"{self._path}: is of {opening.kind.description}, not of {self._schema.kinds[0].description}"
-                    raise GauntletError(what, f"`gauntlet report {self._path.parent}` shows it.")
+                    message = (
+                        f"{self._path}: is of {opening.kind.description}, not of {self._schema.kinds[0].description}"
+                    )
+                    raise GauntletError(message, f"`gauntlet report {self._path.parent}` shows it.")
             yield JournalEvent(name, str(fields.get("time", "")), step, content, fields)
 
 
 def explain_earlier(path: Path) -> GauntletError:
-    """The error for what an earlier version has recorded."""
+    """Return the error for a record of an earlier version."""
     return GauntletError(
         f"{path}: was written by an earlier version, whose records this one cannot read",
         "Use that version to report on it or to resume it, or begin anew.",
@@ -324,34 +327,34 @@ def explain_earlier(path: Path) -> GauntletError:
 
 
 class _LineReader:
-    """The events of a log with the numbers of their lines, read as they are asked for, and if one was `torn` so far."""
+    """An iterator over the events of a log with their line numbers; `torn` is True after a truncated line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.torn = False
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        broken, why = 0, ""
+        broken_line, reason = 0, ""
         try:
             with self._path.open("rb") as stream:
                 for number, line in enumerate(stream, start=1):
                     if not line.strip():
                         continue
-                    # What follows the last newline was cut short, whatever it looks like: `{"a":1}` may lack nothing
-                    # but its newline, but its writer had not got to the end of it.
+                    # A line without a newline is truncated even if it is valid JSON, such as `{"a":1}`: its writer did
+                    # not finish it.
                     event = _parse(line) if line.endswith(b"\n") else ""
                     if isinstance(event, str):
                         self.torn = True
-                        if event and not broken:
-                            broken, why = number, event
+                        if event and not broken_line:
+                            broken_line, reason = number, event
                         continue
-                    # A line that a crash tore is followed by that of a writer who came to resume; by the next whole
-                    # one, to be exact: that writer may have been killed in its first line too.
-                    if broken and event.get("event") != OPENING:
-                        _refuse(self._path, broken, f"is no JSON object: {why}")
-                    broken = 0
+                    # After a truncated line the next complete one is the opening of a resumed experiment; in between
+                    # there may be truncated openings.
+                    if broken_line and event.get("event") != OPENING:
+                        _raise_line_error(self._path, broken_line, f"is no JSON object: {reason}")
+                    broken_line = 0
                     if "time" in event and not _is_time(event["time"]):
-                        _refuse(self._path, number, f"has a time that cannot be read: {event['time']!r}")
+                        _raise_line_error(self._path, number, f"has a time that cannot be read: {event['time']!r}")
                     yield number, event
         except FileNotFoundError:
             raise GauntletError(
@@ -362,7 +365,7 @@ class _LineReader:
 
 
 def _is_time(value: object) -> bool:
-    """Whether it is one with its zone, as logs have them: readers reckon with them."""
+    """Return whether it is a time with a zone; readers compute with times."""
     try:
         return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
@@ -370,7 +373,7 @@ def _is_time(value: object) -> bool:
 
 
 def _parse(line: bytes) -> dict[str, Any] | str:
-    """The object of a line; why, where it is none."""
+    """Parse the JSON object of a line; return the reason as a string if it is none."""
     try:
         event = read_json(line)
     except ValueError as error:
@@ -378,9 +381,8 @@ def _parse(line: bytes) -> dict[str, Any] | str:
     return event if isinstance(event, dict) else "it is another value"
 
 
-def _refuse(path: Path, number: int, what: str) -> NoReturn:
-    """Raises (GauntletError) what is wrong with a line."""
+def _raise_line_error(path: Path, number: int, problem: str) -> NoReturn:
     raise GauntletError(
-        f"{path}:{number}: the line {what}",
+        f"{path}:{number}: the line {problem}",
         "it was changed by something else than this toolkit; remove that line to use the rest of it",
     )

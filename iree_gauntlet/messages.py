@@ -1,4 +1,4 @@
-"""What commands say next to their results, on standard error; `--quiet` and `--verbose` decide how much of it."""
+"""Messages of commands on standard error, beside their results; `--quiet` and `--verbose` set the level."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# What terminals without Unicode show.
+# Terminals without Unicode show these signs.
 _PLAIN_SIGNS = str.maketrans("✓✗▲▼≈·–", "+x^v~.-")
 _LOG = logging.getLogger("iree_gauntlet.messages")
 _LOG.propagate = False
 
 
 class _StandardError(logging.Handler):
-    """Writes to the standard error of the moment, which tests replace."""
+    """A handler that writes to the current `sys.stderr`, which tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
@@ -31,48 +31,48 @@ _LOG.addHandler(_StandardError())
 
 
 def warn(text: str) -> None:
-    """Say what may be wrong; always shown."""
+    """Print a warning, at every level."""
     _LOG.warning("warning: %s", text)
 
 
 def note(text: str) -> None:
-    """Say what is good to know."""
+    """Print a note, unless quiet."""
     _LOG.info("note: %s", text)
 
 
 def news(text: str) -> None:
-    """Say what is being done, where that takes time."""
+    """Print the current activity, if it takes time, unless quiet."""
     _LOG.info("%s", text)
 
 
 def print_detail(text: str) -> None:
-    """Say what only few want to know."""
+    """Print a detail, if verbose."""
     _LOG.debug("%s", text)
 
 
 def is_quiet() -> bool:
-    """Whether only what is not as expected is to be said."""
+    """Return whether only unexpected events are printed."""
     return not _LOG.isEnabledFor(logging.INFO)
 
 
 def is_verbose() -> bool:
-    """Whether everything is to be said."""
+    """Return whether everything is printed."""
     return _LOG.isEnabledFor(logging.DEBUG)
 
 
 @contextmanager
 def loudness(*, quiet: bool, verbose: bool) -> Iterator[None]:
-    """How much is said inside; verbose wins."""
-    before = _LOG.level
+    """Set the level of messages inside of the context; verbose overrides quiet."""
+    previous_level = _LOG.level
     _LOG.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
     try:
         yield
     finally:
-        _LOG.setLevel(before)
+        _LOG.setLevel(previous_level)
 
 
 def write_text(stream: TextIO, text: str) -> None:
-    """Write and flush text, whatever the stream's encoding: signs that it lacks become plain ones, all else `?`."""
+    """Write and flush text in any encoding: missing signs become plain ones, other missing characters `?`."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)

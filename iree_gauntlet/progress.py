@@ -1,4 +1,4 @@
-"""What work reports while it runs: one protocol for runs, rounds and downloads. Painters show it."""
+"""The protocol by which runs, rounds and downloads report their progress; painters display it."""
 
 from __future__ import annotations
 
@@ -17,99 +17,99 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Receives what happens, from several threads at once; by itself it shows nothing.
+    """A receiver of events from several threads at once, which displays nothing itself.
 
-    What it raises ends the work that called it.
+    An exception that it raises ends the work that called it.
     """
 
     def run_started(self, run: RunOpening, count: int, ids: Sequence[str] = ()) -> None:
-        """A run begins, or continues: so many steps are left to do, and these are their `ids` where all are known."""
+        """Receive the start of a run: the number of remaining steps, and their `ids` if all are known."""
 
     def steps_added(self, count: int) -> None:
-        """There are so many further steps, which were not known when the run began."""
+        """Receive a number of further steps that were unknown when the run began."""
 
     def step_started(self, step: Step, worker: str = "") -> None:
-        """A step begins to run, on a machine of a cluster where one is named."""
+        """Receive the start of a step, perhaps on a machine of a cluster."""
 
     def step_finished(self, step: Step, result: Result) -> None:
-        """A step has its result; it need not have been started (skipped)."""
+        """Receive the result of a step; a skipped step was never started."""
 
     def step_put_back(self, step: Step) -> None:
-        """A step that began is not done, and waits again."""
+        """Receive that a started step waits again."""
 
     def download(self, url: str, done: int, total: int | None) -> None:
-        """Bytes of a file that are there, of how many (None where the source does not say).
+        """Receive the number of downloaded bytes and the total, None if unknown.
 
-        0 again means that the download begins again; other numbers may come out of order.
+        0 means that the download begins again; other numbers may come out of order.
         """
 
     def checking(self, url: str, done: int, total: int) -> None:
-        """Bytes of a file that has arrived which have been hashed, of how many."""
+        """Receive the number of hashed bytes of a downloaded file, and the total."""
 
     def download_finished(self, url: str) -> None:
-        """Nothing more comes of a file: it is there, or is not available; it may never have been downloaded."""
+        """Receive the end of a file's events: it is present or unavailable, perhaps without any download."""
 
     def note(self, url: str, message: str) -> None:
-        """Something out of the ordinary about a file, in one line: a retry, a wait for another run, damage."""
+        """Receive an unusual event about a file, in one line: a retry, a wait for another run, damage."""
 
     def pinned(self, url: str, message: str) -> None:
-        """A hash was learnt: a note, where nobody shows it otherwise."""
+        """Receive a new pinned hash, by default as a note."""
         self.note(url, message)
 
     def message(self, text: str) -> None:
-        """Something that stays to be read."""
+        """Receive a message that stays on the screen."""
 
     def status(self, text: str) -> None:
-        """What is being done just now, such as the number of a round; empty for nothing special."""
+        """Receive the current activity, such as the number of a round; empty for none."""
 
     def waiting(self, text: str) -> None:
-        """What is waited for (`for device hip://0: …`); empty when it no longer is."""
+        """Receive the object of a wait (`for device hip://0: …`); empty at its end."""
 
     def cancel(self) -> None:
-        """What runs is to end: what is said of it next raises, where that ends it."""
+        """Request the end of running work: the next event may raise to end it."""
 
 
 class Presenter(Protocol):
-    """Shows runs to people."""
+    """A display of runs."""
 
     def progress(self) -> AbstractContextManager[Progress]:
-        """Shows what happens, until it is left."""
+        """Display events until the context ends."""
 
     def line(self, text: str) -> None:
-        """A line between runs."""
+        """Print a line between runs."""
 
     def ran(self, folder: Path, *, brief: bool) -> ExitCode:
-        """Writes the reports of what was recorded there, and shows its result; in a line for a part of something."""
+        """Write the reports of a run's folder and show its result, in one line if `brief`."""
 
     def to(self, stream: TextIO) -> Presenter:
-        """The same on another stream."""
+        """Return the same display on another stream."""
 
 
 @dataclass(slots=True)
 class Recorder(Progress):
-    """Passes on what is said of files, and keeps the notes, for the journal."""
+    """A receiver that passes on the events of files and keeps their notes for the journal."""
 
     watcher: Progress
     notes: list[str] = field(default_factory=list)
 
     def download(self, url: str, done: int, total: int | None) -> None:
-        """Pass it on."""
+        """Pass the event on."""
         self.watcher.download(url, done, total)
 
     def checking(self, url: str, done: int, total: int) -> None:
-        """Pass it on."""
+        """Pass the event on."""
         self.watcher.checking(url, done, total)
 
     def download_finished(self, url: str) -> None:
-        """Pass it on."""
+        """Pass the event on."""
         self.watcher.download_finished(url)
 
     def note(self, url: str, message: str) -> None:
-        """Keep it and pass it on."""
+        """Keep the note and pass it on."""
         self.notes.append(message)
         self.watcher.note(url, message)
 
     def pinned(self, url: str, message: str) -> None:
-        """Keep it and pass it on."""
+        """Keep the note and pass it on."""
         self.notes.append(message)
         self.watcher.pinned(url, message)

@@ -1,8 +1,7 @@
-"""Objects that a journal keeps: how they are written, and read again.
+"""Writing and reading of the objects in journals.
 
-A journal has an object for each, with the fields by their names, in their order. JSON has neither NaN nor infinities:
-they are written as the strings `nan`, `inf` and `-inf`. A field that is missing or null is read as its default, and one
-that is unknown is passed over.
+A journal has a JSON object for each, with its fields by name, in order. The strings `nan`, `inf` and `-inf` stand for
+numbers that JSON lacks. A missing or null field becomes its default, and unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -24,100 +23,101 @@ if TYPE_CHECKING:
     _Reader = tuple[type | None, Callable[[Any], Any]]
 
 
-# Metadata of a field that the journal does not have; that it does not have where it is its default; and of an object
-# whose fields stand among those of the one that holds it, or of none.
+# Metadata of fields: never recorded; not recorded if equal to the default; an optional object whose own fields are
+# recorded among those of its parent.
 UNRECORDED: dict[str, Any] = {"recorded": False}
 UNLESS_DEFAULT: dict[str, Any] = {"recorded": "unless default"}
 FLAT: dict[str, Any] = {"recorded": "flat"}
-# What stays as it is in a journal.
-_PLAIN = frozenset({str, int, bool, type(None)})
-_NAMES = {str: "text", int: "a whole number", bool: "true or false", dict: "an object", list: "a list"}
-# Of a value, in a message.
-_LONGEST = 60
-# Deeper than any record is, and far from where a reader that calls itself ends.
-_DEEPEST = 64
+# Values of these types are recorded unchanged.
+_PLAIN_TYPES = frozenset({str, int, bool, type(None)})
+_TYPE_NAMES = {str: "text", int: "a whole number", bool: "true or false", dict: "an object", list: "a list"}
+_MAX_QUOTED_CHARS = 60
+# No record nests deeper, and recursive readers can handle far more.
+_MAX_DEPTH = 64
 _LONG_NUMBER = re.compile(r"\d{19}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RecordError(ValueError):
-    """A field of an object that is not as its type says; `place` is its path."""
+    """A field that does not match its type; `place` is the path of the field."""
 
-    def __init__(self, place: str, why: ValueError | str) -> None:
-        self.place: str = f"{place}.{why.place}" if isinstance(why, RecordError) else place
-        self.why: str = why.why if isinstance(why, RecordError) else str(why)
-        super().__init__(f"{self.place}: {self.why}")
+    def __init__(self, place: str, cause: ValueError | str) -> None:
+        self.place: str = f"{place}.{cause.place}" if isinstance(cause, RecordError) else place
+        self.reason: str = cause.reason if isinstance(cause, RecordError) else str(cause)
+        super().__init__(f"{self.place}: {self.reason}")
 
 
 class Recorded:
-    """A dataclass that the journal keeps."""
+    """A dataclass that journals record."""
 
     __slots__ = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for the journal; a dict that the object holds is not copied."""
+        """Return plain data for the journal; a dict in the object is not copied."""
         readers, defaults, flat = self._layout()
-        # Most are as they should be; thousands of results are written one by one.
-        found = {name: value if type(value := getattr(self, name)) in _PLAIN else _plain(value) for name in readers}
+        # Most values are plain, and there are thousands of results.
+        data = {
+            name: value if type(value := getattr(self, name)) in _PLAIN_TYPES else _to_plain(value) for name in readers
+        }
         for name, default in defaults.items():
             if getattr(self, name) == default:
-                del found[name]
+                del data[name]
         if not flat:
-            return found
-        written: dict[str, Any] = {}
-        for name, value in found.items():
-            written |= (value or {}) if name in flat else {name: value}
-        return written
+            return data
+        flat_data: dict[str, Any] = {}
+        for name, value in data.items():
+            flat_data |= (value or {}) if name in flat else {name: value}
+        return flat_data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From the journal's object; ValueError, with its path, for a field that is missing or holds what it cannot."""
+        """Create the object from plain data; ValueError with the path of a missing or invalid field."""
         readers, _, flat = cls._layout()
         _expect(dict, data)
-        given = {}
+        arguments = {}
         for name, (kind, read) in readers.items():
             value = data.get(name)
-            # Most are what they should be; thousands of results are read at once.
+            # Most values have the right type, and there are thousands of results.
             if type(value) is kind:
-                given[name] = value
+                arguments[name] = value
             elif value is not None:
                 try:
-                    given[name] = read(value)
+                    arguments[name] = read(value)
                 except ValueError as error:
                     raise RecordError(name, error) from error
-        for name, (part, needed) in flat.items():
-            if needed <= data.keys():
-                given[name] = part.from_dict(data)
-        for name in cls._list_needed():
-            if name not in given:
+        for name, (part, required_names) in flat.items():
+            if required_names <= data.keys():
+                arguments[name] = part.from_dict(data)
+        for name in cls._list_required():
+            if name not in arguments:
                 raise RecordError(name, "is missing")
-        return cls(**given)
+        return cls(**arguments)
 
     @classmethod
     @cache
     def _layout(cls) -> tuple[dict[str, _Reader], dict[str, Any], dict[str, tuple[type[Recorded], set[str]]]]:
-        """How fields are read, in order; defaults that are left out; flat fields: their types, and what those need."""
-        hints, known = get_type_hints(cls), fields(cast("Any", cls))
-        readers = {item.name: _find_reader(hints[item.name]) for item in known if item.metadata != UNRECORDED}
+        """Return readers of fields, in order; unrecorded defaults; types and required names of flat fields."""
+        hints, all_fields = get_type_hints(cls), fields(cast("Any", cls))
+        readers = {item.name: _find_reader(hints[item.name]) for item in all_fields if item.metadata != UNRECORDED}
         defaults: dict[str, Any] = {}
         flat: dict[str, tuple[type[Recorded], set[str]]] = {}
-        for item in known:
+        for item in all_fields:
             if item.metadata == UNLESS_DEFAULT:
                 defaults[item.name] = item.default_factory() if callable(item.default_factory) else item.default
             elif item.metadata == FLAT:
                 kind = (*get_args(hints[item.name]), hints[item.name])[0]
-                flat[item.name] = kind, set(kind._list_needed())  # noqa: SLF001 - of this class
+                flat[item.name] = kind, set(kind._list_required())  # noqa: SLF001 - of this class
         return readers, defaults, flat
 
     @classmethod
     @cache
-    def _list_needed(cls) -> tuple[str, ...]:
-        """The fields that have no default."""
+    def _list_required(cls) -> tuple[str, ...]:
+        """List the fields without a default."""
         return tuple(item.name for item in fields(cast("Any", cls)) if item.default is item.default_factory is MISSING)
 
 
 def read_text(data: Mapping[str, Any], name: str) -> str:
-    """A text of an object that it has to have; ValueError where it has none."""
+    """Return a required text of a JSON object; ValueError if it is missing."""
     text = _expect(dict, data).get(name)
     if not isinstance(text, str):
         raise RecordError(name, "expected text, found none")
@@ -125,7 +125,7 @@ def read_text(data: Mapping[str, Any], name: str) -> str:
 
 
 def _find_reader(hint: Any) -> _Reader:
-    """For values that are not null; what a reader cannot read is a ValueError."""
+    """Return the reader of non-null values of a type; readers raise ValueError for invalid values."""
     if isinstance(hint, UnionType):
         kinds = [item for item in get_args(hint) if item is not NoneType]
         hint = kinds[0] if len(kinds) == 1 else Any
@@ -154,7 +154,7 @@ def _find_container_reader(kind: type, parts: Sequence[Any]) -> Callable[[Any], 
 
 
 def _find_item_reader(hint: Any) -> Callable[[Any], Any]:
-    """Of what stands in a list or an object, where null is a value only if the type says so."""
+    """Return the reader of items in a list or an object; null is valid only if the type includes None."""
     _, read = _find_reader(hint)
     if isinstance(hint, UnionType):
         return lambda value: None if value is None else read(value)
@@ -165,8 +165,8 @@ def _read_member(kind: type[Enum], value: Any) -> Enum:
     try:
         return kind(value)
     except ValueError:
-        known = ", ".join(str(item.value) for item in kind)
-        raise ValueError(f"expected one of {known}, found {_quote(value)}") from None
+        valid_values = ", ".join(str(item.value) for item in kind)
+        raise ValueError(f"expected one of {valid_values}, found {_quote(value)}") from None
 
 
 def _read_path(value: Any) -> Path:
@@ -174,20 +174,20 @@ def _read_path(value: Any) -> Path:
 
 
 def _expect(kind: type, value: Any) -> Any:
-    """The value, which has to be of a type of JSON."""
-    like = (list, tuple) if kind is list else kind
-    if not isinstance(value, like) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"expected {_NAMES[kind]}, found {_quote(value)}")
+    """Return a value after checking its JSON type."""
+    types = (list, tuple) if kind is list else kind
+    if not isinstance(value, types) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"expected {_TYPE_NAMES[kind]}, found {_quote(value)}")
     return value
 
 
 def _quote(value: Any) -> str:
     text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[: _MAX_QUOTED_CHARS - 1]}…"
 
 
 def read_number(value: Any) -> float:
-    """A journal's number; ValueError for what is neither one nor `nan`, `inf`, `-inf`."""
+    """Read a number of a journal; ValueError for anything except numbers, `nan`, `inf` and `-inf`."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number, found {_quote(value)}")  # noqa: TRY004 - as for all else
     try:
@@ -197,19 +197,19 @@ def read_number(value: Any) -> float:
 
 
 def read_json(data: bytes) -> Any:
-    """A document that somebody has recorded, perhaps with bad intent.
+    """Parse a JSON document that may be hostile.
 
-    Half a surrogate pair, which is no character, becomes U+FFFD.
+    A lone surrogate, which is no character, becomes U+FFFD.
 
     Raises:
-        ValueError: it is no strict JSON (NaN), nests deeper than records do, or has a number beyond 64 bits.
+        ValueError: it is not strict JSON (NaN), is nested too deeply, or has a number beyond 64 bits.
     """
     text = data.decode()
     try:
-        document = (_CAREFUL if _LONG_NUMBER.search(text) else _DECODER).decode(text)
+        document = (_BOUNDED_DECODER if _LONG_NUMBER.search(text) else _DECODER).decode(text)
     except RecursionError:
-        raise ValueError(f"it is nested more than {_DEEPEST} deep") from None
-    if text.count("[") + text.count("{") > _DEEPEST:
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep") from None
+    if text.count("[") + text.count("{") > _MAX_DEPTH:
         _refuse_depth(document)
     if "\\ud" in text or "\\uD" in text:
         document = json.loads(_LONE_SURROGATE.sub("\ufffd", json.dumps(document, ensure_ascii=False)))
@@ -218,12 +218,12 @@ def read_json(data: bytes) -> Any:
 
 def _refuse_depth(document: Any) -> None:
     level = [document]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         nodes = (node.values() if isinstance(node, dict) else node for node in level)
         level = [item for node in nodes for item in node if isinstance(item, dict | list)]
         if not level:
             return
-    raise ValueError(f"it is nested more than {_DEEPEST} deep")
+    raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -238,18 +238,18 @@ def _read_integer(digits: str) -> int:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-_CAREFUL = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_read_integer)
+_BOUNDED_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_read_integer)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, tuple):
-        return [_plain(item) for item in value] if value else []
+        return [_to_plain(item) for item in value] if value else []
     if isinstance(value, Recorded):
         return value.as_dict()
     if isinstance(value, dict) and _has_objects(value):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _to_plain(item) for name, item in value.items()}
     return str(value) if isinstance(value, Path) else value
 
 
@@ -259,7 +259,7 @@ def _has_objects(value: dict[str, Any]) -> bool:
 
 
 def strict_json(value: Any) -> Any:
-    """The same document in what JSON can say; numbers that are whole are written as such."""
+    """Convert a document to strict JSON values; integral floats become integers."""
     kind = type(value)
     if kind is str or kind is bool or kind is int:
         return value

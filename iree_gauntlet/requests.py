@@ -1,6 +1,6 @@
-"""Requests: what a command is asked for, frozen and typed; each option is declared once, as a field.
+"""Requests: the options of commands, immutable and typed; each option is declared once, as a field.
 
-A field says what the command line and the docs say of its option, and has its name, under which journals keep it.
+A field has the option's name, under which journals keep it, and its texts for the command line and the docs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_SUITE = "suites/cpu.toml"
-# What an option takes that takes all the words behind a task.
+# The value of `takes` for an option that takes all the words after a task.
 SEVERAL = "words"
 
 
@@ -29,13 +29,12 @@ class Option:
 
     Attributes:
         name: Python name; `--` and dashes are the command line's.
-        default: also gives the type; a list for an option that may be repeated, None for one that is given without
-            `--`.
+        default: also determines the type: a list for an option that may be repeated, None for a positional argument.
         short: a single letter.
-        choices: the values that it can have; empty for any.
-        unit: of a number that has to be above 0; empty for any number.
-        takes: what the words behind the task are that come to be its value: `folder` for one, `SEVERAL` for values of
-            an option that may be repeated, each word by itself.
+        choices: valid values; empty for any.
+        unit: unit of a positive number; empty for any number.
+        takes: name of the word after the task that becomes its value, such as `folder`; `SEVERAL` for the values of an
+            option that may be repeated, one for each word.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Option:
 
     @property
     def repeats(self) -> bool:
-        """Whether it may be given several times."""
+        """True if it may be repeated."""
         return isinstance(self.default, list) or self.takes == SEVERAL
 
 
@@ -57,7 +56,7 @@ _TIMEOUTS = {
     for stage, row in STAGES.items()
     if row.limits
 }
-# What a resumed session keeps where it is not given again; all else that it keeps is as it was begun.
+# A resumed session keeps these options unless they are given again; its other options cannot change.
 KEPT_UNLESS_GIVEN = ("force_recompile", *(option.name for option in _TIMEOUTS.values()))
 _KEPT_CONDUCT = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu", *KEPT_UNLESS_GIVEN)
 
@@ -65,28 +64,30 @@ _KEPT_CONDUCT = ("batch", "baseline", "unapplied_goldens", "counter", "count_cpu
 def option(
     default: Any, text: str, *, short: str = "", choices: tuple[str, ...] = (), unit: str = "", takes: str = ""
 ) -> Any:
-    """A field of a request that is an option; arguments as for `Option`.
+    """Declare a field of a request as an option; arguments as for `Option`.
 
-    Where the default is a tuple it is repeatable.
+    An option whose default is a tuple may be repeated.
     """
-    plain = list(default) if isinstance(default, tuple) else default
-    return field(default=default, metadata={"options": {None: Option("", plain, text, short, choices, unit, takes)}})
+    option_default = list(default) if isinstance(default, tuple) else default
+    return field(
+        default=default, metadata={"options": {None: Option("", option_default, text, short, choices, unit, takes)}}
+    )
 
 
 def options_of(request: type, *names: str) -> tuple[Option, ...]:
-    """The options of a request, or those of them that are named."""
+    """List the options of a request, or only those with the given names."""
     return tuple(item for _, _, item in _list_options(request) if not names or item.name in names)
 
 
 def _list_options(request: Any) -> Iterator[tuple[str, Stage | None, Option]]:
-    """(field, key, option) of a request or its class: with a key, the option's value is that of a pair in the field."""
+    """Yield (field, key, option) of a request or its class; with a key, the value is that of a pair in the field."""
     for item in fields(request):
         for key, declaration in item.metadata.get("options", {}).items():
             yield item.name, key, replace(declaration, name=declaration.name or item.name)
 
 
 def _collect_options(request: Any) -> dict[str, Any]:
-    """The values of a request's options, by name."""
+    """Collect the values of a request's options, by name."""
     return {
         item.name: getattr(request, name) if key is None else dict(getattr(request, name)).get(key, item.default)
         for name, key, item in _list_options(request)
@@ -94,12 +95,12 @@ def _collect_options(request: Any) -> dict[str, Any]:
 
 
 def dashed(name: str) -> str:
-    """An option as it is typed: `--spec-dir`."""
+    """Format the name of an option: `--spec-dir`."""
     return f"--{name.replace('_', '-')}"
 
 
 def suggest_each(name: str, text: str, known: Container[str]) -> str:
-    """Say how to give each of several names that stand in one text with commas; empty where it is no such text."""
+    """Suggest the syntax for several names in a text with commas; empty if it is no such text."""
     words = [word.strip() for word in text.split(",")]
     if len(words) == 1 or not all(word in known for word in words):
         return ""
@@ -110,12 +111,12 @@ _Request = TypeVar("_Request")
 
 
 def read(request: type[_Request], values: Mapping[str, Any]) -> _Request:
-    """Makes a request of the values of options; UsageError for one that its option cannot have."""
+    """Create a request from the values of options; UsageError for an invalid value."""
     return request(**values_of(request, values))
 
 
 def values_of(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that are options of a request, by field; errors as of `read`."""
+    """Parse the values of a request's options, by field; errors as in `read`."""
     arguments: dict[str, Any] = {}
     for name, key, item in _list_options(request):
         value = value_of(item, values[item.name]) if item.name in values else None
@@ -127,14 +128,14 @@ def values_of(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_of(item: Option, value: Any) -> Any:
-    """A value as a request has it; errors as of `read`."""
+    """Parse the value of an option; errors as in `read`."""
     if item.repeats:
         value = tuple(value)
     for word in (value if item.repeats else (value,)) if item.choices else ():
         if word not in item.choices:
             several = suggest_each(item.name, word, item.choices) if item.repeats else ""
             raise UsageError(f"{dashed(item.name)} {word}: unknown", several or f"Known: {', '.join(item.choices)}.")
-    # 0 stands for an option that is left out.
+    # 0 means that the option is omitted.
     if item.unit and (value or item.default) and not 0 < value < math.inf:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out for the default."
         raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", hint)
@@ -143,10 +144,10 @@ def value_of(item: Option, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a task selects where neither options nor a suite say.
+    """The default selection of a task without options and suite.
 
     Attributes:
-        suite: the suite that is run when nothing at all is selected, where the project has it; empty for none.
+        suite: the project's default suite; empty for none.
     """
 
     model: str = "*"
@@ -156,13 +157,13 @@ class Defaults:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Defaults:
-        """From a journal."""
+        """Create the defaults from a journal."""
         return cls(**{**record, "targets": tuple(record["targets"])})
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionRequest:
-    """Which cases of which specs, and where they run."""
+    """The selection of cases and specs, and their targets."""
 
     model: tuple[str, ...] = option((), "Models to select (glob over folder names; repeatable).")
     submodel: tuple[str, ...] = option((), "Submodels to select (glob; repeatable).")
@@ -200,14 +201,14 @@ class SelectionRequest:
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """The folder where all that is fetched, installed and compiled is kept."""
+    """The folder of fetched files, installed IREEs and compiled modules."""
 
     cache_dir: str = option("", "Folder of downloads and modules (default: cache/ of the project).")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolchainRequest(CacheRequest):
-    """Which IREE, and the folder where it is installed."""
+    """The selection of an IREE, and the folder of installed ones."""
 
     iree: str = option(
         "",
@@ -220,19 +221,19 @@ class ToolchainRequest(CacheRequest):
 
 @dataclass(frozen=True, slots=True)
 class FormatRequest:
-    """How something is shown."""
+    """The output format."""
 
     format: str = option("text", "Output format: text or json.", choices=("text", "json"))
 
     @property
     def as_json(self) -> bool:
-        """Whether for programs, not for people."""
+        """True for output to programs."""
         return self.format == "json"
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRequest:
-    """How much is said on the way to a result."""
+    """The verbosity."""
 
     quiet: bool = option(
         False, "Neither progress nor notes, and where all is as expected one line; warnings stay.", short="q"
@@ -242,7 +243,7 @@ class OutputRequest:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRequest:
-    """How files are fetched."""
+    """The network options."""
 
     offline: bool = option(False, "Never touch the network; missing files are errors that name them.")
     timeout_stall: float = option(60.0, "Seconds without a byte after which a download is given up.", unit="seconds")
@@ -255,7 +256,7 @@ class NetworkRequest:
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """Which part of a selection."""
+    """The shard of a selection."""
 
     shard: str = option("", "Only one shard of the selection, for one of several machines: 3/8 is the third of eight.")
     shard_costs: str = option("", "What shards are balanced by: a file of `shard.costs`, or the folder of a run.")
@@ -263,7 +264,7 @@ class ShardRequest:
 
 @dataclass(frozen=True, slots=True)
 class FolderRequest:
-    """Where a run goes, and whether it continues an earlier one."""
+    """The folder of a run, and the continuation of an earlier one."""
 
     run_dir: str = option("", "Folder of this run (default: runs/<time>-<suite>).")
     resume: bool = option(False, "Continue the newest run (or --run-dir), with its own selection, where it was killed.")
@@ -273,7 +274,7 @@ class FolderRequest:
 
 
 def _disturbed() -> Any:
-    """Of every request for rounds."""
+    """Declare the option that all requests for rounds have."""
     return option(
         "replace",
         "What becomes of rounds that other work on the machine disturbed: replace, or count (for machines that are "
@@ -284,7 +285,7 @@ def _disturbed() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ConductRequest:
-    """How steps are run and judged."""
+    """The execution and judgement of steps."""
 
     jobs: int = option(
         0, "Steps at once before benchmarks (default: the cores of this machine).", short="j", unit="a number"
@@ -329,12 +330,12 @@ class ConductRequest:
 
     @property
     def replaces_disturbed(self) -> bool:
-        """Whether disturbed rounds are taken again."""
+        """True if disturbed rounds are repeated."""
         return self.disturbed == "replace"
 
     @property
     def stops_early(self) -> bool:
-        """Whether the first failure ends the run."""
+        """True if the first failure ends the run."""
         return self.fail_fast or not self.keep_going
 
 
@@ -343,10 +344,10 @@ class RunRequest:
     """A run of spec files.
 
     Attributes:
-        defaults: what is selected where the selection does not say.
-        stages: what is done; empty for what the suite says.
-        instructions: whether they are counted as well.
-        chains: the only chains that are wanted, with what they need; None for all.
+        defaults: the default selection.
+        stages: selected stages; empty for the suite's choice.
+        instructions: True if they are counted as well.
+        chains: selected chains; None for all.
     """
 
     selection: SelectionRequest = SelectionRequest()
@@ -369,7 +370,7 @@ class RunRequest:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] = ()) -> RunRequest:
-        """What a command line asks for, or a task by itself: `stages`; errors as of `read`."""
+        """Create a request from a command line, or from a task's own `stages`; errors as in `read`."""
         return cls(
             selection=read(SelectionRequest, values),
             toolchain=read(ToolchainRequest, values),
@@ -383,9 +384,9 @@ class RunRequest:
             explain=bool(values.get("explain")),
         )
 
-    def stages_after(self, usual: Sequence[Stage]) -> tuple[Stage, ...]:
-        """What is done, where a suite, or the toolkit, has a usual choice."""
-        return tuple(dict.fromkeys((*(self.stages or usual), *((Stage.COUNT,) if self.instructions else ()))))
+    def stages_after(self, default_stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """Return the selected stages, given the usual choice of the suite or the toolkit."""
+        return tuple(dict.fromkeys((*(self.stages or default_stages), *((Stage.COUNT,) if self.instructions else ()))))
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -397,21 +398,22 @@ class RunRequest:
 
     @property
     def conduct_options(self) -> dict[str, Any]:
-        """The options that say how it is conducted, where it goes and how it fetches, by name."""
+        """The options of execution, folder and network, by name."""
         parts = (self.conduct, self.folder, self.network)
         return {name: value for part in parts for name, value in _collect_options(part).items()}
 
     def with_kept(self, values: Mapping[str, Any]) -> RunRequest:
-        """The same request with other values of options that a resumed run keeps, but for what is given again."""
-        values = {**values, **{name: now for name, now in given([self.conduct]).items() if name in KEPT_UNLESS_GIVEN}}
+        """Return the request with the resumed run's options, unless they are given again."""
+        overrides = {name: value for name, value in given([self.conduct]).items() if name in KEPT_UNLESS_GIVEN}
+        values = {**values, **overrides}
         parts = {name: getattr(self, name) for name in ("selection", "toolchain", "shard", "conduct")}
-        read_parts = {name: read(type(part), _collect_options(part) | values) for name, part in parts.items()}
-        return replace(self, instructions=self.instructions or bool(values.get("instructions")), **read_parts)
+        resumed_parts = {name: read(type(part), _collect_options(part) | values) for name, part in parts.items()}
+        return replace(self, instructions=self.instructions or bool(values.get("instructions")), **resumed_parts)
 
 
 @dataclass(frozen=True, slots=True)
 class CompareRequest:
-    """A comparison of two IREEs: which, by what, and how sure."""
+    """A comparison of two IREEs: the sides, the metric and the precision."""
 
     sides: tuple[str, ...] = option(
         (),
@@ -439,7 +441,7 @@ class CompareRequest:
 
 @dataclass(frozen=True, slots=True)
 class BisectRequest:
-    """A search for a change: between which IREEs, and by what."""
+    """A search for a change between two IREEs by a metric."""
 
     good: str = option(
         "", "The IREE that is good: a release, a nightly, a commit with --source, or any form of --iree with --among."
@@ -469,7 +471,7 @@ class BisectRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """An explanation of failures: of which run, and which of them."""
+    """An explanation of selected failures of a run."""
 
     failures: tuple[str, ...] = option(
         (),
@@ -513,28 +515,28 @@ class MicroRequest:
     run_dir: str = option("", "With --resume: folder of the run to continue.")
 
 
-def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """The rule of a resumed session: what it keeps is left out or given as it was, but for `KEPT_UNLESS_GIVEN`.
+def require_as_begun(kind: str, folder: object, options: Mapping[str, Any], kept_options: Mapping[str, Any]) -> None:
+    """Require that the given options of a resumed session equal those that it keeps, except `KEPT_UNLESS_GIVEN`.
 
-    Of a `run` or `matrix`: the options that differ from their defaults now, and those that it was begun with, by name.
+    `kind` is `run` or `matrix`; `options` are those that differ from their defaults.
 
     Raises:
-        UsageError: one is given another value.
+        UsageError: an option has another value.
     """
-    for name, value in given.items():
-        if name not in before or name in KEPT_UNLESS_GIVEN:
+    for name, value in options.items():
+        if name not in kept_options or name in KEPT_UNLESS_GIVEN:
             continue
-        now, was = _list_values(value), _list_values(before[name])
-        if now != was:
-            begun = f"with {' '.join(map(str, was))}" if was else "without it"
-            what = f"{dashed(name)} {' '.join(map(str, now))}: {folder} was begun {begun}"
-            raise UsageError(what, f"Leave it out to resume that {kind}, or start a new one.")
+        new_values, old_values = _list_values(value), _list_values(kept_options[name])
+        if new_values != old_values:
+            origin = f"with {' '.join(map(str, old_values))}" if old_values else "without it"
+            message = f"{dashed(name)} {' '.join(map(str, new_values))}: {folder} was begun {origin}"
+            raise UsageError(message, f"Leave it out to resume that {kind}, or start a new one.")
 
 
 def given(requests: Iterable[Any]) -> dict[str, Any]:
-    """The options of requests that differ from their defaults, by name."""
+    """Collect the options of requests that differ from their defaults, by name."""
     pairs = ((_collect_options(request), _collect_options(type(request)())) for request in requests)
-    return {name: value for values, usual in pairs for name, value in values.items() if value != usual[name]}
+    return {name: value for values, defaults in pairs for name, value in values.items() if value != defaults[name]}
 
 
 def _list_values(value: Any) -> list[Any]:
@@ -543,7 +545,7 @@ def _list_values(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class TlsRequest:
-    """Certificates, where a cluster is reached over a network."""
+    """The certificates for a cluster on a network."""
 
     tls_ca_file: str = option("", "Certificates that are trusted, where the address is tls:// (a PEM file).")
     tls_cert: str = option("", "Certificate of this side, where the address is tls:// (a PEM file).")
@@ -552,7 +554,7 @@ class TlsRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRequest(TlsRequest):
-    """The machines that steps are performed on, in place of this one."""
+    """The cluster that performs steps instead of this machine."""
 
     cluster: str = option(
         "", "Run the steps on the workers of this Dask scheduler: tcp://127.0.0.1:8786, or tls://HOST:8786."
@@ -561,14 +563,14 @@ class ClusterRequest(TlsRequest):
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest(TlsRequest):
-    """A cluster that is asked how it is."""
+    """A cluster whose status is requested."""
 
     scheduler: str = option("", "The address, where no word follows the task.", takes="address")
 
 
 @dataclass(frozen=True, slots=True)
 class OfferRequest(ToolchainRequest):
-    """What a worker offers."""
+    """The devices and cores that a worker offers."""
 
     device: tuple[str, ...] = option(
         (),
@@ -581,7 +583,7 @@ class OfferRequest(ToolchainRequest):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest(TlsRequest):
-    """A worker, but for what it offers."""
+    """A worker's connection to its scheduler."""
 
     scheduler: str = option("", "The address of the scheduler, where no word follows the task.", takes="address")
     probe: bool = option(False, "Show what the worker would offer, and end.")

@@ -1,4 +1,4 @@
-"""What became of a step: types that performers construct, the journal keeps, and readers parse."""
+"""Results of steps: types that performers construct, the journal keeps, and readers parse."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Golden
 
 
-# What people call a part of a call.
-_PARTS = {
+# The phrase for each part of a call.
+_CALL_PART_PHRASES = {
     "dispatches": "in dispatches",
     "own code": "in the module's own code",
     "outside": "outside of dispatches",
     "call": "of the whole call",
 }
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 # Google Benchmark's time units.
 MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
-_LONGEST_REASON = 300
-# Signals that come from a person, a job system or the kernel's want of memory, and say nothing of the tool.
+_MAX_REASON_CHARS = 300
+# People, job systems and the kernel (out of memory) send these signals; they are no fault of the tool.
 SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedOperator(Recorded):
-    """An operator of a model that a compiler has no lowering for.
+    """An operator of a model for which a compiler has no lowering.
 
     Attributes:
-        domain: of ONNX, or the dialect of the importer; empty where several could be meant.
-        version: of the domain's operators; None where there are none, or it is not known.
-        count: how often it stands in the model; None where that is not known.
+        domain: domain of ONNX, or dialect of the importer; empty if ambiguous.
+        version: version of the domain's operators; None if there are none or it is unknown.
+        count: number of uses in the model; None if unknown.
     """
 
     name: str
@@ -52,17 +52,17 @@ class UnsupportedOperator(Recorded):
 
     @property
     def sentence(self) -> str:
-        """`operator Det of ai.onnx, version 17, has no lowering in this IREE as it is used; the model has it once`."""
+        """The sentence `operator Det of ai.onnx, version 17, has no lowering in this IREE …; the model has it once`."""
         version = "" if self.version is None else f", version {self.version},"
-        often = "once" if self.count == 1 else f"{self.count} times"
-        stands = f"; the model has it {often}" if self.count else ""
+        frequency = "once" if self.count == 1 else f"{self.count} times"
+        uses = f"; the model has it {frequency}" if self.count else ""
         domain = f" of {self.domain}" if self.domain else ""
-        return f"operator {self.name}{domain}{version} has no lowering in this IREE as it is used{stands}"
+        return f"operator {self.name}{domain}{version} has no lowering in this IREE as it is used{uses}"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse(Recorded):
-    """Whether a step's result came from a cache, and why or why not."""
+    """A step's use of a cache: hit or miss, and the reason."""
 
     hit: bool
     key: str = ""
@@ -71,17 +71,17 @@ class CacheUse(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Check(Recorded):
-    """A figure and what it was held against.
+    """A figure and its golden.
 
     Attributes:
         metric: a `Figure`'s key.
-        measured: in `unit`; None where it is not available.
-        limit: golden × factor; all three None where the figure was only measured.
+        measured: value in `unit`; None if unavailable.
+        limit: golden × factor; all three are None if there is no golden.
         unit: `ms`, `dispatches` or `bytes`; empty for an error.
-        statistic: of time only.
-        release: the compiler's (dispatch count and size).
-        passed: None where there is nothing to check against.
-        note: where the golden is written (file: field), or why it was not checked.
+        statistic: statistic of a time; other figures have none.
+        release: the compiler's release, for dispatch counts and sizes.
+        passed: None if there is no golden.
+        note: location of the golden (file: field), or the reason for a missing check.
     """
 
     metric: str
@@ -99,17 +99,17 @@ class Check(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class OutputComparison(Recorded):
-    """How one output compares with what was expected.
+    """The comparison of an output with the expected one.
 
     Attributes:
-        index: which output, from 0.
-        type: shape and element type of the actual output (of the expected one where it is missing).
-        mismatches: values that do not pass; None where the values were not compared.
-        max_abs_error, max_rel_error, cosine_similarity: over the values that are finite on both sides; None where
-            there are none, or for types without arithmetic.
-        worst_index: of the value furthest outside its tolerance (or nearest to leaving it); None where all are equal.
-        atol, rtol: the tolerance as written; 0 for exact comparison.
-        actual_path, expected_path: empty for what was made in memory.
+        index: number of the output, from 0.
+        type: shape and element type of the actual output, or of the expected one if it is missing.
+        mismatches: number of values that do not pass; None if values were not compared.
+        max_abs_error, max_rel_error, cosine_similarity: over values that are finite on both sides; None if there are
+            none, and for types without arithmetic.
+        worst_index: index of the value with the largest error relative to its tolerance; None if all are equal.
+        atol, rtol: the written tolerance; 0 for exact comparison.
+        actual_path, expected_path: empty for data in memory.
     """
 
     index: int
@@ -135,7 +135,7 @@ class OutputComparison(Recorded):
 
     @property
     def allowed(self) -> str:
-        """How far a value may be off: `0.0001 + 1e-05·|expected|`, `0.0001`; 0 where values must be equal."""
+        """The tolerance as text: `0.0001 + 1e-05·|expected|`, `0.0001`; `0` if values must be equal."""
         parts = [f"{self.atol:.3g}"] if self.atol or not self.rtol else []
         parts += [f"{self.rtol:.3g}·|expected|"] if self.rtol else []
         return " + ".join(parts)
@@ -147,9 +147,9 @@ class Samples(Recorded):
 
     Attributes:
         name: Google Benchmark's name without its suffixes, `BM_main/process_time/real_time`.
-        real_time_ms, cpu_time_ms: of an iteration, a figure for each repetition; CPU time of the whole process.
-        iterations: over how many iterations each figure is a mean.
-        aggregated: the tool was asked to report aggregates only: the one figure is the mean of all.
+        real_time_ms, cpu_time_ms: time of an iteration in each repetition; CPU time of the whole process.
+        iterations: number of iterations in each repetition.
+        aggregated: True if the tool reported only the mean of all repetitions.
     """
 
     name: str
@@ -160,34 +160,34 @@ class Samples(Recorded):
 
     @property
     def mean_ms(self) -> float:
-        """Arithmetic mean of the repetitions' wall time; NaN where there are none."""
+        """The arithmetic mean of the repetitions' wall time; NaN if there are none."""
         return statistics.fmean(self.real_time_ms) if self.real_time_ms else math.nan
 
     @property
     def min_ms(self) -> float | None:
-        """Fastest repetition; None where it is not known: only the mean of all, or nothing."""
+        """The fastest repetition; None if there is only the mean, or nothing."""
         return None if self.aggregated else min(self.real_time_ms, default=None)
 
     @property
     def stdev_ms(self) -> float | None:
-        """Sample standard deviation (n − 1); None for a single repetition, and where one is no number."""
-        known = len(self.real_time_ms) > 1 and all(map(math.isfinite, self.real_time_ms))
-        return statistics.stdev(self.real_time_ms) if known else None
+        """The sample standard deviation (n − 1); None for a single repetition, or if one is not finite."""
+        is_defined = len(self.real_time_ms) > 1 and all(map(math.isfinite, self.real_time_ms))
+        return statistics.stdev(self.real_time_ms) if is_defined else None
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """What follows from the repetitions, by the names of JSON and JUnit; None for what is not known."""
-        most = max(self.real_time_ms, default=None)
-        return {"mean_ms": self.mean_ms, "stdev_ms": self.stdev_ms, "min_ms": self.min_ms, "max_ms": most}
+        """The statistics of the repetitions, by their names in JSON and JUnit; None for unknown ones."""
+        max_ms = max(self.real_time_ms, default=None)
+        return {"mean_ms": self.mean_ms, "stdev_ms": self.stdev_ms, "min_ms": self.min_ms, "max_ms": max_ms}
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Recorded):
-    """A file that is there.
+    """A file that was fetched.
 
     Attributes:
-        seconds: how long it took, waiting for other runs included.
-        notes: what was out of the ordinary, one line each; a step's record has them among its own.
+        seconds: duration, including waiting for other runs.
+        notes: unusual events, one line each; a step's record has them among its notes.
     """
 
     url: str
@@ -201,7 +201,7 @@ class Fetched(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class CpuShares(Recorded):
-    """Of the CPUs' time while a benchmark ran, 0 to 1: what other work took, and what other machines of the host."""
+    """The fractions of CPU time that other processes and other virtual machines took during a benchmark, 0 to 1."""
 
     busy_share: float = 0.0
     steal_share: float = 0.0
@@ -209,7 +209,7 @@ class CpuShares(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Percentiles(Recorded):
-    """Of latencies, in ms."""
+    """Percentiles of latencies, in ms."""
 
     p50: float
     p90: float
@@ -218,13 +218,13 @@ class Percentiles(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class StepStatistics(Recorded):
-    """What reports know of a result's statistics; None for what it has not.
+    """The statistics of a result that reports use; None for missing ones.
 
     Attributes:
-        counter, cpu: what has counted instructions, and for which CPU the modules were compiled.
-        disturbed: what the machine did besides while times were taken.
-        samples_per_sec, total_samples, total_s, tokens_per_sec, latency_ms: of a benchmark that pushes inputs again and
-            again from the host.
+        counter, cpu: the counter of instructions, and the CPU that the modules were compiled for.
+        disturbed: other activity of the machine during time measurements.
+        samples_per_sec, total_samples, total_s, tokens_per_sec, latency_ms: statistics of a benchmark that repeatedly
+            pushes inputs from the host.
     """
 
     counter: str = ""
@@ -243,16 +243,16 @@ class Result(Recorded):
     """The journal's `result` event, without its name, time and step.
 
     Attributes:
-        reason: why, in one line.
-        command: as a person would type it.
-        seconds, cpu_seconds, peak_rss_bytes: of all processes of the step; seconds include our own work.
-        waited_seconds: for locks, before and while it was done; no part of `seconds`.
-        worker: the machine of a cluster that did it.
-        statistics: figures of a module or of the machine.
+        reason: reason of the verdict in one line.
+        command: the command line, as typed in a shell.
+        seconds, cpu_seconds, peak_rss_bytes: resources of all processes of the step; seconds include our own work.
+        waited_seconds: time spent waiting for locks, not part of `seconds`.
+        worker: the machine of a cluster that performed it.
+        statistics: statistics of a module or of the machine.
         log: path of the full output, relative to the run's folder.
-        failure: how what is tested has failed, expected or not; None where it has not, or nothing is said of it.
-        unsupported: the operator of the model that it did not compile for.
-        said: what the tool wrote, where a text is looked for in it; not part of the record.
+        failure: the kind of failure of the tested program, expected or not; None if it did not fail or is unknown.
+        unsupported: the unsupported operator that made the compile fail.
+        said: the tool's output, if an expected text is searched in it; not recorded.
     """
 
     verdict: Verdict
@@ -282,24 +282,24 @@ class Result(Recorded):
 
     @property
     def full_reason(self) -> str:
-        """The reason, behind a sentence that says it of the model."""
+        """The reason, after a sentence about the model's operator."""
         return f"{self.unsupported.sentence}; {self.reason}" if self.unsupported else self.reason
 
     @property
     def known(self) -> StepStatistics:
-        """Its statistics, read."""
+        """Its parsed statistics."""
         return StepStatistics.from_dict(self.statistics)
 
     @property
     def time_statistic(self) -> Statistic:
-        """Which of its repetitions are held against a golden, or would be."""
-        said = next((check.statistic for check in self.checks if check.metric == Figure.TIME), "")
-        return Statistic.MIN if said == Statistic.MIN else Statistic.MEAN
+        """The statistic of its repetitions that is, or would be, compared with a golden."""
+        statistic = next((check.statistic for check in self.checks if check.metric == Figure.TIME), "")
+        return Statistic.MIN if statistic == Statistic.MIN else Statistic.MEAN
 
     def measure(self, figure: Figure) -> float | None:
-        """What it has of a figure; None where it has nothing.
+        """Return its value of a figure, or None.
 
-        Instructions are those in dispatches, or of the whole call where it is not known which these are.
+        Instructions are those in dispatches, or of the whole call if dispatches are unknown.
         """
         match figure:
             case Figure.TIME if self.samples is not None and self.samples.real_time_ms:
@@ -310,26 +310,28 @@ class Result(Recorded):
             case Figure.ERROR:
                 return self.max_abs_error
             case Figure.INSTRUCTIONS:
-                whole = self.measure(Figure.CALL_INSTRUCTIONS)
-                return None if whole is None else whole - (self.measure(Figure.INSTRUCTIONS_OUTSIDE) or 0.0)
-        measured = self.statistics.get(figure.row.statistic)
-        return None if measured is None else read_number(measured)
+                call_instructions = self.measure(Figure.CALL_INSTRUCTIONS)
+                if call_instructions is None:
+                    return None
+                return call_instructions - (self.measure(Figure.INSTRUCTIONS_OUTSIDE) or 0.0)
+        value = self.statistics.get(figure.row.statistic)
+        return None if value is None else read_number(value)
 
     @property
     def max_abs_error(self) -> float | None:
-        """The largest of all outputs, NaN above all; None where none was compared value by value."""
-        known = [output.max_abs_error for output in self.outputs if output.max_abs_error is not None]
-        # NaN is greater than nothing and less than nothing: it would hide behind any number.
-        return next((error for error in known if math.isnan(error)), max(known, default=None))
+        """The largest error of all outputs, NaN above all; None if no values were compared."""
+        errors = [output.max_abs_error for output in self.outputs if output.max_abs_error is not None]
+        # NaN compares as false with every number, so `max` could miss it.
+        return next((error for error in errors if math.isnan(error)), max(errors, default=None))
 
     @property
     def crashed(self) -> bool:
-        """The tool's own fault ended it by a signal."""
+        """True if a fault of the tool ended it with a signal."""
         return self.failure is FailureKind.CRASHES
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """As `Recorded.from_dict`, with statistics that readers can use."""
+        """Parse a result as `Recorded.from_dict` does, and validate its statistics."""
         result = super(Result, cls).from_dict(data)
         try:
             _ = result.known, [result.measure(figure) for figure in Figure if figure.row.statistic]
@@ -339,35 +341,35 @@ class Result(Recorded):
 
 
 def find_unapplied(goldens: Iterable[Golden], checks: Iterable[Check], sku: str) -> tuple[Golden, ...]:
-    """Goldens of a spec whose figure was measured and held against none: they are of another release, count or machine.
+    """Find goldens of a spec that do not apply to a measured figure: of another release, counter or machine.
 
-    A time is for the machines of its SKU alone, and is none of them elsewhere.
+    A golden time applies only to machines of its SKU, and is not reported for others.
     """
-    loose = {check.metric for check in checks if check.passed is None}
+    unchecked_metrics = {check.metric for check in checks if check.passed is None}
     return tuple(
         golden
         for golden in goldens
-        if golden.metric in loose
+        if golden.metric in unchecked_metrics
         and golden.origin.field
         and (golden.field.rule is not GoldenRule.TIMED or golden.sku == sku)
     )
 
 
 def shorten(text: str) -> str:
-    """One line of bounded length."""
+    """Join the lines of a text and truncate it to the length of a reason."""
     line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
+    return line if len(line) <= _MAX_REASON_CHARS else line[: _MAX_REASON_CHARS - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkPart(Recorded):
-    """What two counts of a call say of a part of it.
+    """The comparison of two instruction counts of a part of a call.
 
     Attributes:
         part: a `CallPart` of `measuring/instructions/work.py`.
         verdict: a `Work` of the same file.
         a, b: instructions.
-        more, less: of dispatches, the names of those that do more and less, the largest changes first.
+        more, less: names of dispatches with more and with fewer instructions, the largest changes first.
     """
 
     part: str
@@ -379,24 +381,24 @@ class WorkPart(Recorded):
 
     @property
     def description(self) -> str:
-        """How its instructions differ: `in dispatches +760 (+0.1753 %), more in conv_3x3_f32`."""
+        """The change of its instructions: `in dispatches +760 (+0.1753 %), more in conv_3x3_f32`."""
         share = f" ({work_change(self.a, self.b)})" if self.a and self.a != self.b else ""
         changes = (("more", self.more), ("less", self.less))
-        names = "; ".join(f"{word} in {listed(dispatches, _MOST_NAMES)}" for word, dispatches in changes if dispatches)
-        kept = self.part == "outside" and self.verdict == "same work" and self.a != self.b
-        change = f"{_PARTS[self.part]} {self.b - self.a:+,}{share}"
-        return ", ".join(filter(None, (change, names, "within its limits" if kept else "")))
+        names = "; ".join(f"{word} in {listed(dispatches, _MAX_NAMES)}" for word, dispatches in changes if dispatches)
+        is_within_limits = self.part == "outside" and self.verdict == "same work" and self.a != self.b
+        change = f"{_CALL_PART_PHRASES[self.part]} {self.b - self.a:+,}{share}"
+        return ", ".join(filter(None, (change, names, "within its limits" if is_within_limits else "")))
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchChange(Recorded):
-    """Dispatches of one program and what they became in another.
+    """Dispatches of one program and their counterparts in another.
 
     Attributes:
-        match: how the two sides belong together, a `Match` of `measuring/profiles/dispatch_profile.py`.
-        a_ns, b_ns: what they take in an invocation, in ns or instructions.
-        share: of the whole difference; None where there is none.
-        place: in the program; None where it was not looked for, empty where it is not known.
+        match: the relation of the two sides, a `Match` of `measuring/profiles/dispatch_profile.py`.
+        a_ns, b_ns: their cost in an invocation, in ns or instructions.
+        share: fraction of the total difference; None if there is no difference.
+        place: location in the program; None if it was not searched, empty if it is unknown.
     """
 
     name: str
@@ -413,5 +415,5 @@ class DispatchChange(Recorded):
 
     @property
     def difference_ns(self) -> int:
-        """What B takes more."""
+        """The additional time of B."""
         return self.b_ns - self.a_ns

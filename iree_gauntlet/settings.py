@@ -1,4 +1,4 @@
-"""Where a project keeps what, and what a user sets once for all commands: mirrors, stores, the shared module cache."""
+"""The folders of a project, and the settings of a user: mirrors, stores, the shared module cache."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CMAKE_OPTION = re.compile(r"-D[A-Za-z_]\w*(?::[A-Z]+)?=[^\n]*")
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """Where files may be had instead of at their URL.
+    """A replacement for the beginning of URLs.
 
     Attributes:
-        to: what takes its place, in the order of trying: URLs, or absolute folders.
-        only: never go to the URL itself.
+        to: replacements in the order of attempts: URLs or absolute folders.
+        only: True if the URL itself is never used.
     """
 
     prefix: str
@@ -36,13 +36,13 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True)
 class HistorySettings:
-    """The history of a project.
+    """The settings of a project's history.
 
     Attributes:
         store: a folder, `git:REPOSITORY#BRANCH`, or an object store.
-        add: whether every run adds itself when it ends.
-        least_time: share below which a change of a time is none.
-        least_other: the same for memory and compile times.
+        add: True if every run adds itself at its end.
+        least_time: smallest relative change of a time that counts.
+        least_other: smallest relative change of memory and compile times that counts.
     """
 
     store: str = "history"
@@ -54,20 +54,20 @@ class HistorySettings:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Everything that is set; by default nothing.
+    """All settings, with their defaults.
 
     Attributes:
-        mirrors: in the order of trying.
-        stores: options of object stores, as obstore takes them, by the beginning of URLs (`az://account`, `s3://bucket`);
-            a value `$NAME` stands for an environment variable.
-        shared_modules: URL of the shared module cache; empty where there is none.
-        fills_shared_modules: whether this machine may fill it.
-        connections: at once, for one large file.
+        mirrors: mirrors in the order of attempts.
+        stores: obstore's options for object stores, by prefix of URLs (`az://account`, `s3://bucket`); a value `$NAME`
+            stands for an environment variable.
+        shared_modules: URL of the shared module cache; empty for none.
+        fills_shared_modules: True if this machine may write to it.
+        connections: concurrent connections for a large file.
         retries: further attempts of a download after a transient failure without any progress.
         nightly_links: page or folder with links to nightly wheels of IREE.
-        packages_api: of the repository whose CI builds packages for each commit of IREE, in GitHub's API.
-        build_options: CMake's, of source builds of IREE.
-        environ: what `$NAME` and credentials are taken from.
+        packages_api: GitHub API of the repository whose CI builds packages for each commit of IREE.
+        build_options: CMake options of source builds of IREE.
+        environ: the environment for `$NAME` and credentials.
     """
 
     files: tuple[Path, ...] = ()
@@ -84,49 +84,49 @@ class Configuration:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def options_of(self, url: str) -> Mapping[str, str]:
-        """Options of the store that a URL is in, as written; of several prefixes the longest wins."""
+        """Find the written options of a URL's store; the longest of several prefixes counts."""
         longest = max((prefix for prefix in self.stores if is_below(url, prefix)), key=len, default="")
         return self.stores.get(longest, {})
 
 
 def is_cmake_option(text: str) -> bool:
-    """Whether it is `-DNAME=VALUE`, as CMake takes options."""
+    """Return whether a text is a CMake option `-DNAME=VALUE`."""
     return bool(_CMAKE_OPTION.fullmatch(text))
 
 
 def is_below(url: str, prefix: str) -> bool:
-    """Whether a URL is a prefix, or lies in the folder that it names."""
+    """Return whether a URL equals a prefix, or is inside of its folder."""
     return url == prefix or url.startswith(prefix if prefix.endswith("/") else prefix + "/")
 
 
 def find_project_folder() -> Path:
-    """The nearest folder from here upwards that holds `specs/` and `suites/`; the working folder where none does."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+    """Find the nearest parent folder with `specs/` and `suites/`; the working folder if there is none."""
+    working_folder = Path.cwd()
+    for folder in (working_folder, *working_folder.parents):
         if (folder / "specs").is_dir() and (folder / "suites").is_dir():
             return folder
-    return here
+    return working_folder
 
 
 def find_shipped_folder() -> Path:
-    """The folder with the specs, suites and hashes that come with the toolkit: in a checkout, that itself."""
+    """Find the folder with the toolkit's own specs, suites and hashes; in a checkout, its root."""
     package = Path(__file__).parent
-    inside = package / "shipped"
-    return inside if inside.is_dir() else package.parent
+    shipped_folder = package / "shipped"
+    return shipped_folder if shipped_folder.is_dir() else package.parent
 
 
 def resolve_links(path: Path) -> Path:
-    """The absolute path that a path means in the end; of a loop of links, as far as it leads.
+    """Resolve all links of a path, up to the first loop.
 
-    `Path.resolve` raises a RuntimeError for a loop, up to Python 3.12.
+    `Path.resolve` raises a RuntimeError for a loop up to Python 3.12.
     """
     return Path(os.path.realpath(path))
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file that a person named; OSError where it cannot be read, or is none.
+    """Read a file that a user named; OSError if it cannot be read or is no regular file.
 
-    A pipe would be waited for without an end, and a device such as /dev/zero has none.
+    Reading a pipe would block, and a device such as /dev/zero has no end.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:  # noqa: PTH123 - by its descriptor
         mode = os.fstat(file.fileno()).st_mode
@@ -138,31 +138,31 @@ def read_file(path: Path) -> bytes:
 
 
 def require_ones_own(path: Path) -> None:
-    """Raises a UsageError where a file that is to be changed is part of the installed toolkit."""
-    inside = Path(__file__).parent / "shipped"
-    if resolve_links(path).is_relative_to(inside.resolve()):
-        what = f"{path.name} in {path.parent} came with the toolkit, and is not changed"
-        raise UsageError(what, "`gauntlet init` begins a project of your own; or name other specs with --spec-dir.")
+    """Raise a UsageError for a file to be changed that belongs to the installed toolkit."""
+    shipped_folder = Path(__file__).parent / "shipped"
+    if resolve_links(path).is_relative_to(shipped_folder.resolve()):
+        message = f"{path.name} in {path.parent} came with the toolkit, and is not changed"
+        raise UsageError(message, "`gauntlet init` begins a project of your own; or name other specs with --spec-dir.")
 
 
 def expand_home(text: str) -> Path:
-    """A path as it was typed, with the home folder for `~`; UsageError where there is no such home."""
+    """Expand `~` in a typed path; UsageError if there is no such home folder."""
     try:
         return Path(text).expanduser()
     except RuntimeError as problem:
         user = text.partition("/")[0][1:]
-        whose = f"there is no user {user}" if user else "this user has no home folder"
+        reason = f"there is no user {user}" if user else "this user has no home folder"
         hint = "Set $HOME, or write the whole path (the cache's: --cache-dir FOLDER)."
-        raise UsageError(f"{text} cannot be found: {whose}", hint) from problem
+        raise UsageError(f"{text} cannot be found: {reason}", hint) from problem
 
 
 def find_runs_folder() -> Path:
-    """Where runs are kept: `runs/` of the project."""
+    """Return the folder of runs: `runs/` of the project."""
     return find_project_folder() / "runs"
 
 
 def format_typed_command() -> list[str]:
-    """The command of this process, as one would type it again."""
+    """Return the command line of this process as a user types it."""
     script, *words = Path(sys.argv[0]), *sys.argv[1:]
     package = Path(__file__).parent
     if script.name == "__main__.py" and script.is_relative_to(package):
@@ -171,5 +171,5 @@ def format_typed_command() -> list[str]:
 
 
 def shown(path: Path) -> Path:
-    """A path as a user would type it: from the working folder where it lies below it."""
+    """Return a path relative to the working folder, if it is inside of it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,4 +1,4 @@
-"""Stages: what is done with a case, in order. All that is said of one, but its work, is its row in `STAGES`."""
+"""Stages: the steps of a case, in order. The row of a stage in `STAGES` has all its properties except its work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a case checks."""
+    """The kind of a case's check."""
 
     COMPILE = "compile"
     QUALITY = "quality"
@@ -16,7 +16,7 @@ class Kind(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """How what is tested fails. What is the fault of a spec, of the machine or of the toolkit is none of these."""
+    """The kinds of failure of a tested program; faults of a spec, the machine or the toolkit are none of these."""
 
     DOES_NOT_COMPILE = "does not compile"
     CRASHES = "crashes"
@@ -47,30 +47,30 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """A stage, but for the work that it does.
+    """The properties of a stage, except its work.
 
     Attributes:
-        after: stages that come before it, but for those that these come after.
-        kinds: of cases that it is planned for: each, unless given.
-        failures: how IREE can fail there; where it cannot, what fails is not what is tested.
-        checks: the kind of case whose verdict it gives; None for one that comes before such a stage, or beside it.
-        beside: the stage beside which it measures modules of its own; what keeps that one from running keeps it too.
-        compiles_for: kinds of cases that are compiled where it is asked for, though it is not planned for them.
-        timeout: seconds after which a step is ended, where neither a spec nor an option says.
-        operator_timeout: of one of thousands of small cases, where it is less: one that hangs must not hold the others.
-        limits: what `--timeout-…` gives, as its help begins; empty where there is no such option.
-        is_named: whether specs and options name it.
-        is_local: whether what it makes is large, and quickly made where it is used: nobody asks for it by itself.
-        fetches: whether it waits for the network, and looks after files that are there already.
-        maker: what makes its files, as messages call it; empty where `ModuleMaker` makes none.
-        prefix: how the line begins in which a program of ours says what is wrong; empty for a tool of others.
-        uncached: why no step of it comes from the cache; empty where the cache is asked.
-        cores: 0 where a step waits on something else.
-        is_alone: whether nothing else of any run may run on the machine at the same time.
-        waits: whether a step waits for what is alone on the machine, and keeps it waiting.
-        is_explained: whether `explain` is about its failures.
-        in_series: whether its flags tell one series of the history from another.
-        shade: the number of its colour on pages, 1 to 6; 0 for none.
+        after: its direct predecessors.
+        kinds: kinds of cases that it is planned for, by default all.
+        failures: possible failures of IREE; without any, a failure is no fault of the tested program.
+        checks: the kind of case whose verdict it gives; None for preparations and for additional measurements.
+        beside: the stage that it accompanies with modules of its own; a reason to skip that stage also skips it.
+        compiles_for: kinds of cases that it is not planned for, but that are compiled if it is selected.
+        timeout: default limit of a step in seconds.
+        operator_timeout: shorter limit for one of thousands of small cases, so that a hang does not delay the others.
+        limits: beginning of the help of its `--timeout-…`; empty if it has no such option.
+        is_named: True if specs and options name it.
+        is_local: True if its output is large and quickly generated on the machine that uses it; never selected alone.
+        fetches: True if it waits for the network and verifies files that exist already.
+        maker: the producer of its files, in messages; empty if `ModuleMaker` produces none.
+        prefix: prefix of error lines of our own programs; empty for other tools.
+        uncached: reason for never using the cache; empty if it does.
+        cores: 0 if a step only waits.
+        is_alone: True if no other step of any run may run on the machine at the same time.
+        waits: True if it excludes steps that are alone on the machine.
+        is_explained: True if `explain` covers its failures.
+        in_series: True if its flags distinguish series of the history.
+        shade: number of its colour on pages, 1 to 6; 0 for none.
     """
 
     after: tuple[Stage, ...] = ()
@@ -97,34 +97,34 @@ class StageRow:
 
     @property
     def upstream(self) -> frozenset[Stage]:
-        """All stages that come before it."""
+        """All stages before it."""
         return frozenset(self.after).union(*(stage.row.upstream for stage in self.after))
 
     @property
     def makes_modules(self) -> bool:
-        """Whether it makes a program or a module, which each kind of case needs."""
+        """True if it produces a program or a module, which each kind of case needs."""
         return FailureKind.DOES_NOT_COMPILE in self.failures
 
     @property
     def runs_modules(self) -> bool:
-        """Whether a tool runs modules, on the device of the case."""
+        """True if a tool runs modules on the device of the case."""
         return FailureKind.DOES_NOT_RUN in self.failures
 
     @property
     def checks_numbers(self) -> bool:
-        """Whether outputs are compared with those that are expected."""
+        """True if it compares outputs with expected ones."""
         return FailureKind.WRONG_NUMBERS in self.failures
 
 
-_CALLED = (Kind.QUALITY, Kind.BENCHMARK)
+_CASES_WITH_CALLS = (Kind.QUALITY, Kind.BENCHMARK)
 _NO_MODULE = (FailureKind.DOES_NOT_COMPILE, FailureKind.CRASHES)
 _NO_RUN = (FailureKind.CRASHES, FailureKind.DOES_NOT_RUN)
 _NO_GOLDEN = (FailureKind.MISSES_A_GOLDEN,)
 _EVERY_TIME = "runs every time"
 STAGES = {
-    # It is bounded by its stall timeout, not by its size.
+    # Its stall timeout bounds it, not its size.
     Stage.FETCH: StageRow(timeout=24 * 3600.0, fetches=True, cores=0, shade=6),
-    # A model that is a Python function is exported by a command of its own.
+    # A separate command exports a model that is a Python function.
     Stage.EXPORT: StageRow(kinds=(), timeout=3600.0, is_named=False),
     Stage.IMPORT: StageRow(
         (Stage.FETCH,),
@@ -137,7 +137,7 @@ STAGES = {
     ),
     Stage.PARAMETERS: StageRow(
         (Stage.IMPORT,),
-        _CALLED,
+        _CASES_WITH_CALLS,
         timeout=3600.0,
         limits="Seconds for synthetic weights",
         is_local=True,
@@ -154,9 +154,9 @@ STAGES = {
         in_series=True,
         shade=2,
     ),
-    # Made where a threshold step needs it, of a program that compiles.
+    # Only a threshold step of a program that compiles needs it.
     Stage.REFERENCE: StageRow((Stage.COMPILE,), (Kind.QUALITY,), is_named=False, is_local=True, maker="onnxruntime"),
-    # A case that is only compiled belongs to the threshold tests, as in the programs that run it today.
+    # A compile-only case belongs to the threshold tests, as in the programs that run such specs today.
     Stage.THRESHOLD: StageRow(
         (Stage.PARAMETERS, Stage.COMPILE, Stage.REFERENCE),
         (Kind.QUALITY,),
@@ -180,7 +180,7 @@ STAGES = {
         cores=0,
         shade=5,
     ),
-    # It compiles for itself: its modules are others. A count is the same whatever else there is.
+    # It compiles modules of its own. Other work on the machine does not change a count.
     Stage.COUNT: StageRow(
         (Stage.PARAMETERS,),
         (Kind.BENCHMARK,),
@@ -205,7 +205,7 @@ STAGES = {
         shade=4,
     ),
 }
-# Those that specs and options name; the check of each kind of case; and what is done where nobody says: the checks.
+# Stages that specs and options name; the check of each kind of case; the default selection: all checks.
 SPEC_STAGES = tuple(stage for stage in Stage if stage.row.is_named)
 CHECKS = {stage.row.checks: stage for stage in Stage if stage.row.checks}
 DEFAULT_STAGES = tuple(CHECKS.values())

@@ -1,4 +1,4 @@
-"""A step: one unit of work, fully described before anything runs."""
+"""Steps: units of work, fully described before anything runs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_events import Device
 
 
-# What stands for the model in the name of a batch, many small programs that are compiled as one.
+# The model's name in the id of a batch: many small programs that are compiled as one.
 BATCH_MODEL = "batch"
-# Role of what a program gave, which is kept for people: no step reads it.
+# The role of a program's actual output, which is kept for people: no step reads it.
 ACTUAL_OUTPUT = "actual_output"
 # A note of a step that checks no numbers.
 NOTHING_COMPARED = "the spec has no expected outputs: only that it runs is checked"
 
 
 def make_step_id(chain: str, stage: Stage, role: str = MAIN) -> str:
-    """`<chain>:<stage>`, with `.<role>` for what belongs to a module other than the main one."""
+    """Make the id `<chain>:<stage>`, with `.<role>` for modules other than the main one."""
     return f"{chain}:{stage}" if role == MAIN else f"{chain}:{stage}.{role}"
 
 
 @dataclass(frozen=True, slots=True)
 class Command(Recorded):
-    """A process to start: exact argument vector, working directory, changes of the environment."""
+    """A process to start: argument vector, working directory and environment variables to set."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -38,12 +38,12 @@ class Command(Recorded):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of its arguments."""
+        """The flags among its arguments."""
         return tuple(word for word in self.argv[1:] if word.startswith("--"))
 
     @property
     def typed(self) -> str:
-        """As a person would type it in a POSIX shell."""
+        """The command line in a POSIX shell."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env]
         words = " ".join([*assignments, shlex.join(self.argv)])
         return f"cd {shlex.quote(self.cwd)} && {words}" if self.cwd else words
@@ -54,10 +54,10 @@ class StepInput(Recorded):
     """A file that a step reads.
 
     Attributes:
-        role: what it is to the step (`program`, `input`, `expected_output`, `parameters`, `module`). A fetch leaves
-            it to the threshold step to say that an expected output is not to be had.
-        path: where it lies on this machine when the step starts.
-        url: empty for what another step makes.
+        role: its use in the step (`program`, `input`, `expected_output`, `parameters`, `module`). A missing expected
+            output is reported by the threshold step, not by the fetch.
+        path: its path on this machine when the step starts.
+        url: empty for the output of another step.
     """
 
     role: str
@@ -68,13 +68,13 @@ class StepInput(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Resources(Recorded):
-    """What a step needs while it runs.
+    """The resources of a running step.
 
     Attributes:
-        cores: 0 for steps that wait on something else (a download).
-        exclusive: nothing else of any run on this machine may run at the same time.
-        device: `local-task`, or a device's own URI once that is known; empty for none.
-        software: that device computes on the CPU, though its driver is a GPU's.
+        cores: 0 for steps that wait (a download).
+        exclusive: True if no other step of any run may run on this machine at the same time.
+        device: `local-task`, or a device's own URI once it is known; empty for none.
+        software: True if the device is a GPU in software, which computes on the CPU.
     """
 
     cores: int = 1
@@ -84,17 +84,17 @@ class Resources(Recorded):
 
     @property
     def accelerator(self) -> str:
-        """The device where that is not the processor: one step at a time uses it. Empty for none."""
+        """The device, if it is not the processor: only one step at a time uses it. Empty for none."""
         return "" if is_cpu(self.device) else self.device
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLookup(Recorded):
-    """Whether a step would be served from a cache, and why or why not.
+    """The lookup of a step in a cache: hit or miss, and the reason.
 
     Attributes:
-        key: empty where an input's content is not known yet.
-        ingredients: what the key was made from, by name, to explain a miss.
+        key: empty if an input's content is not known yet.
+        ingredients: the inputs of the key by name, to explain a miss.
     """
 
     key: str = ""
@@ -108,25 +108,25 @@ class Step(Recorded):
     """One unit of work in a chain.
 
     Attributes:
-        id: `<chain>:<stage>`, with `.<role>` where that is not `main`; unique in a plan.
+        id: `<chain>:<stage>`, with `.<role>` for a role other than `main`; unique in a plan.
         chain: `<model>/<submodel>@<target>`.
-        role: which of several steps of a stage: the main one, or that of a second module, of an archive, of a variant.
-        needs: ids of steps that must have come well out before it.
-        command: None for steps that run inside the toolkit (fetch, compstat).
-        outputs: paths of files that it makes, by role.
-        folder: its own inside the run's folder, for outputs and logs.
-        cache: lookup made when planning.
-        timeout: seconds until it is ended.
-        expect_failure: why it is expected to fail.
-        expect_kinds: how it may fail then.
-        expect_match: what must be in its reason or in the tool's output then; empty for anything.
-        skip: why it does not run.
-        blocked: what is missing that it needs.
-        golden_keys: SKUs that the spec has golden times for.
-        idle_goldens: those that the spec has under keys of something else alone.
-        notes: what was changed on the way (flags translated, a golden left out and why).
-        onnx: how the program is imported (import steps).
-        allclose: how outputs are compared, where it is not by iree-run-module's own rule (threshold steps).
+        role: distinguishes steps of a stage: the main module, a second module, an archive, a variant.
+        needs: ids of steps that must succeed before it.
+        command: None for steps inside the toolkit (fetch, compstat).
+        outputs: paths of its output files, by role.
+        folder: its folder for outputs and logs inside the run's folder.
+        cache: lookup at planning time.
+        timeout: limit in seconds.
+        expect_failure: reason of an expected failure.
+        expect_kinds: kinds of the expected failure.
+        expect_match: text that the failure's reason or the tool's output must contain; empty for any failure.
+        skip: reason to skip it.
+        blocked: the missing requirement.
+        golden_keys: SKUs of the spec's golden times.
+        idle_goldens: goldens of the spec under keys that match no case.
+        notes: changes made while planning (translated flags, an omitted golden and the reason).
+        onnx: the import of the program (import steps).
+        allclose: tolerances for outputs that NumPy's rule compares (threshold steps).
     """
 
     id: str
@@ -162,35 +162,35 @@ class Step(Recorded):
 
     @property
     def name(self) -> str:
-        """Within its chain: `compile`, `compile.pipeline`."""
+        """The name within its chain: `compile`, `compile.pipeline`."""
         return self.id.removeprefix(f"{self.chain}:")
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of its process, without the binary."""
+        """The flags of its process."""
         return self.command.flags if self.command else ()
 
     @property
     def device(self) -> str:
-        """What `--device` says, else what it needs."""
-        named = [flag.partition("=")[2] for flag in self.flags if flag.startswith("--device=")]
-        return named[-1] if named else self.resources.device
+        """The device in `--device`, or the required one."""
+        devices = [flag.partition("=")[2] for flag in self.flags if flag.startswith("--device=")]
+        return devices[-1] if devices else self.resources.device
 
     def place_on(self, device: Device) -> Self:
-        """The step on a device by its own name, so that two names of one device are one."""
+        """Return the step with the device's own name, so that a device has only one name."""
         return replace(self, resources=replace(self.resources, device=device.uri, software=device.software))
 
     def input(self, role: str) -> StepInput:
-        """The first input of a role, which it has."""
+        """Return the first input of a role; there must be one."""
         return next(item for item in self.inputs if item.role == role)
 
     @property
     def process(self) -> Command:
-        """The command of a step that runs one, which it has."""
+        """The command; TypeError if it has none."""
         if self.command is None:
             raise TypeError(f"{self.id} has no command")
         return self.command
 
     def output(self, role: str) -> str:
-        """Path of the output of a role; KeyError where it has none."""
+        """Return the path of the output of a role; KeyError if there is none."""
         return dict(self.outputs)[role]
