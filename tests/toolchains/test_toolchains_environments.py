@@ -40,7 +40,7 @@ from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
 from iree_gauntlet.toolchains.installer import Installer
 folder, wanted, program = sys.argv[1:]
 environments = Environments(
-    Path(folder), Installer(program), offline=False, use=lambda path: None, news=lambda text: print(text, flush=True)
+    Path(folder), Installer(program), offline=False, mark_used=lambda _: None, news=lambda text: print(text, flush=True)
 )
 provide_environment(parse_choice(wanted), ToolchainPlace(environments, None, None, "", None, ""))
 """
@@ -64,7 +64,7 @@ class Releases:
 
     def place(self, *, offline: bool = False, news: Callable[[str], None] | None = None) -> ToolchainPlace:
         environments = Environments(
-            self.folder, Installer(), offline=offline, use=self.used.append, news=news or self.news.append
+            self.folder, Installer(), offline=offline, mark_used=self.used.append, news=news or self.news.append
         )
         return ToolchainPlace(
             environments, builds_in(self.folder, offline=offline), packages_at(), str(self.links), hash_file, ""
