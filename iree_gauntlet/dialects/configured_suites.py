@@ -34,7 +34,7 @@ _ConfigName = Annotated[str, expect("a name of letters, digits, '_', '-', '+' an
 
 
 class SuiteDocument(StrictDocument):
-    """How what a suite holds is compiled and run."""
+    """A config: the flags that compile and run a suite's cases."""
 
     config_name: _ConfigName
     iree_compile_flags: list[Flag] = Field(description="Flags of iree-compile.")
@@ -106,16 +106,16 @@ class ConfiguredBuilder(Builder[_Spec]):
 
     def select_configs(self, suite: ConfiguredSuite[_Config]) -> list[tuple[_Config, Target]]:
         """Return the configs whose targets are requested, with these targets; record the other configs' targets."""
-        selected: list[tuple[_Config, Target]] = []
+        configs: list[tuple[_Config, Target]] = []
         for config in suite.configs:
-            requested = next((target for target in self.collector.targets if target.covers(config.target)), None)
+            match = next((target for target in self.collector.targets if target.covers(config.target)), None)
             if config.document is None:
                 continue
-            if requested is None:
+            if match is None:
                 self.collector.other_targets.add(replace(config.target, config="").name)
             else:
-                selected.append((config, _with_sku(config.target, requested.sku)))
-        return selected
+                configs.append((config, _with_sku(config.target, match.sku)))
+        return configs
 
     def add(self, spec: _Spec, includes: Sequence[Include]) -> None:
         """Add the cases of a spec, and once the problems of its suite."""

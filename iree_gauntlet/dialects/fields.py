@@ -307,7 +307,7 @@ class TargetOptions(StrictDocument):
 
 
 class WithTargets(StrictDocument):
-    """What means further targets besides its own (*ours*)."""
+    """A document with further targets besides its own (*ours*)."""
 
     targets: Mapping[Family, TargetOptions] = Field(default_factory=dict, description=FURTHER_TARGETS)
 
@@ -321,7 +321,7 @@ class WithTargets(StrictDocument):
 
 
 class ProgramDocument(StrictDocument):
-    """What names a program, of MLIR or ONNX."""
+    """A document that names a program, of MLIR or ONNX."""
 
     mlir: Text = Field(description="The program: a file, or a URL, of MLIR or of ONNX (.onnx), which is imported.")
     onnx_import: ImportOptions | None = about(None, "How an .onnx program is imported.")  # ours

@@ -292,7 +292,7 @@ def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
         GauntletError: an entry to be removed does not exist, one to be added does, or the text cannot be edited so
             that it means exactly that.
     """
-    expected = _apply_changes(_read(text), changes)
+    result = _apply_changes(_read(text), changes)
     document = read_spans(text)
     style = _detect_style(text, document)
     # Editing from the last one on keeps the positions valid.
@@ -305,7 +305,7 @@ def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
         if name not in fields:
             additions = [change for change in changes if change.list == name and isinstance(change, Addition)]
             text = _with_field(text, name, additions, style)
-    if json.dumps(_read(text), sort_keys=True) != json.dumps(expected, sort_keys=True):
+    if json.dumps(_read(text), sort_keys=True) != json.dumps(result, sort_keys=True):
         raise GauntletError(
             "the config cannot be edited so that it means the same otherwise",
             "Change its lists by hand; the changes are listed above.",

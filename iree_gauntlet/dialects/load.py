@@ -280,12 +280,12 @@ def list_urls(case: Case) -> Iterator[tuple[str, str]]:
         yield from ((pattern.format(index), entry.url) for index, entry in enumerate(entries) if pattern and entry.url)
 
 
-def adjusted(case: Case, expected: Sequence[ExpectedFailure], device: str = "") -> Case:
+def adjusted(case: Case, failures: Sequence[ExpectedFailure], device: str = "") -> Case:
     """Add those of the expected failures that match a case, and replace its device if one is given."""
     name = f"{case.model}/{case.submodel}"
     expectations = tuple(
         Expectation(failure.stage, failure.reason, failure.origin, failure.kinds, failure.match)
-        for failure in expected
+        for failure in failures
         if fnmatchcase(name, failure.case)
     )
     if expectations:
@@ -314,10 +314,10 @@ def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
     return problems
 
 
-def _find_unmatched(expected: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
+def _find_unmatched(failures: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
     """Find expected failures whose glob matches no spec at all: misspelt, or outdated."""
     problems: set[Problem] = set()
-    for failure in expected:
+    for failure in failures:
         if not any(fnmatchcase(name, failure.case) for name in names):
             message = f"{failure.case!r} fits no spec{did_you_mean(failure.case, names)}"
             hint = "Write a glob over model/submodel, or remove the entry."

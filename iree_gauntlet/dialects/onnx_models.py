@@ -200,7 +200,7 @@ class OnnxModels(ConfiguredBuilder[ModelSpec]):
                 device=find_devices(run_flags),
                 run_flags=run_flags,
                 order=ArgumentOrder.MODULES_FIRST,
-                # Of several marks that expect a failure pytest uses the first, which is the file's own.
+                # pytest uses the first of several marks that expect a failure, which is the file's own.
                 expectations=expectations or config.find_expectations(test.name),
                 markers=make_markers(target, Kind.QUALITY) | test.markers,
                 skip_reason=skip or config.find_skip_reason(test.name),
@@ -214,8 +214,8 @@ def _check_names(configs: Sequence[ModelsConfig], test_names: set[str]) -> list[
     first_configs: dict[str, ModelsConfig] = {}
     results, hint = [], "Correct or remove the entry."
     for config in configs:
-        same_named = [first_configs.setdefault(config.target.config, config)] if config.document else []
-        problems = (*config.problems, *find_name_conflicts(config, same_named))
+        namesakes = [first_configs.setdefault(config.target.config, config)] if config.document else []
+        problems = (*config.problems, *find_name_conflicts(config, namesakes))
         # An unknown name is misspelt, outdated, or of an older suite.
         unknown_tests = [entry for entry in config.tests if test_names and entry not in test_names]
         unmatched_entries = [
@@ -452,7 +452,7 @@ def _apply_marks(test: OnnxModelTest, marks: Sequence[ast.expr]) -> OnnxModelTes
 
 
 def _get_mark_name(node: ast.expr) -> str:
-    """Return the name of a mark; empty where it is none."""
+    """Return the name of a mark; empty for any other expression."""
     prefix, _, name = _join_names(node.func if isinstance(node, ast.Call) else node).rpartition(".")
     return name if prefix == "pytest.mark" else ""
 

@@ -106,7 +106,7 @@ class SuiteConfig(Config):
 
     document: OpConfig | None = None
     skips: Mapping[str, tuple[tuple[Stage, str], ...]] = field(default_factory=dict)
-    expectations: Mapping[str, tuple[Expectation, ...]] = field(default_factory=dict)
+    expected: Mapping[str, tuple[Expectation, ...]] = field(default_factory=dict)
 
 
 def _read_op_config(path: Path, name: str) -> SuiteConfig:
@@ -143,7 +143,7 @@ def _read_op_config(path: Path, name: str) -> SuiteConfig:
                 additions = (Expectation(stage, make_reason(list_name, index), origin, kinds) for stage in stages)
                 expectations[entry] = (*previous, *additions)
     warnings = (*config.warnings, *_find_useless_entries(name, text, document))
-    return replace(config, skips=skips, expectations=expectations, warnings=warnings)
+    return replace(config, skips=skips, expected=expectations, warnings=warnings)
 
 
 def _find_useless_entries(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
@@ -420,7 +420,7 @@ def read_op_specs(
         # A missing or unreadable config is reported when it is used.
         op_configs = [_read_op_config(path, str(path).removeprefix(prefix)) for path in overrides if path.is_file()]
         entries = [
-            (*config.skips, *config.expectations, *config.document.golden_times_ms)
+            (*config.skips, *config.expected, *config.document.golden_times_ms)
             for config in op_configs
             if config.document
         ]
@@ -528,8 +528,8 @@ def _read_configs(
         config = by_path[path]
         case_names = {key for root in roots for names in keys[root] for key in names}
         name = config.target.config
-        same_named = [first_configs.setdefault((root, name), config) for root in roots] if config.document else []
-        problems = (*config.problems, *find_name_conflicts(config, same_named))
+        namesakes = [first_configs.setdefault((root, name), config) for root in roots] if config.document else []
+        problems = (*config.problems, *find_name_conflicts(config, namesakes))
         unmatched_entries = tuple(_find_unmatched(config, case_names, roots))
         configs[path] = replace(config, problems=problems, unmatched_entries=unmatched_entries)
     return configs

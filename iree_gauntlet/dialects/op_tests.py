@@ -122,7 +122,7 @@ def _make_cases(
     origin, flags_origin = Origin(spec.name), Origin(config.name)
     module = Module(f"{spec.model}/{spec.stem}", MAIN, target, program, flags, origin, flags_origin=flags_origin)
     # Each table may have the case under any of its names.
-    expectations = next((config.expectations[key] for key in spec.keys if key in config.expectations), ())
+    expectations = next((config.expected[key] for key in spec.keys if key in config.expected), ())
     if not op.benchmark:
         # A case that is compared too can still be measured if it gives wrong numbers.
         expectations = tuple(
@@ -267,11 +267,11 @@ def _read_torch(spec: OpSpec) -> OpInputs:
     reader = _CaseReader(spec, text)
     reader.check_local_file(["file_name"], document.file_name)
     compiles = not reader.problems
-    expected = document.expected_output or [] if document.mode != "benchmark" else []
+    outputs = document.expected_output or [] if document.mode != "benchmark" else []
     return OpInputs(
         document.file_name if compiles else _ANY_PROGRAM,
         _make_inputs(document),
-        tuple(reader.read_output(index, output) for index, output in enumerate(expected)),
+        tuple(reader.read_output(index, output) for index, output in enumerate(outputs)),
         function=document.function_name,
         benchmark=document.mode == "benchmark",
         allclose=Allclose(document.rtol, document.atol, document.equal_nan),
@@ -374,12 +374,12 @@ def read_flagfile(text: str, file: str) -> tuple[list[FlagLine], list[Problem]]:
     flags: list[FlagLine] = []
     problems: list[Problem] = []
     for number, line in enumerate(text.split("\n"), 1):
-        stripped = line.strip()
-        if not stripped or stripped.startswith(("#", "//")):
+        content = line.strip()
+        if not content or content.startswith(("#", "//")):
             continue
-        match = _FLAG_SYNTAX.fullmatch(stripped)
-        if match is None or "\0" in stripped:
-            message = f"expected a flag such as --input=3x4xf32=@input_0.bin, found {_shorten(stripped)!r}"
+        match = _FLAG_SYNTAX.fullmatch(content)
+        if match is None or "\0" in content:
+            message = f"expected a flag such as --input=3x4xf32=@input_0.bin, found {_shorten(content)!r}"
             problems.append(Problem(file, number, "", message, "Write one flag a line; a comment begins with #."))
             continue
         name, value = match.groups()

@@ -252,9 +252,9 @@ class Benchmark(_Common):
             raise FieldError("compilation_required", message)
         archives = ("real_weights_file_name", "real_weights_file_path")
         for names in (PROGRAMS, archives, ("golden_time_ms", "golden_time")):
-            first, *others = [name for name in names if getattr(self, name)] or [""]
-            if others:
-                raise FieldError(others[0], f"says what {first} does; keep one of the two")
+            first, *duplicates = [name for name in names if getattr(self, name)] or [""]
+            if duplicates:
+                raise FieldError(duplicates[0], f"says what {first} does; keep one of the two")
         return self
 
     @model_validator(mode="after")
@@ -280,7 +280,7 @@ def _is_same_number(text: str, number: float) -> bool:
 _AnyDocument = RegressionV1 | RegressionV2 | Benchmark
 _DOCUMENTS: tuple[type[_AnyDocument], ...] = (RegressionV1, RegressionV2, Benchmark)
 _UNIQUE_FIELDS = {
-    kind: frozenset(kind.model_fields).difference(*(other.model_fields for other in _DOCUMENTS if other is not kind))
+    kind: frozenset(kind.model_fields).difference(*(model.model_fields for model in _DOCUMENTS if model is not kind))
     for kind in _DOCUMENTS
 }
 

@@ -80,7 +80,7 @@ def read_text(path: Path, name: str, kind: str = "spec files") -> str:
 
 
 def read_mark(path: Path) -> str:
-    """Return the byte order mark of a file, which its text lacks here; empty where it has none."""
+    """Return the byte order mark of a file, which `read_text` drops; empty if it has none."""
     with path.open("rb") as file:
         return "\ufeff" if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else ""
 

@@ -202,9 +202,9 @@ def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, 
     ), notes
 
 
-def find_unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:
+def find_unselected_failures(suite: Suite, cases: CaseSet) -> list[Problem]:
     """Find a suite's expected failures that match no selected case: they have no effect."""
-    names = {f"{case.model}/{case.submodel}" for case in (*selected.cases, *selected.required)}
+    names = {f"{case.model}/{case.submodel}" for case in (*cases.cases, *cases.required)}
     useless = [entry for entry in suite.expected_failures if not any(fnmatchcase(name, entry.case) for name in names)]
     message, hint = "is a case that no [[include]] selects", "Add an include that selects it, or remove the entry."
     return [

@@ -233,7 +233,7 @@ class _Test(StrictDocument):
 
 
 class _RunTest(_Test):
-    """What is run. Files of IREE carry sharktank's `pipeline_…` along, which no program reads in torch models."""
+    """A test that runs modules. IREE's files carry sharktank's `pipeline_…`, which no torch model's program reads."""
 
     modules: Annotated[list[_ModuleName], Field(min_length=1)] = Field(description="Modules in load order.")
     weights: list[Weight] = Field(default_factory=list, description="Archives of parameters.")
@@ -342,20 +342,20 @@ def has_type(path: Path) -> bool:
     return isinstance(document, dict) and "type" in document
 
 
-def list_json_files(root: Path, excluded: Path | None = None) -> Iterator[Path]:
+def list_json_files(root: Path, excluded_folder: Path | None = None) -> Iterator[Path]:
     """Yield the files that may be specs, in a stable order; `without` is skipped."""
     for current, subfolders, files in os.walk(root):
         subfolders[:] = sorted(
-            name for name in subfolders if not name.startswith(".") and Path(current, name) != excluded
+            name for name in subfolders if not name.startswith(".") and Path(current, name) != excluded_folder
         )
         for name in sorted(files):
             if name.endswith(".json") and not name.startswith("."):
                 yield Path(current, name)
 
 
-def read_torch_specs_below(tree: SpecTree, root: Path, excluded: Path | None = None) -> Iterator[Spec]:
+def read_torch_specs_below(tree: SpecTree, root: Path, excluded_folder: Path | None = None) -> Iterator[Spec]:
     """Yield the specs anywhere below a root."""
-    return (spec for path in list_json_files(root, excluded) if (spec := _read_torch(tree, root, path)))
+    return (spec for path in list_json_files(root, excluded_folder) if (spec := _read_torch(tree, root, path)))
 
 
 def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:

@@ -172,10 +172,10 @@ class CommitPackages:
         except OSError as error:  # All of requests' errors are OSErrors.
             message = f"the packages of commit {commit[:12]} were cut short after {byte_size(size)}: {error}"
             raise ToolchainError(message, "Try again.") from error
-        expected = _SHA256_DIGEST.fullmatch(artifact.digest)
-        if expected and digest.hexdigest() != expected[1]:
+        digest_match = _SHA256_DIGEST.fullmatch(artifact.digest)
+        if digest_match and digest.hexdigest() != digest_match[1]:
             message = f"the packages of commit {commit[:12]} came with another content than GitHub says"
-            raise ToolchainError(message, f"Try again. Expected sha256 {expected[1]}, came {digest.hexdigest()}.")
+            raise ToolchainError(message, f"Try again. Expected sha256 {digest_match[1]}, came {digest.hexdigest()}.")
 
     def _request(self, url: str, commit: str, *, stream: bool = False) -> requests.Response:
         import requests  # noqa: PLC0415 - a plan needs none
@@ -504,9 +504,9 @@ def _find_newest(choice: Choice, locations: ToolchainPlace, list_local: Callable
         candidates = [version for version in local_versions if choice.range is not None or version.is_prerelease]
         matches = list(specifiers.filter(candidates, prereleases=None if choice.range is not None else True))
         if not matches:
-            installed = ", ".join(map(str, local_versions)) or "none"
+            names = ", ".join(map(str, local_versions)) or "none"
             raise ToolchainError(
-                f"no IREE here is {choice.text}, and this is offline: installed are {installed}",
+                f"no IREE here is {choice.text}, and this is offline: installed are {names}",
                 f"Install one where there is a network: gauntlet toolchain.install '{choice.text}'",
             )
         return max(matches)
@@ -526,8 +526,8 @@ def _find_newest(choice: Choice, locations: ToolchainPlace, list_local: Callable
 
 def list_local_versions(environments: Environments) -> list[Version]:
     """List the releases and nightlies that need no network, ascending: of environments, and of this Python."""
-    installed = find_installed_release()
-    return sorted({*environments.versions(), *([installed] if installed else [])})
+    release = find_installed_release()
+    return sorted({*environments.versions(), *([release] if release else [])})
 
 
 def _find_nearest(version: Version, locations: ToolchainPlace, sources: Sources) -> str | None:
@@ -574,11 +574,11 @@ def _make_wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
         if len(wheels) > 1:
             names = ", ".join(path.name for _, path in wheels)
             raise ToolchainError(f"several wheels of one kind in {folder}: {names}", "Leave one of each kind.")
-    selected = {name: matches[name][0] for name in sorted(matches)}
-    digest = hashlib.sha256("".join(f"{name} {hash_of(path)}\n" for name, (_, path) in selected.items()).encode())
+    by_name = {name: matches[name][0] for name in sorted(matches)}
+    digest = hashlib.sha256("".join(f"{name} {hash_of(path)}\n" for name, (_, path) in by_name.items()).encode())
     extras = {COMPILER_WHEEL.distribution: "[onnx]"}
-    requirements = [f"{name}{extras.get(name, '')} @ {path.resolve().as_uri()}" for name, (_, path) in selected.items()]
-    versions = {name: str(version) for name, (version, _) in selected.items()}
+    requirements = [f"{name}{extras.get(name, '')} @ {path.resolve().as_uri()}" for name, (_, path) in by_name.items()]
+    versions = {name: str(version) for name, (version, _) in by_name.items()}
     return Recipe(
         label=f"wheels-{digest.hexdigest()[:16]}",
         requirements=tuple(requirements),

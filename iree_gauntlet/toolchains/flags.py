@@ -313,13 +313,13 @@ class _UntranslatableError(Exception):
     """The tool has no equivalent of a flag; the text is the hint for people."""
 
 
-def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
+def translate(flags: Sequence[str], flag_set: FlagSet, tool: str) -> Translation:
     """Translate flags of one command line (one dash or two, `--flag=value` or `--flag` and `value`) for a tool."""
     # These are other names of flags that take a value.
     value_renames = [rename for rename in FLAG_RENAMES if not rename.new_values]
-    renamed_flags = {rename.old for rename in value_renames if rename.new in known.value_flags}
-    renamed_flags |= {rename.new for rename in value_renames if rename.old in known.value_flags}
-    parsed_flags = list(split_flags(flags, known.value_flags | renamed_flags))
+    renamed_flags = {rename.old for rename in value_renames if rename.new in flag_set.value_flags}
+    renamed_flags |= {rename.new for rename in value_renames if rename.old in flag_set.value_flags}
+    parsed_flags = list(split_flags(flags, flag_set.value_flags | renamed_flags))
     words: list[str] = []
     notes: list[str] = []
     unknown: list[UnknownFlag] = []
@@ -331,14 +331,14 @@ def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
             message = f"with {flag.words[0]} {tool} prints something and ends: nothing would be done"
             unknown.append(UnknownFlag(flag.words[0], message, "Remove it."))
             continue
-        if not flag.name or (flag.name in known.names and has_readable_form):
+        if not flag.name or (flag.name in flag_set.names and has_readable_form):
             words.extend(flag.words)
             continue
         if _is_implied(flag, tool):
             notes.append(f"{' '.join(flag.words)} was left out: this release allows no more than that without it")
             continue
         try:
-            successors, reason = _find_successors(flag, parsed_flags, known, tool)
+            successors, reason = _find_successors(flag, parsed_flags, flag_set, tool)
         except _UntranslatableError as hint:
             words.extend(flag.words)
             unknown.append(UnknownFlag(flag.words[0], f"{tool} does not know {' '.join(flag.words)}", str(hint)))
@@ -360,15 +360,15 @@ def _is_implied(flag: Flag, tool: str) -> bool:
         return False
 
 
-def _find_successors(flag: Flag, parsed_flags: Sequence[Flag], known: FlagSet, tool: str) -> tuple[list[Flag], str]:
+def _find_successors(flag: Flag, parsed_flags: Sequence[Flag], flag_set: FlagSet, tool: str) -> tuple[list[Flag], str]:
     """Return the equivalents of a flag, and the reason for rewriting it."""
-    if flag.name in known.names:
+    if flag.name in flag_set.names:
         return [Flag(flag.name, flag.value, ())], f"{tool} reads no other form"
     renames = [rename for rename in FLAG_RENAMES if tool in rename.tools]
     for rename in renames:
-        if rename.old == flag.name and rename.new in known.names:
+        if rename.old == flag.name and rename.new in flag_set.names:
             return _translate_to_new(flag, rename, parsed_flags), rename.release_note
-    to_old = [rename for rename in renames if rename.new == flag.name and rename.old in known.names]
+    to_old = [rename for rename in renames if rename.new == flag.name and rename.old in flag_set.names]
     if to_old:
         for rename in to_old:
             if rename.companion is not None:
@@ -376,10 +376,10 @@ def _find_successors(flag: Flag, parsed_flags: Sequence[Flag], known: FlagSet, t
         old_flags = [Flag(rename.old, _map_value(flag, rename.old_values, rename.old), ()) for rename in to_old]
         return old_flags, to_old[0].release_note
     for rename in renames:
-        if rename.companion and rename.companion[0] == flag.name and rename.old in known.names:
+        if rename.companion and rename.companion[0] == flag.name and rename.old in flag_set.names:
             _require_companion(rename, rename.companion, parsed_flags)
             return [], rename.release_note
-    raise _UntranslatableError(_make_unknown_flag_hint(flag, renames, known, tool))
+    raise _UntranslatableError(_make_unknown_flag_hint(flag, renames, flag_set, tool))
 
 
 def _translate_to_new(flag: Flag, rename: FlagRename, parsed_flags: Sequence[Flag]) -> list[Flag]:
@@ -393,8 +393,8 @@ def _translate_to_new(flag: Flag, rename: FlagRename, parsed_flags: Sequence[Fla
     # The compiler accepts such a flag once, so all of its sources must agree.
     for name in successors:
         sources = [name.name, *(old_names if name.name == rename.new else [])]
-        others = [peer for peer in parsed_flags if peer.name in sources and peer is not flag]
-        differing = next((peer for peer in others if peer.value != name.value), None)
+        peers = [peer for peer in parsed_flags if peer.name in sources and peer is not flag]
+        differing = next((peer for peer in peers if peer.value != name.value), None)
         if differing is not None:
             raise _UntranslatableError(
                 f"it is called --{name.name} here, which {differing.text} sets too: keep one of them"
@@ -423,12 +423,12 @@ def _map_value(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str 
         return flag.value
     value = table.get((flag.value or "").lower())
     if value is None:
-        supported = ", ".join(old_value for old_value in table if old_value)
-        raise _UntranslatableError(f"it is called --{name} here, which can say --{flag.name}={supported} only")
+        values_text = ", ".join(old_value for old_value in table if old_value)
+        raise _UntranslatableError(f"it is called --{name} here, which can say --{flag.name}={values_text} only")
     return value
 
 
-def _make_unknown_flag_hint(flag: Flag, renames: Sequence[FlagRename], known: FlagSet, tool: str) -> str:
+def _make_unknown_flag_hint(flag: Flag, renames: Sequence[FlagRename], flag_set: FlagSet, tool: str) -> str:
     """Make the hint for a flag that is known under no name."""
     releases = read_flag_releases()
     supporting = releases.with_flag(tool, flag.name)
@@ -441,7 +441,7 @@ def _make_unknown_flag_hint(flag: Flag, renames: Sequence[FlagRename], known: Fl
         if flag.name in (rename.old, rename.new):
             other_name = rename.new if flag.name == rename.old else rename.old
             return f"its other name, --{other_name}, is not known either ({rename.release_note})"
-    nearest = known.nearest(flag.name)
+    nearest = flag_set.nearest(flag.name)
     return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP_FLAGS[tool]}"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Product = Callable[[int, NDArray[Any], NDArray[Any]], NDArray[np.float64]]
 
-__all__ = ["Network", "format_tensor_type"]
+__all__ = ["Network", "tensor_of"]
 
 _TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 _WIDTH, _SAMPLES, _RUNS, _STEP = 64, 128, 8, 2.0**-6
@@ -32,7 +32,7 @@ _LAYERS = 3
 _NEAR_ZERO = (3, 17)
 
 
-def format_tensor_type(values: NDArray[np.float64], form: DataFormat) -> Tensor:
+def tensor_of(values: NDArray[np.float64], form: DataFormat) -> Tensor:
     held = values.astype(_TYPES[form.element_type])
     return Tensor(form.element_type, held.shape, held)
 

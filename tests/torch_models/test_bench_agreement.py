@@ -21,7 +21,7 @@ from iree_gauntlet.torch_models.agreement import (
     without_flips,
 )
 from iree_gauntlet.torch_models.formats import DataFormat, Tolerance
-from tests.support.planted import Network, format_tensor_type
+from tests.support.planted import Network, tensor_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,9 +94,7 @@ def test_limits_are_of_each_output() -> None:
 
 def judged(network: Network, folder: Path, outputs: list[NDArray[np.float64]]) -> tuple[Agreement, Gains]:
     arrays, directions = network.tried(folder)
-    actual, expected = (
-        [format_tensor_type(values, network.form) for values in made] for made in (outputs, network.reference())
-    )
+    actual, expected = ([tensor_of(values, network.form) for values in made] for made in (outputs, network.reference()))
     gradients = network.training
     return (
         compare_tensors(actual, expected, find_limits(arrays), gradients=gradients),
@@ -145,7 +143,7 @@ def test_narrowed_contractions_may_be_further_off(tmp_path: Path) -> None:
     network = Network(DataFormat.FP32)
     arrays, directions = network.tried(tmp_path)
     half = Network(DataFormat.FP16)
-    actual, expected = ([format_tensor_type(made[0], network.form)] for made in (half.compiled(0), network.reference()))
+    actual, expected = ([tensor_of(made[0], network.form)] for made in (half.compiled(0), network.reference()))
     for narrowed, wrong in ((1.0, True), (2.0**13, False)):
         assert bool(compare_tensors(actual, expected, find_limits(arrays, narrowed)).problem) == wrong
         assert bool(find_gains(actual, expected, tmp_path, directions, narrowed).problem) == wrong
@@ -156,7 +154,7 @@ def test_what_nothing_depends_on_shows_nothing(tmp_path: Path) -> None:
     _, directions = network.tried(tmp_path)
     with np.load(tmp_path / directions.file) as found:
         np.savez(tmp_path / directions.file, **{**found, "filters": np.zeros_like(found["filters"])})
-    values = [format_tensor_type(network.reference()[0], network.form)]
+    values = [tensor_of(network.reference()[0], network.form)]
     gains = find_gains(values, values, tmp_path, directions, 1.0)
     assert not gains.problem
     assert gains.contractions.shown == {"1%": 0, "0.1%": 0}
