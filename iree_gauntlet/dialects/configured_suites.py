@@ -136,11 +136,11 @@ def read_config(path: Path, name: str, model: type[SuiteDocument], config_class:
     """Read a config."""
     comments: dict[int, str] = {}
 
-    def plain(text: str) -> str:
+    def convert(text: str) -> str:
         comments.update(list_comments(text))
         return read_plain_json(text)
 
-    document, text, problems, warnings = read_tolerant(model, path, name, plain)
+    document, text, problems, warnings = read_tolerant(model, path, name, convert)
     if document is None:
         return config_class(path, name, problems=tuple(problems), warnings=tuple(warnings))
     target = replace(find_target(document.iree_compile_flags), config=document.config_name)

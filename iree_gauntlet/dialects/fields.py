@@ -315,7 +315,7 @@ class WithTargets(StrictDocument):
         """Return its own target's compile flags for a further target."""
         return (*flags_for(target, flags), *self.targets[target.family].compiler_flags)
 
-    def device_for(self, target: Target) -> str:
+    def choose_device(self, target: Target) -> str:
         """Return the device of a further target."""
         return self.targets[target.family].device or target.kind.device
 

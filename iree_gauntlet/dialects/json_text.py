@@ -406,12 +406,15 @@ def _with_field(text: str, name: str, additions: Sequence[Addition], style: _Sty
     if parts.begins_line(index) or not parts.segments:
         lines = [
             f"{indent}{style.step}{_quote(change.entry)}"
-            f"{',' if style.last_comma or number < len(entries) else ''}{_line_comment(_format_comment(change.reason))}"
+            f"{',' if style.last_comma or number < len(entries) else ''}"
+            f"{_format_line_comment(_format_comment(change.reason))}"
             for number, change in enumerate(entries, start=1)
         ]
         value = style.newline.join(["[", *lines, f"{indent}]"])
     else:
-        inline_items = [f"{_quote(change.entry)}{_block_comment(_format_comment(change.reason))}" for change in entries]
+        inline_items = [
+            f"{_quote(change.entry)}{_format_block_comment(_format_comment(change.reason))}" for change in entries
+        ]
         value = f"[{', '.join(inline_items)}]"
     parts = _insert(parts, index, _Segment(indent, f"{_quote(name)}: {value}", "", True, outer), style.newline)
     return _join_container(text, document, parts, last_comma=last_comma)
@@ -515,9 +518,9 @@ def _insert(parts: _ContainerParts, index: int, segment: _Segment, newline: str)
         head, tail = f"{f'{head}{tail}'.rstrip()}{newline}", segment.trail
         parts = _ContainerParts(head, (), tail)
     if parts.begins_line(index):
-        line_segment = replace(segment, gap="", trail=f"{_line_comment(segment.gap)}{newline}")
+        line_segment = replace(segment, gap="", trail=f"{_format_line_comment(segment.gap)}{newline}")
         return _ContainerParts(head, (*preceding, line_segment, *following), tail)
-    inline_segment = replace(segment, lead=" ", gap=_block_comment(segment.gap), trail="")
+    inline_segment = replace(segment, lead=" ", gap=_format_block_comment(segment.gap), trail="")
     if not preceding and _is_blank(following[0].lead):
         # It replaces the first segment's position.
         inline_segment = replace(inline_segment, lead=following[0].lead)
@@ -535,11 +538,11 @@ def _format_comment(reason: str) -> str:
     return text if len(text) <= _MAX_REASON_CHARS else text[: _MAX_REASON_CHARS - 1] + "…"
 
 
-def _line_comment(text: str) -> str:
+def _format_line_comment(text: str) -> str:
     return f" // {text}" if text else ""
 
 
-def _block_comment(text: str) -> str:
+def _format_block_comment(text: str) -> str:
     return f" /* {text} */" if text else ""
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.dialects.json_text import without_comments
-from iree_gauntlet.dialects.spec_file import iterate_strings, load_json, make_problem_at
+from iree_gauntlet.dialects.spec_file import find_strings, load_json, make_problem_at
 from iree_gauntlet.errors import GauntletError, Problem
 from iree_gauntlet.targets import Target, parse_target
 
@@ -53,7 +53,7 @@ def is_url(source: str) -> bool:
     return _SCHEME.match(source) is not None
 
 
-def leaves_folder(name: str) -> bool:
+def is_outside(name: str) -> bool:
     """Return whether a file's name is no path inside a folder."""
     return name.startswith("/") or "\\" in name or ".." in name.split("/") or not name.strip("./")
 
@@ -235,7 +235,7 @@ def problem_of_flag(file: str, flag: str, message: str, hint: str = "") -> Probl
     path = Path(file)
     try:
         document, text, _ = load_json(path, file, without_comments)
-        keys = next((keys for keys, text in iterate_strings(document) if text.strip() == flag.strip()), None)
+        keys = next((keys for keys, text in find_strings(document) if text.strip() == flag.strip()), None)
         if keys is not None:
             return make_problem_at(file, text, keys, message, hint)
     except GauntletError:

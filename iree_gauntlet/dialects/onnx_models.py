@@ -33,7 +33,7 @@ from iree_gauntlet.dialects.configured_suites import (
 )
 from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.json_text import find_line
-from iree_gauntlet.dialects.locations import BRACKETS_HINT, describe_url_error, find_devices, is_url, leaves_folder
+from iree_gauntlet.dialects.locations import BRACKETS_HINT, describe_url_error, find_devices, is_outside, is_url
 from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import did_you_mean, make_problem_at
 from iree_gauntlet.errors import Problem, UsageError
@@ -240,7 +240,7 @@ def _make_spec(suite: _ModelSuite, name: str, test: OnnxModelTest, base: str, ba
     message, hint, stem = describe_url_error(test.url), BRACKETS_HINT, submodel
     if not message:
         stem = PurePosixPath(urlsplit(test.url).path).stem
-        paths = [part for part in (path, _find_path_in_zoo(test.url)) if leaves_folder(part) or not part.isprintable()]
+        paths = [part for part in (path, _find_path_in_zoo(test.url)) if is_outside(part) or not part.isprintable()]
         if paths:
             message = f"{paths[0]!r} is not a path inside the folder of models"
             hint = "A model's path has no '..' and no backslash, and begins at the suite's base."

@@ -220,7 +220,7 @@ def _unquote(value: object) -> object:
         return value
 
 
-def _tag_union_branch(value: object) -> str:
+def _choose_branch(value: object) -> str:
     return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
 
 
@@ -311,11 +311,11 @@ class ExpectedOutput(StrictDocument):
 
 _FlatArgument = Annotated[
     Annotated[FormulaArgument, Tag(f"{BRANCH}object")] | Annotated[Number, Tag(f"{BRANCH}plain")],
-    Discriminator(_tag_union_branch),
+    Discriminator(_choose_branch),
 ]
 Expected = Annotated[
     Annotated[ExpectedOutput, Tag(f"{BRANCH}object")] | Annotated[Text, Tag(f"{BRANCH}plain")],
-    Discriminator(_tag_union_branch),
+    Discriminator(_choose_branch),
 ]
 
 
@@ -424,7 +424,7 @@ def read_op_specs(
             for config in op_configs
             if config.document
         ]
-        roots = _assign_roots_by_entries(roots, candidates, frozenset().union(*entries))
+        roots = _choose_roots_by_entries(roots, candidates, frozenset().union(*entries))
     keys = {folder.path: _list_case_keys(folder, root) for root, group in roots.items() for folder in group}
     # A requested config in another root's `configs` folder does not apply to a root.
     config_folders = {root: resolve_links(Path(root, CONFIGS)) for root in roots}
@@ -472,7 +472,7 @@ def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
     return folder.spec_folder if folder.path != folder.spec_folder else folder.path.rpartition("/")[0]
 
 
-def _assign_roots_by_entries(
+def _choose_roots_by_entries(
     roots: Mapping[str, Sequence[CaseFolder]], candidates: Collection[str], entries: Collection[str]
 ) -> dict[str, list[CaseFolder]]:
     """Replace each root that is only the spec folder by the folder from which most entries name its cases."""

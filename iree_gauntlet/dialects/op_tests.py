@@ -17,8 +17,8 @@ from iree_gauntlet.dialects.locations import (
     CASE_FOLDER,
     describe_url_error,
     find_devices,
+    is_outside,
     is_url,
-    leaves_folder,
     read_flag_variables,
     with_variables,
 )
@@ -242,7 +242,7 @@ def _read_flags(spec: OpSpec) -> OpInputs:
         problems.append(Problem(spec.name, 0, "", message, "Leave one program in the folder."))
     for line in lines:
         name = find_argument_file(line)
-        if name and leaves_folder(name):
+        if name and is_outside(name):
             message = f"{name!r} leaves the case's folder"
             problems.append(Problem(spec.name, line.number, line.name, message, "Put the file next to the flagfile."))
         elif name and name not in spec.folder.files and not Path(spec.folder.path, name).is_file():
@@ -319,7 +319,7 @@ class _CaseReader:
 
     def check_local_file(self, field: list[str | int], name: str) -> None:
         """Check a file of the case's folder."""
-        if leaves_folder(name):
+        if is_outside(name):
             self._add_problem(field, f"{name!r} leaves the case's folder", "Put the file into the folder.")
         elif name not in self._spec.folder.files and not Path(self._spec.folder.path, name).is_file():
             self._add_problem(field, f"the file {name} is missing", "Put it into the case's folder.")

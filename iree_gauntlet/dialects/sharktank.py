@@ -261,7 +261,7 @@ def _read_v2_fields(document: RegressionV2, target: Target, tuner_flags: tuple[s
         flags=(*document.flags_for(target, document.compiler_flags), *tuner_flags),
         pipeline_flags=document.flags_for(target, document.pipeline_compiler_flags),
         threshold_args=fields.threshold_args if target_args is None else tuple(target_args),
-        device=document.device_for(target),
+        device=document.choose_device(target),
         run_fails="",
         chips_failing="",
     )
@@ -346,7 +346,7 @@ class _BenchmarkReader(SpecReader):
             skip_reason=skip,
             blocked_reason="; ".join(text for _, text in self._missing),
             blocked_field=next((field for field, _ in self._missing if field), ""),
-            notes=document.notes(),
+            notes=document.list_notes(),
         )
 
     def _read_module(self, module: Module) -> Module:

@@ -237,7 +237,7 @@ class Benchmark(_Common):
     )  # ours
     golden_compiler: GoldenCompiler  # ours
 
-    def notes(self) -> tuple[str, ...]:
+    def list_notes(self) -> tuple[str, ...]:
         """Return a note for each outdated field."""
         device_note = "device is missing, as in the first generation: hip with --device_allocator=caching is meant"
         notes = [f"{old} is the older name of {new}" for old, new in _NEWER_NAMES.items() if getattr(self, old)]

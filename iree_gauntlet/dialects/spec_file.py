@@ -194,18 +194,18 @@ def problem_of_field(file: str, field: str, message: str, hint: str = "") -> Pro
 
 def strings_of(path: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield (field, text) of the strings under some keys, at any depth, of a JSON file that may not be a valid spec."""
-    for location, value in iterate_strings(load_json(path, str(path), without_comments)[0]):
+    for location, value in find_strings(load_json(path, str(path), without_comments)[0]):
         if location[-1] in keys:
             yield _join_path(location), value
 
 
-def iterate_strings(value: object, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def find_strings(value: object, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield (path of keys and indices, text) of the strings in a JSON value."""
     if isinstance(value, str):
         yield path, value
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
-        yield from iterate_strings(child, *path, key)
+        yield from find_strings(child, *path, key)
 
 
 def make_problems(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.load import AnySpec
 
 
-# It is a part of the names of runs.
+# A suite's name is a part of the names of runs.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
 

@@ -68,7 +68,7 @@ class TorchTest:
         """The cases of the modules that it needs."""
         return tuple(definition.case for definition in self.definitions)
 
-    def retarget(self, targets: Sequence[Target]) -> Iterator[TorchTest]:
+    def expand_targets(self, targets: Sequence[Target]) -> Iterator[TorchTest]:
         """Yield the test on those of some targets that all of its modules list as further ones, without its goldens.
 
         A test that exists for its goldens has no other target.
@@ -77,16 +77,16 @@ class TorchTest:
             if self.case.kind is Kind.COMPSTAT or self.case.golden_keys or target.covers(self.case.target):
                 continue
             if self.definitions and all(target.family in module.document.targets for module in self.definitions):
-                yield self._retarget_to(target)
+                yield self._replace_target(target)
 
-    def _retarget_to(self, target: Target) -> TorchTest:
-        definitions = tuple(definition.retarget(target) for definition in self.definitions)
+    def _replace_target(self, target: Target) -> TorchTest:
+        definitions = tuple(definition.replace_target(target) for definition in self.definitions)
         modules = {old.module.id: new.module for old, new in zip(self.definitions, definitions, strict=True)}
         weights = tuple(
             replace(item, made=replace(item.made, module=modules[item.made.module.id])) if item.made else item
             for item in self.case.parameters
         )
-        device = definitions[-1].document.device_for(target)
+        device = definitions[-1].document.choose_device(target)
         words = {word for word in self.case.markers if parse_target(word) is None}
         case = replace(
             self.case,
@@ -109,13 +109,13 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
     assert isinstance(document, QualityTest | BenchmarkTest | CompstatTest), "only these are built"
     reader = _TestReader(spec, modules)
     if isinstance(document, CompstatTest):
-        modules_found = [reader.module(["module"], document.module)]
+        modules_found = [reader.find_module(["module"], document.module)]
         weights: tuple[Parameters, ...] = ()
     else:
-        modules_found = [reader.module(["modules", index], name) for index, name in enumerate(document.modules)]
-        weights = tuple(reader.parameters(index, weight) for index, weight in enumerate(document.weights))
-    inputs = reader.arguments("inputs", getattr(document, "inputs", []))
-    expected_outputs = reader.arguments("expected_outputs", getattr(document, "expected_outputs", []))
+        modules_found = [reader.find_module(["modules", index], name) for index, name in enumerate(document.modules)]
+        weights = tuple(reader.read_parameters(index, weight) for index, weight in enumerate(document.weights))
+    inputs = reader.read_arguments("inputs", getattr(document, "inputs", []))
+    expected_outputs = reader.read_arguments("expected_outputs", getattr(document, "expected_outputs", []))
     run_args = reader.expand_flags("run_args", getattr(document, "run_args", []))
     if reader.problems:
         return None, reader.problems
@@ -182,7 +182,7 @@ class TorchTests(Builder[Spec]):
         if test is None or not includes:
             return
         tests = [test] if any(target.covers(test.case.target) for target in collector.targets) else []
-        tests += test.retarget(collector.targets)
+        tests += test.expand_targets(collector.targets)
         if not tests:
             collector.other_targets.add(test.case.target.name)
         for test_case in tests:
@@ -210,21 +210,21 @@ class _TestReader(SpecReader):
         self._modules = modules
         self.required: dict[str, ModuleCase] = {}
 
-    def module(self, field: Sequence[str | int], name: str) -> Module | None:
+    def find_module(self, field: Sequence[str | int], name: str) -> Module | None:
         module_case = self._modules.find(self, field, name)
         if module_case is None:
             return None
         self.required[module_case.module.id] = module_case
         return module_case.module
 
-    def parameters(self, index: int, weight: Weight) -> Parameters:
+    def read_parameters(self, index: int, weight: Weight) -> Parameters:
         if weight.url is not None:
             return Parameters(weight.scope, url=self.resolve_torch_url(["weights", index, "url"], weight.url))
-        module = self.module(["weights", index, "module"], weight.module or "")
+        module = self.find_module(["weights", index, "module"], weight.module or "")
         values = MadeValues(module, weight.seed, weight.value) if module else None
         return Parameters(weight.scope, made=values)
 
-    def arguments(self, field: str, items: Sequence[ArgumentSpec]) -> tuple[Argument, ...]:
+    def read_arguments(self, field: str, items: Sequence[ArgumentSpec]) -> tuple[Argument, ...]:
         return tuple(
             Argument(item.value or "", self.resolve_torch_url([field, index, "url"], item.url) if item.url else "")
             for index, item in enumerate(items)
@@ -262,7 +262,7 @@ class ModuleCase:
         """The compiled module."""
         return self.case.modules[0]
 
-    def retarget(self, target: Target) -> ModuleCase:
+    def replace_target(self, target: Target) -> ModuleCase:
         """Return the case on one of its further targets."""
         module = replace(self.module, target=target, flags=self.document.flags_for(target, self.module.flags))
         return replace(self, case=replace(self.case, target=target, modules=(module,)))

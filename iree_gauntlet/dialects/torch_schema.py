@@ -110,7 +110,7 @@ def _check_run_flag(text: str) -> str:
     return text
 
 
-def _unwrap_module(value: object) -> object:
+def _unpack_module(value: object) -> object:
     """Unwrap a compstat's module: iree-test-suites documents an array, but its program takes a name."""
     if isinstance(value, list) and len(value) != 1:
         raise ValueError(f"expected one module, found {len(value)}")
@@ -283,7 +283,7 @@ class CompstatTest(_Test):
     """Holds a module's dispatch count and size against upper bounds."""
 
     type: Literal["compstat"] = Field(description="What the file is.")
-    module: Annotated[_ModuleName, BeforeValidator(_unwrap_module), WithJsonSchema(_ONE_MODULE)] = Field(
+    module: Annotated[_ModuleName, BeforeValidator(_unpack_module), WithJsonSchema(_ONE_MODULE)] = Field(
         description="Name of a module definition below the module folder."
     )
     golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(None, "Most dispatches.")
@@ -337,7 +337,7 @@ def has_type(path: Path) -> bool:
         content = read_file(path)
         document = json.loads(without_comments(content.decode("utf-8-sig"))) if b'"type"' in content else None
     except (OSError, ValueError, RecursionError):
-        # It is reported when it is read as a spec.
+        # The problem is reported when the file is read as a spec.
         return False
     return isinstance(document, dict) and "type" in document
 

@@ -129,7 +129,7 @@ def _find_version(text: str, option: str, locations: ToolchainPlace) -> Version:
     if environments.offline:
         nightlies = [version for version in list_local_versions(environments) if version.is_prerelease]
     else:
-        nightlies = environments.installer.versions(
+        nightlies = environments.installer.list_versions(
             COMPILER_WHEEL.distribution, SpecifierSet(), _make_nightly_sources(locations)
         )
     if not nightlies:
@@ -150,7 +150,7 @@ def _list_versions(
     # The range is inclusive: `<3.13.0` would exclude its nightlies too, which are older than it.
     specifiers = f">={low},<={high}"
     while True:
-        ends = installer.versions(distribution, SpecifierSet(specifiers), sources)
+        ends = installer.list_versions(distribution, SpecifierSet(specifiers), sources)
         versions += ends
         if len(ends) != 2:
             return versions

@@ -246,7 +246,7 @@ class Environments:
         """List every environment of any Python and platform: path, environment, or else why it is invalid."""
         return [row for folder in (self.folder, *self.legacy_folders) for row in Environment.list_in(folder)]
 
-    def versions(self) -> list[Version]:
+    def list_versions(self) -> list[Version]:
         """List the installed releases and nightlies for this Python, ascending, without those of wheel folders."""
         releases = [(path, env) for path, env, _ in self.all() if env is not None and env.label == env.compiler]
         return sorted({Version(env.label) for path, env in releases if path.name == self.path_of(env.label).name})

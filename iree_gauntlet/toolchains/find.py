@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.settings import Configuration
-    from iree_gauntlet.toolchains.source_builds import Uses
+    from iree_gauntlet.toolchains.source_builds import UsageRegistry
 
 
 # The first variable that is set is used.
@@ -120,10 +120,10 @@ class CommitPackages:
     def _find_artifact(self, commit: str) -> _CiArtifact:
         """Find the artifact with the packages for this platform, of the newest run that has one."""
         name = f"{platform.system().lower()}_{platform.machine()}_release_packages"
-        runs = list(self._iter_pages(f"actions/workflows/{_WORKFLOW}/runs?head_sha={commit}", "workflow_runs", commit))
+        runs = list(self._list_pages(f"actions/workflows/{_WORKFLOW}/runs?head_sha={commit}", "workflow_runs", commit))
         has_expired, other_names = False, set()
         for run in runs:
-            for entry in self._iter_pages(f"actions/runs/{run['id']}/artifacts", "artifacts", commit):
+            for entry in self._list_pages(f"actions/runs/{run['id']}/artifacts", "artifacts", commit):
                 artifact = _CiArtifact.from_dict(entry)
                 if artifact.name == name and not artifact.expired:
                     return artifact
@@ -138,7 +138,7 @@ class CommitPackages:
             message = f"IREE's CI has no {name} of commit {commit[:12]}: there is {available}"
         raise NoSuchToolchainError(message, _make_build_hint(commit))
 
-    def _iter_pages(self, path: str, key: str, commit: str) -> Iterator[dict[str, Any]]:
+    def _list_pages(self, path: str, key: str, commit: str) -> Iterator[dict[str, Any]]:
         """Iterate over the entries of all pages of a list."""
         separator = "&" if "?" in path else "?"
         page, count = 1, 0
@@ -302,7 +302,7 @@ def make_toolchain_place(
     folder: Path,
     cache_dir: Path,
     configuration: Configuration,
-    uses_of: Callable[[Path], Uses],
+    uses_of: Callable[[Path], UsageRegistry],
     hash_of: Callable[[Path], str],
     *,
     offline: bool,
@@ -449,7 +449,7 @@ def provide_environment(choice: Choice, locations: ToolchainPlace) -> Environmen
     if choice.kind is ChoiceKind.COMMIT:
         return _install_commit(choice, locations)
     if choice.kind in _VERSION_KINDS:
-        version = choice.version or _find_newest(choice, locations, locations.environments.versions)
+        version = choice.version or _find_newest(choice, locations, locations.environments.list_versions)
         return _provide_version(choice, version, locations)
     hint = "Name a release, a range, a nightly, commit:SHA or wheels:DIR."
     raise UsageError(f"{choice.text} is not installed by this toolkit", hint)
@@ -511,9 +511,9 @@ def _find_newest(choice: Choice, locations: ToolchainPlace, list_local: Callable
             )
         return max(matches)
     index_sources = sources if choice.range is not None else Sources(sources.find_links, only_links=True, pre=True)
-    versions = environments.installer.versions(COMPILER_WHEEL.distribution, specifiers, index_sources)
+    versions = environments.installer.list_versions(COMPILER_WHEEL.distribution, specifiers, index_sources)
     if not versions and choice.range is not None:
-        releases = environments.installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(), index_sources)
+        releases = environments.installer.list_versions(COMPILER_WHEEL.distribution, SpecifierSet(), index_sources)
         raise NoSuchToolchainError(
             f"no release of IREE is {choice.text}",
             f"There are {releases[0]} to {releases[-1]}." if releases else "The index has none: check its settings.",
@@ -527,7 +527,7 @@ def _find_newest(choice: Choice, locations: ToolchainPlace, list_local: Callable
 def list_local_versions(environments: Environments) -> list[Version]:
     """List the releases and nightlies that need no network, ascending: of environments, and of this Python."""
     release = find_installed_release()
-    return sorted({*environments.versions(), *([release] if release else [])})
+    return sorted({*environments.list_versions(), *([release] if release else [])})
 
 
 def _find_nearest(version: Version, locations: ToolchainPlace, sources: Sources) -> str | None:
@@ -536,7 +536,7 @@ def _find_nearest(version: Version, locations: ToolchainPlace, sources: Sources)
     sources = replace(sources, pre=version.is_prerelease)
 
     def list_versions(text: str) -> list[Version]:
-        return installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(text), sources)
+        return installer.list_versions(COMPILER_WHEEL.distribution, SpecifierSet(text), sources)
 
     if list_versions(f"=={version}"):
         return None

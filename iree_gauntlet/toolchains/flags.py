@@ -71,7 +71,7 @@ class FlagSet:
     names: frozenset[str]
     value_flags: frozenset[str] = frozenset()
 
-    def nearest(self, name: str) -> str:
+    def find_nearest(self, name: str) -> str:
         """Return the name that is spelled most alike; empty where none is close."""
         # Most of a compiler's flags are LLVM's: a mistyped IREE flag must not be matched with one of them.
         prefix = "iree-" if name.startswith("iree-") else ""
@@ -165,7 +165,7 @@ def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> dict[str, FlagSet
     return compiler | _load_flags(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
 
 
-def _query_flags(toolchain: Toolchain, tool: str) -> FlagSet:
+def _read_tool_flags(toolchain: Toolchain, tool: str) -> FlagSet:
     path, help_flag = toolchain.tool(tool), _HELP_FLAGS[tool]
     result = ask([path, help_flag], timeout=60.0)
     flags = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(result.stdout)
@@ -185,7 +185,7 @@ def _load_flags(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tup
         tables = document["tools"]
         if document["format"] == _FILE_FORMAT and document["sha256"] == _digest(tables) and tables.keys() == set(tools):
             return {tool: FlagSet(*(frozenset(tables[tool][field]) for field in ("names", "valued"))) for tool in tools}
-    flag_sets = {tool: _query_flags(toolchain, tool) for tool in tools}
+    flag_sets = {tool: _read_tool_flags(toolchain, tool) for tool in tools}
     tables = {tool: {"names": sorted(f.names), "valued": sorted(f.value_flags)} for tool, f in flag_sets.items()}
     document = {"format": _FILE_FORMAT, "sha256": _digest(tables), "tools": tables}
     with suppress(OSError):  # If the cache is read-only or full, the result is as good without being cached.
@@ -441,7 +441,7 @@ def _make_unknown_flag_hint(flag: Flag, renames: Sequence[FlagRename], flag_set:
         if flag.name in (rename.old, rename.new):
             other_name = rename.new if flag.name == rename.old else rename.old
             return f"its other name, --{other_name}, is not known either ({rename.release_note})"
-    nearest = flag_set.nearest(flag.name)
+    nearest = flag_set.find_nearest(flag.name)
     return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP_FLAGS[tool]}"
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# Run as a module, it imports ONNX programs.
+# This module imports ONNX programs when it is run.
 IMPORTER = "iree.compiler.tools.import_onnx"
 
 

@@ -53,7 +53,7 @@ class Sources:
     only_links: bool = False
     pre: bool = False
 
-    def flags(self) -> list[str]:
+    def make_flags(self) -> list[str]:
         """Return the sources as uv's flags."""
         links = ["--find-links", self.find_links] if self.find_links else []
         prerelease = ["--prerelease=allow"] if self.pre else []
@@ -78,10 +78,10 @@ class Installer:
         self, python: Path, requirements: Sequence[str], sources: Sources, lock_fd: int, news: Callable[[str], None]
     ) -> None:
         """Install into an environment that `make_environment` has made; errors end with the program's output."""
-        argv = ["pip", "install", "--python", str(python), *sources.flags(), *requirements]
+        argv = ["pip", "install", "--python", str(python), *sources.make_flags(), *requirements]
         self._run(argv, lock_fd, news, f"uv cannot install {' '.join(requirements)}")
 
-    def versions(self, distribution: str, specifiers: SpecifierSet, sources: Sources) -> list[Version]:
+    def list_versions(self, distribution: str, specifiers: SpecifierSet, sources: Sources) -> list[Version]:
         """Return versions in a range that fit this Python, ascending: at least the lowest and the highest, if any."""
         # uv resolves to one version at a time, and lists none if there is none.
         ends = [self._resolve(f"{distribution}{specifiers}", sources, mode) for mode in ("lowest-direct", "highest")]
@@ -89,7 +89,7 @@ class Installer:
 
     def _resolve(self, requirement: str, sources: Sources, mode: str) -> Version | None:
         argv = ["pip", "compile", "--color=never", "--no-header", "--no-annotate", "--no-deps"]
-        argv += ["--python", sys.executable, "--resolution", mode, *sources.flags(), "-"]
+        argv += ["--python", sys.executable, "--resolution", mode, *sources.make_flags(), "-"]
         try:
             result = self._run_uv(argv, timeout=_RESOLVE_SECONDS, stdin=requirement)
         except subprocess.TimeoutExpired as error:

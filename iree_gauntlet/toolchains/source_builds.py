@@ -298,7 +298,7 @@ def find_first_error(output: str) -> str:
     return next((line for line in lines if "error" in line.lower()), "")
 
 
-class Uses(Protocol):
+class UsageRegistry(Protocol):
     """The folders of a toolchain cache that living processes use."""
 
     def use(self, path: Path) -> None:
@@ -346,7 +346,7 @@ class _WorkFolder:
     tools: BuildTools
     key: str
 
-    def label(self, commit: str, parts: Iterable[str]) -> str:
+    def make_label(self, commit: str, parts: Iterable[str]) -> str:
         """Return the label of the finished build of a commit."""
         return f"{commit[:12]}-{self.key}-{''.join(sorted(part[0] for part in parts))}"
 
@@ -367,7 +367,7 @@ class SourceBuilds:
     environ: Mapping[str, str]
     _: KW_ONLY
     offline: bool
-    uses: Uses
+    uses: UsageRegistry
     mark_used: Callable[[Path], None]
     news: Callable[[str], None]
     legacy_folders: tuple[Path, ...] = ()
@@ -472,7 +472,7 @@ class SourceBuilds:
     def _list_paths(self, work: _WorkFolder, choice: Choice, commit: str) -> list[Path]:
         """List the candidate paths of that build, those with most parts first."""
         if choice.ref:
-            pattern = f"{work.label(commit, ())}*"
+            pattern = f"{work.make_label(commit, ())}*"
             paths = [path for folder in self._folders for path in folder.glob(pattern)]
             return sorted(paths, key=lambda path: -len(path.name))
         try:
@@ -529,8 +529,8 @@ class SourceBuilds:
             "parts": sorted(required_parts),
             "seconds": round(time.monotonic() - start_time, 1),
         }
-        prefix = work.label(commit, ()) if choice.ref else f"{_TREE_PREFIX}{work.folder.name}-"
-        label = work.label(commit, required_parts) if choice.ref else f"{prefix}{_hash_content(builder.folder)}"
+        prefix = work.make_label(commit, ()) if choice.ref else f"{_TREE_PREFIX}{work.folder.name}-"
+        label = work.make_label(commit, required_parts) if choice.ref else f"{prefix}{_hash_content(builder.folder)}"
         with file_lock(self.folder / f".{label}.lock", self._make_wait_reporter(label)):
             # A commit may be built from two checkouts, and a rebuild may give the same content.
             if is_new := Build.inspect(self.folder / label)[0] is None:
@@ -599,9 +599,9 @@ def _choose_targets(build: BuildFolder, required_parts: frozenset[str]) -> list[
 def _hash_content(build: Path) -> str:
     """Return a digest of 8 digits of the programs' and libraries' content; their times change with each build."""
 
-    def iterate_hashes() -> Iterator[tuple[str, str]]:
+    def read_hashes() -> Iterator[tuple[str, str]]:
         for name in list_shipped_files(build):
             with (build / name).open("rb") as file:
                 yield name, hashlib.file_digest(file, "sha256").hexdigest()
 
-    return compute_identity(iterate_hashes())[:8]
+    return compute_identity(read_hashes())[:8]

@@ -119,9 +119,9 @@ def test_splitting_loses_no_word(words: list[str], valued: set[str]) -> None:
 
 def test_the_nearest_name_of_an_iree_flag_is_one_of_irees() -> None:
     flags = FlagSet(frozenset({"iree-rocm-target", "tree-rocm-target", "verify"}))
-    assert flags.nearest("iree-rcm-target") == "iree-rocm-target"
-    assert flags.nearest("verfy") == "verify"
-    assert not flags.nearest("something-else")
+    assert flags.find_nearest("iree-rcm-target") == "iree-rocm-target"
+    assert flags.find_nearest("verfy") == "verify"
+    assert not flags.find_nearest("something-else")
 
 
 @pytest.mark.iree
