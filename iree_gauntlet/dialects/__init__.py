@@ -1,1 +1,1 @@
-"""Spec files → cases: one module a dialect, and the trees that hold them."""
+"""Conversion of spec files to cases: one module for each dialect, and the folders of specs."""

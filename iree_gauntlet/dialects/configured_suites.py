@@ -1,4 +1,4 @@
-"""Suites whose cases are compiled and run once for each config, as it says: operators, and ONNX models."""
+"""Suites whose cases are compiled and run once for each config: operators, and ONNX models."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
-from iree_gauntlet.dialects.fields import Flag, StrictDocument, expecting, read_tolerant
+from iree_gauntlet.dialects.fields import Flag, StrictDocument, expect, read_tolerant
 from iree_gauntlet.dialects.json_text import list_comments, read_plain_json
-from iree_gauntlet.dialects.locations import target_of_flags
-from iree_gauntlet.dialects.spec import Builder, Loaded
-from iree_gauntlet.dialects.spec_file import problem_at
+from iree_gauntlet.dialects.locations import find_target
+from iree_gauntlet.dialects.spec import Builder, Collector
+from iree_gauntlet.dialects.spec_file import make_problem_at
 from iree_gauntlet.settings import read_file
 from iree_gauntlet.targets import Target
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 _CONFIG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-_ConfigName = Annotated[str, expecting("a name of letters, digits, '_', '-', '+' and '.'", _CONFIG_NAME.fullmatch)]
+_ConfigName = Annotated[str, expect("a name of letters, digits, '_', '-', '+' and '.'", _CONFIG_NAME.fullmatch)]
 
 
 class SuiteDocument(StrictDocument):
-    """How what a suite holds is compiled and run."""
+    """A config: the flags that compile and run a suite's cases."""
 
     config_name: _ConfigName
     iree_compile_flags: list[Flag] = Field(description="Flags of iree-compile.")
@@ -43,7 +43,7 @@ class SuiteDocument(StrictDocument):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Config:
-    """A config, read, with comments by line; without a document where it cannot be understood."""
+    """A parsed config, with comments by line; without a document if it is invalid."""
 
     path: Path
     name: str
@@ -53,7 +53,7 @@ class Config:
     comments: Mapping[int, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
-    unmatched: tuple[Problem, ...] = ()
+    unmatched_entries: tuple[Problem, ...] = ()
 
 
 _Config = TypeVar("_Config", bound=Config)
@@ -61,7 +61,7 @@ _Config = TypeVar("_Config", bound=Config)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredSuite(Generic[_Config]):
-    """Cases with one root."""
+    """The configs of cases with a common root."""
 
     configs: tuple[_Config, ...]
     problems: tuple[Problem, ...] = ()
@@ -69,7 +69,7 @@ class ConfiguredSuite(Generic[_Config]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredSpec:
-    """What is compiled and run by the configs of its suite."""
+    """A spec that is compiled and run by the configs of its suite."""
 
     dialect: ClassVar[str]
 
@@ -81,12 +81,12 @@ class ConfiguredSpec:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Families of targets that its configs are for."""
+        """The families of targets of its configs."""
         return tuple(dict.fromkeys(config.target.family for config in self.suite.configs if config.document))
 
     @property
     def is_test(self) -> bool:
-        """Always: it is compiled and run."""
+        """True: it is always compiled and run."""
         return True
 
 
@@ -94,67 +94,67 @@ _Spec = TypeVar("_Spec", bound=ConfiguredSpec)
 
 
 class ConfiguredBuilder(Builder[_Spec]):
-    """Specs that stand for themselves, such as an operator's folder."""
+    """A builder for specs that are compiled and run themselves, such as an operator's folder."""
 
-    def __init__(self, specs: Sequence[_Spec], loaded: Loaded) -> None:
-        super().__init__(specs, loaded)
+    def __init__(self, specs: Sequence[_Spec], collector: Collector) -> None:
+        super().__init__(specs, collector)
         self._suites: set[tuple[ConfiguredSuite[Any], bool]] = set()
 
     def build(self, spec: _Spec) -> Iterable[Case]:
-        """The cases of a spec for the targets that are asked for, blocked where it has problems."""
+        """Yield the cases of a spec for the requested targets, blocked where it has problems."""
         raise NotImplementedError
 
-    def ask_configs(self, suite: ConfiguredSuite[_Config]) -> list[tuple[_Config, Target]]:
-        """The configs whose targets are asked for, with the targets as asked; the others' are elsewhere."""
-        chosen: list[tuple[_Config, Target]] = []
+    def select_configs(self, suite: ConfiguredSuite[_Config]) -> list[tuple[_Config, Target]]:
+        """Return the configs whose targets are requested, with these targets; record the other configs' targets."""
+        configs: list[tuple[_Config, Target]] = []
         for config in suite.configs:
-            asked = next((target for target in self.loaded.targets if target.covers(config.target)), None)
+            match = next((target for target in self.collector.targets if target.covers(config.target)), None)
             if config.document is None:
                 continue
-            if asked is None:
-                self.loaded.elsewhere.add(replace(config.target, config="").name)
+            if match is None:
+                self.collector.other_targets.add(replace(config.target, config="").name)
             else:
-                chosen.append((config, _with_sku(config.target, asked.sku)))
-        return chosen
+                configs.append((config, _with_sku(config.target, match.sku)))
+        return configs
 
-    def add(self, spec: _Spec, chosen: Sequence[Include]) -> None:
-        """Adds the cases of a spec, and once what is wrong with its suite."""
-        suite, problems = spec.suite, self.loaded.problems if chosen else self.loaded.left_out
-        if (suite, bool(chosen)) not in self._suites:
-            self._suites.add((suite, bool(chosen)))
+    def add(self, spec: _Spec, includes: Sequence[Include]) -> None:
+        """Add the cases of a spec, and once the problems of its suite."""
+        suite, problems = spec.suite, self.collector.problems if includes else self.collector.unselected_problems
+        if (suite, bool(includes)) not in self._suites:
+            self._suites.add((suite, bool(includes)))
             problems.update(suite.problems, *(config.problems for config in suite.configs))
-            self.loaded.warnings.update(*(config.warnings for config in suite.configs if chosen))
-            self.loaded.unmatched.update(*(config.unmatched for config in suite.configs if chosen))
+            self.collector.warnings.update(*(config.warnings for config in suite.configs if includes))
+            self.collector.unmatched_entries.update(*(config.unmatched_entries for config in suite.configs if includes))
         problems.update(spec.problems)
-        if not chosen:
+        if not includes:
             return
         for case in self.build(spec):
-            self.loaded.add(case, chosen)
+            self.collector.add(case, includes)
 
 
-def read_config(path: Path, name: str, model: type[SuiteDocument], kind: type[_Config]) -> _Config:
-    """Reads a config."""
+def read_config(path: Path, name: str, model: type[SuiteDocument], config_class: type[_Config]) -> _Config:
+    """Read a config."""
     comments: dict[int, str] = {}
 
-    def plain(text: str) -> str:
+    def convert(text: str) -> str:
         comments.update(list_comments(text))
         return read_plain_json(text)
 
-    document, text, problems, warnings = read_tolerant(model, path, name, plain)
+    document, text, problems, warnings = read_tolerant(model, path, name, convert)
     if document is None:
-        return kind(path, name, problems=tuple(problems), warnings=tuple(warnings))
-    target = replace(target_of_flags(document.iree_compile_flags), config=document.config_name)
-    return kind(path, name, text, document, target, comments, warnings=tuple(warnings))
+        return config_class(path, name, problems=tuple(problems), warnings=tuple(warnings))
+    target = replace(find_target(document.iree_compile_flags), config=document.config_name)
+    return config_class(path, name, text, document, target, comments, warnings=tuple(warnings))
 
 
 def has_word(path: Path, *words: str) -> bool:
-    """Whether a file has a word in it, by which a suite's files are known; one that cannot be read may."""
+    """Return whether a file contains a word, by which a suite's files are recognised; an unreadable one may."""
     try:
         content = read_file(path)
     except FileNotFoundError:
         return False
     except OSError:
-        # What is wrong with it is said when it is read.
+        # Its problem is reported when it is read.
         return True
     return any(word.encode() in content for word in words)
 
@@ -165,25 +165,25 @@ def _with_sku(target: Target, sku: str) -> Target:
 
 
 @lru_cache(maxsize=64)
-def read_markers(target: Target, kind: Kind) -> frozenset[str]:
-    """The markers of a case that has none of its own."""
+def make_markers(target: Target, kind: Kind) -> frozenset[str]:
+    """Make the markers of a case that has none of its own."""
     return frozenset({kind.value, target.family, *filter(None, [target.chip])})
 
 
-def with_own_names(configs: Sequence[_Config]) -> list[_Config]:
-    """The same configs; those that share a name, as IREE's O0 and O2 do, are called by their files."""
+def make_names_unique(configs: Sequence[_Config]) -> list[_Config]:
+    """Return the configs; those that share a name, as IREE's O0 and O2 do, are named by their files."""
     names = Counter(config.target.config for config in configs if config.document)
 
-    def named(config: _Config) -> _Config:
+    def rename(config: _Config) -> _Config:
         stem = PurePosixPath(config.name).stem
-        shared = names[config.target.config] > 1 and _CONFIG_NAME.fullmatch(stem)
-        return replace(config, target=replace(config.target, config=stem)) if shared else config
+        is_shared = names[config.target.config] > 1 and _CONFIG_NAME.fullmatch(stem)
+        return replace(config, target=replace(config.target, config=stem)) if is_shared else config
 
-    return list(map(named, configs))
+    return list(map(rename, configs))
 
 
-def find_same_names(config: Config, others: Iterable[Config]) -> Iterator[Problem]:
-    """Problems of a config whose name is that of others, too."""
-    for other in sorted({other.name for other in others} - {config.name}):
-        message = f"{config.target.config!r} is the name of {other} too"
-        yield problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")
+def find_name_conflicts(config: Config, configs: Iterable[Config]) -> Iterator[Problem]:
+    """Find the problems of a config whose name others have too."""
+    for file in sorted({file.name for file in configs} - {config.name}):
+        message = f"{config.target.config!r} is the name of {file} too"
+        yield make_problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")

@@ -26,11 +26,11 @@ from iree_gauntlet.dialects.json_text import find_line
 from iree_gauntlet.dialects.spec_file import (
     FieldError,
     did_you_mean,
+    drop_unknown_fields,
     load_json,
-    problems_at,
+    make_problems,
     read_toml,
     with_lines,
-    without_strange_fields,
 )
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.formatting import parse_c_float, parse_c_integer, split_values
@@ -53,9 +53,9 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _RELEASE = re.compile(r"\d+(?:\.\d+)*(?:(?:rc|\.?dev)\d*)?(?:\+\w+)?")
 _SHAPE = re.compile(r"(?:\d+x)*")
 _INTEGER_TYPE = re.compile(r"(?:i|si|ui)(?:8|16|32|64)")
-_BYTES = re.compile(r"(?:[0-9a-fA-F]{2})+")
-# How a file of values begins, behind a type.
-_FILES = ("@", "+")
+_HEX_BYTES = re.compile(r"(?:[0-9a-fA-F]{2})+")
+# A file of values is written after a type with these prefixes.
+_FILE_PREFIXES = ("@", "+")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _DEVICES = [*dict.fromkeys(Target(family).kind.device for family in FAMILIES)]
 OWN_TARGET = "is what the file is for anyway"
@@ -64,54 +64,54 @@ OWN_TARGET_HINT = "Name further targets only."
 
 @dataclass(frozen=True, slots=True)
 class Checked(AfterValidator):
-    """A validator that says in a JSON Schema what it takes."""
+    """A validator with the JSON Schema of the values that it accepts."""
 
     schema: Mapping[str, Any] = field(hash=False)
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """As pydantic asks for it."""
+        """Return the schema, as pydantic's protocol requires."""
         return {**handler(core), **self.schema}
 
 
 def about(default: Any, description: str, **conditions: Any) -> Any:
-    """A field that may be left out, with what people are told of it."""
+    """Make an optional field with a description for users."""
     return Field(default, description=description, **conditions)
 
 
-def expecting(what: str, fits: Callable[[str], object]) -> Checked:
-    """A validator of text that says what is expected; of a pattern's `fullmatch`, the JSON Schema has the pattern."""
+def expect(noun: str, fits: Callable[[str], object]) -> Checked:
+    """Make a text validator with an expectation; for a pattern's `fullmatch`, the JSON Schema has the pattern."""
 
-    def checked(text: str) -> str:
+    def check(text: str) -> str:
         if not fits(text):
-            raise ValueError(f"expected {what}, found {text!r}")
+            raise ValueError(f"expected {noun}, found {text!r}")
         return text
 
     pattern = getattr(fits, "__self__", None)
-    known = {"pattern": f"^(?:{pattern.pattern})$"} if isinstance(pattern, re.Pattern) else {}
+    schema = {"pattern": f"^(?:{pattern.pattern})$"} if isinstance(pattern, re.Pattern) else {}
     return Checked(
-        checked, {"description": what if "://" in what.partition(" ")[0] else what[:1].upper() + what[1:], **known}
+        check, {"description": noun if "://" in noun.partition(" ")[0] else noun[:1].upper() + noun[1:], **schema}
     )
 
 
-def one_of(what: str, known: Collection[str], besides: Iterable[str] = ()) -> Checked:
-    """A validator of a word that is one of those that are known."""
+def one_of(noun: str, choices: Collection[str], aliases: Iterable[str] = ()) -> Checked:
+    """Make a validator for one of several words."""
 
-    def checked(text: str) -> str:
-        if text not in known:
-            raise ValueError(f"unknown {what} {text!r}{did_you_mean(text, known)} ({', '.join(known)})")
+    def check(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"unknown {noun} {text!r}{did_you_mean(text, choices)} ({', '.join(choices)})")
         return text
 
-    return Checked(checked, {"enum": [*known, *besides]})
+    return Checked(check, {"enum": [*choices, *aliases]})
 
 
 def _check_input_text(text: str) -> str:
-    """`1x64xi64`, `1xf32=3.0`, `@file.npy` and the runtime's other notations."""
+    """Check `1x64xi64`, `1xf32=3.0`, `@file.npy` and the runtime's other notations."""
     head, equals, contents = text.partition("=")
     if not text.strip() or "\0" in text:
         raise ValueError(f"expected an input such as 1x64xi64, found {text!r}")
     if head[:1].isdigit() and not _NUMBER.fullmatch(text) and not TENSOR_TYPE.fullmatch(head):
         raise ValueError(f"expected an input such as 1x64xi64 or 1xf32=3.0, found {text!r}")
-    if TENSOR_TYPE.fullmatch(head) and not contents.startswith(_FILES):
+    if TENSOR_TYPE.fullmatch(head) and not contents.startswith(_FILE_PREFIXES):
         _require_values(head, contents, text)
         if not equals and "x" not in text:
             raise ValueError(f"expected the value of a scalar, such as {text}=0, found {text!r}")
@@ -119,13 +119,13 @@ def _check_input_text(text: str) -> str:
 
 
 def _require_values(tensor_type: str, contents: str, text: str) -> None:
-    """Refuses values that a tensor type does not have; none are zeros, and one fills the tensor."""
-    found = _SHAPE.match(tensor_type)
-    shape = found[0] if found else ""
+    """Reject values that a tensor type does not have; no values mean zeros, and one fills the tensor."""
+    match = _SHAPE.match(tensor_type)
+    shape = match[0] if match else ""
     element_type = tensor_type.removeprefix(shape)
     tokens, count = split_values(contents), math.prod(map(int, shape.split("x")[:-1]))
-    packed = element_type.lstrip("sui") in ("2", "4")
-    if tokens and len(tokens) not in (1, count) and not packed:
+    is_packed = element_type.lstrip("sui") in ("2", "4")
+    if tokens and len(tokens) not in (1, count) and not is_packed:
         raise ValueError(f"expected one value, or all {count}, found {len(tokens)} in {text!r}")
     for token in tokens:
         try:
@@ -133,14 +133,14 @@ def _require_values(tensor_type: str, contents: str, text: str) -> None:
                 parse_c_integer(token, element_type)
             elif element_type.startswith(("f", "bf")):
                 parse_c_float(token)
-            elif not _BYTES.fullmatch(token):
+            elif not _HEX_BYTES.fullmatch(token):
                 raise ValueError("expected bytes in hexadecimal digits, such as 01")  # noqa: TRY301 - as of numbers
         except ValueError as error:
             raise ValueError(f"{token!r} is not a value of {element_type}: {error}, in {text!r}") from None
 
 
 def require_type(value: str, source: str, field: str) -> None:
-    """A FieldError for what is no tensor type next to a field of a file of raw bytes, or next to what says its own."""
+    """Raise a FieldError unless a value next to raw bytes is a tensor type, and the file has no type of its own."""
     if source.split("?", maxsplit=1)[0].endswith(".npy"):
         raise FieldError(
             "value",
@@ -154,9 +154,9 @@ def require_type(value: str, source: str, field: str) -> None:
 
 
 def require_literal(value: str, field: str) -> None:
-    """A FieldError for what is no values without a file: `4xf32=1 2 3 4`, `4xf32` for zeros, a number."""
+    """Raise a FieldError unless a value without a file gives values: `4xf32=1 2 3 4`, `4xf32` for zeros, a number."""
     head, _, contents = value.partition("=")
-    if not (_NUMBER.fullmatch(value) or TENSOR_TYPE.fullmatch(head)) or contents.startswith(_FILES):
+    if not (_NUMBER.fullmatch(value) or TENSOR_TYPE.fullmatch(head)) or contents.startswith(_FILE_PREFIXES):
         message = f"expected values such as 4xf32=1 2 3 4, or 4xf32 for zeros, found {value!r}; {field!r} names a file"
         raise FieldError("value", message)
     try:
@@ -215,31 +215,31 @@ def _check_stages(timeouts: dict[str, float]) -> dict[str, float]:
 
 Flag = Annotated[str, Checked(_check_flag, {"pattern": "^-"})]
 Text = Annotated[str, AfterValidator(_check_not_blank)]
-Word = Annotated[str, expecting("one word of letters, digits, '_', '-' and '.'", _is_word)]
+Word = Annotated[str, expect("one word of letters, digits, '_', '-' and '.'", _is_word)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 InputText = Annotated[str, AfterValidator(_check_input_text)]
 PlainName = Annotated[
     str,
-    expecting("a file name without folders", lambda text: text not in ("", ".", "..") and not set(text) & set("/\\\0")),
+    expect("a file name without folders", lambda text: text not in ("", ".", "..") and not set(text) & set("/\\\0")),
 ]
-RelativePath = Annotated[str, expecting("a relative path without '..'", _is_relative_path)]
-_Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
-# `"True"` is true for the programs that read sharktank's files, and stands in some of them.
+RelativePath = Annotated[str, expect("a relative path without '..'", _is_relative_path)]
+_Releases = Annotated[str, expect("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
+# sharktank's programs read `"True"` as true, and some of its files contain it.
 Truth = Annotated[
     bool,
     BeforeValidator(lambda value: True if value == "True" else value),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "True"}]}),
 ]
 WholeNumber = Annotated[float, Field(gt=0, lt=1 << 31), AfterValidator(_check_whole)]
-# The stages of a run of which nobody says what is done.
-_USUAL = ", ".join(stage for stage in SPEC_STAGES if any(stage in (one, *one.row.upstream) for one in DEFAULT_STAGES))
+# These are the stages of a run without any request for stages.
+_STAGES = ", ".join(stage for stage in SPEC_STAGES if any(stage in (one, *one.row.upstream) for one in DEFAULT_STAGES))
 Timeouts = Annotated[
     dict[str, Positive],
     Checked(_check_stages, {"propertyNames": {"enum": [*SPEC_STAGES]}}),
-    Field(default_factory=dict, description=f"Seconds by stage: {_USUAL}; options of the command line override them."),
+    Field(default_factory=dict, description=f"Seconds by stage: {_STAGES}; options of the command line override them."),
 ]
-# Fields that may be left out.
+# These fields are optional.
 Flags = Annotated[list[Flag], Field(default_factory=list)]
 Texts = Annotated[list[Text], Field(default_factory=list)]
 ForPeople = Annotated[str, Field(default="", description="For people.")]
@@ -266,8 +266,8 @@ _Document = TypeVar("_Document", bound=StrictDocument)
 
 def _check_family(name: str) -> str:
     if name not in FAMILIES:
-        known = f"; known are {', '.join(FAMILIES)}"
-        raise ValueError(f"unknown target {name!r}{did_you_mean(name, FAMILIES) or known}")
+        hint = f"; known are {', '.join(FAMILIES)}"
+        raise ValueError(f"unknown target {name!r}{did_you_mean(name, FAMILIES) or hint}")
     return name
 
 
@@ -276,17 +276,17 @@ FURTHER_TARGETS = f"Further targets, and what is otherwise there: {', '.join(FAM
 
 
 def in_schema(**conditions: Any) -> ConfigDict:
-    """What a model's validators check, as its JSON Schema has it."""
+    """Make a model's config with the conditions that its validators check, for the JSON Schema."""
     return ConfigDict(json_schema_extra=conditions)
 
 
-def when_true(name: str) -> dict[str, Any]:
-    """The condition of a JSON Schema that a `Truth` is there, and true."""
+def require_true(name: str) -> dict[str, Any]:
+    """Make the condition of a JSON Schema that a `Truth` is present and true."""
     return {"required": [name], "properties": {name: {"enum": [True, "True"]}}}
 
 
 def present(*names: str) -> dict[str, Any]:
-    """The condition of a JSON Schema that fields are there, and are not null."""
+    """Make the condition of a JSON Schema that fields are present and not null."""
     return {"required": [*names], "properties": {name: {"not": {"type": "null"}} for name in names}}
 
 
@@ -307,21 +307,21 @@ class TargetOptions(StrictDocument):
 
 
 class WithTargets(StrictDocument):
-    """What means further targets besides its own (*ours*)."""
+    """A document with further targets besides its own (*ours*)."""
 
     targets: Mapping[Family, TargetOptions] = Field(default_factory=dict, description=FURTHER_TARGETS)
 
     def flags_for(self, target: Target, flags: Iterable[str]) -> tuple[str, ...]:
-        """The compile flags of its own target, on a further one."""
+        """Return its own target's compile flags for a further target."""
         return (*flags_for(target, flags), *self.targets[target.family].compiler_flags)
 
-    def device_for(self, target: Target) -> str:
-        """What a further target runs on."""
+    def choose_device(self, target: Target) -> str:
+        """Return the device of a further target."""
         return self.targets[target.family].device or target.kind.device
 
 
 class ProgramDocument(StrictDocument):
-    """What names a program, of MLIR or ONNX."""
+    """A document that names a program, of MLIR or ONNX."""
 
     mlir: Text = Field(description="The program: a file, or a URL, of MLIR or of ONNX (.onnx), which is imported.")
     onnx_import: ImportOptions | None = about(None, "How an .onnx program is imported.")  # ours
@@ -337,41 +337,41 @@ class ProgramDocument(StrictDocument):
         return self.mlir.split("?")[0].endswith(".onnx")
 
     @property
-    def imported(self) -> OnnxImport | None:
-        """How the program is prepared and imported; None for MLIR."""
+    def onnx_options(self) -> OnnxImport | None:
+        """The options for preparing and importing the program; None for MLIR."""
         if not self._is_onnx:
             return None
         options = self.onnx_import or ImportOptions()
         return OnnxImport(options.opset, tuple((name, tuple(shape)) for name, shape in options.shapes.items()))
 
 
-def validated(model: type[_Document], content: object, name: str, text: str) -> tuple[_Document | None, list[Problem]]:
-    """A document, or None where it cannot be understood, and what is wrong with it.
+def validate(model: type[_Document], content: object, name: str, text: str) -> tuple[_Document | None, list[Problem]]:
+    """Validate a document; return it, or None if it is invalid, with its problems.
 
-    The text is JSON with every value in its place; `{}` where the file has no such text.
+    The text is JSON with every value at its position; `{}` where the file has no such text.
     """
     try:
         return model.model_validate(content), []
     except ValidationError as error:
-        return None, problems_at(error, model, name, partial(find_line, text))
+        return None, make_problems(error, model, name, partial(find_line, text))
 
 
 def read_tolerant(
     model: type[_Document], path: Path, name: str, plain: Callable[[str], str] | None = None
 ) -> tuple[_Document | None, str, list[Problem], list[Problem]]:
-    """The document or None, its text, what is wrong with it, and warnings of fields that its format has gained."""
+    """Read a document; return it or None, its text, its problems, and warnings of fields that its format has gained."""
     content, text, problems = load_json(path, name, plain)
     if content is None:
         return None, text, problems, []
-    content, warnings = without_strange_fields(content, model.model_fields, name, text)
-    document, problems = validated(model, content, name, text)
+    content, warnings = drop_unknown_fields(content, model.model_fields, name, text)
+    document, problems = validate(model, content, name, text)
     return document, text, problems, warnings
 
 
 def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> tuple[str, _Document]:
-    """Text of a TOML file, and what it means; SpecError with everything that is wrong with it."""
+    """Read a TOML file; return its text and its table; SpecError with all of its problems."""
     text, content = read_toml(path, kind)
-    table, problems = validated(model, content, str(path), "{}")
+    table, problems = validate(model, content, str(path), "{}")
     if table is None:
         raise SpecError(with_lines(problems, text), kind)
     return text, table

@@ -1,12 +1,12 @@
-"""The text of a JSON file: comments, where its values stand, and edits that change nothing else.
+"""The text of a JSON file: comments, positions of its values, and edits that keep every other byte.
 
-Configs of operator suites have comments and trailing commas, which is what they use of JSON5; torch models have
-comments. Such a text becomes plain JSON of the same length, every value in its place: the standard library reads it in
-a millisecond (a parser of all of JSON5 in Python takes a second, one in C keeps no places), messages name its lines,
-and edits keep every other byte. What else JSON5 has is refused, with its line, as JSON refuses it.
+Configs of operator suites have comments and trailing commas, the only parts of JSON5 that they use; torch models have
+comments. Such a text is converted to plain JSON of the same length, with every value at its position: the standard
+library reads it in a millisecond (a Python parser of complete JSON5 takes a second, a C one keeps no positions),
+messages have its lines, and edits keep every other byte. Other JSON5 syntax is rejected as by JSON, with its line.
 
-The lists of expected failures of an operator suite's config are edited where they stand: comments, order, indentation,
-line ends and the way in which the last comma is written are the author's.
+The lists of expected failures of an operator suite's config are edited in place: comments, order, indentation,
+line ends and the style of the last comma are the author's.
 """
 
 from __future__ import annotations
@@ -25,69 +25,69 @@ if TYPE_CHECKING:
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _COMMENT = r"//[^\n]*|/\*.*?(?:\*/|\Z)"
-_WORDS = re.compile(rf"{_STRING}|(?P<comment>{_COMMENT})", re.DOTALL)
+_TEXT_OR_COMMENT = re.compile(rf"{_STRING}|(?P<comment>{_COMMENT})", re.DOTALL)
 _TOKEN = re.compile(rf"{_STRING}|\S")
-_CLOSING = re.compile(r"\s*[\]}]")
+_CLOSING_BRACKET = re.compile(r"\s*[\]}]")
 _NOT_SPACE = re.compile(r"[^\n\r]")
-_INDEX = re.compile(r"\[(\d+)\]")
-_SPACE = " \t\n\r\ufeff"
-# An array that is longer has a line for each item.
-_LONG_LINE = 100
+_ARRAY_INDEX = re.compile(r"\[(\d+)\]")
+_WHITESPACE = " \t\n\r\ufeff"
+# A longer array is written with a line for each item.
+_MAX_INLINE_CHARS = 100
 EXPECTED_LISTS = (
     "expected_compile_failures",
     "expected_compile_crashes",
     "expected_run_failures",
     "expected_run_crashes",
 )
-_LONGEST_REASON = 160
-# What ends a line or cannot be seen, to whatever reader of JSON5.
-_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]+")
-# Space and comments up to the end of a line, and that end. A comment of several lines begins something else.
+_MAX_REASON_CHARS = 160
+# These characters end a line, or are invisible, to some reader of JSON5.
+_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]+")
+# Whitespace and comments up to the end of a line, including that end. A comment of several lines does not match.
 _REST_OF_LINE = re.compile(r"(?:[ \t]|/\*[^\n]*?\*/)*(?://[^\n]*?)?\r?\n")
-_REMARKS = re.compile(r"(?:[ \t]*/\*[^\n]*?\*/)*")
+_BLOCK_COMMENTS = re.compile(r"(?:[ \t]*/\*[^\n]*?\*/)*")
 _BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
 
 
 def read_plain_json(text: str) -> str:
-    """The same values in the same places, without comments and trailing commas.
+    """Replace comments and trailing commas by spaces; every value keeps its position.
 
-    A comment that does not end swallows the rest, so that the JSON that is left does not end either.
+    An unterminated comment swallows the rest, so that the resulting JSON is unterminated too.
     """
     text = without_comments(text)
     pieces: list[str] = []
-    done = 0
-    value = False  # whether what stands before may be followed by a comma
+    copied_end = 0
+    follows_value = False  # True if a comma may follow the previous symbol.
     for match in _TOKEN.finditer(text):
-        word = match[0]
-        if word == "," and value and _CLOSING.match(text, match.end()):
-            pieces += [text[done : match.start()], " "]
-            done = match.end()
-        value = word not in (",", "[", "{", ":")
-    return "".join((*pieces, text[done:]))
+        symbol = match[0]
+        if symbol == "," and follows_value and _CLOSING_BRACKET.match(text, match.end()):
+            pieces += [text[copied_end : match.start()], " "]
+            copied_end = match.end()
+        follows_value = symbol not in (",", "[", "{", ":")
+    return "".join((*pieces, text[copied_end:]))
 
 
 def without_comments(text: str) -> str:
-    """The same values in the same places; a comment becomes spaces."""
-    # Most specs have no `//` but those of their URLs, and no comment can begin within `s://`.
+    """Replace comments by spaces; every value keeps its position."""
+    # Most specs have no `//` except in their URLs, and no comment can begin within `s://`.
     if "/*" in text or "//" in text.replace("s://", ""):
-        text = _WORDS.sub(lambda match: _NOT_SPACE.sub(" ", match[0]) if match["comment"] else match[0], text)
+        text = _TEXT_OR_COMMENT.sub(lambda match: _NOT_SPACE.sub(" ", match[0]) if match["comment"] else match[0], text)
     return text
 
 
 def list_comments(text: str) -> dict[int, str]:
-    """What is said in the comments of one line each, by number of the line (1-based); of several, the last one."""
-    found = [match for match in _WORDS.finditer(text) if match["comment"]]
-    lines = _count_lines(text, (match.start() for match in found))
-    comments = ((line, match["comment"]) for line, match in zip(lines, found, strict=True))
+    """Map line numbers (1-based) to the text of their single-line comments; of several in a line, the last one."""
+    matches = [match for match in _TEXT_OR_COMMENT.finditer(text) if match["comment"]]
+    lines = _count_lines(text, (match.start() for match in matches))
+    comments = ((line, match["comment"]) for line, match in zip(lines, matches, strict=True))
     return {line: comment[2:].removesuffix("*/").strip() for line, comment in comments if "\n" not in comment}
 
 
 def _count_lines(text: str, positions: Iterable[int]) -> Iterator[int]:
-    """Lines (1-based) of rising positions."""
-    line, counted = 1, 0
+    """Yield the lines (1-based) of ascending positions."""
+    line, last_position = 1, 0
     for position in positions:
-        line += text.count("\n", counted, position)
-        counted = position
+        line += text.count("\n", last_position, position)
+        last_position = position
         yield line
 
 
@@ -96,10 +96,10 @@ class Member:
     """One member of a container.
 
     Attributes:
-        start, end: of `value`, or of `"key": value`.
-        comma: position of the comma behind it.
-        text: of a value that is a string.
-        key: of an object's member, else empty.
+        start, end: positions of `value`, or of `"key": value`.
+        comma: position of the comma after it.
+        text: the value of a string.
+        key: key of an object's member, else empty.
     """
 
     start: int
@@ -120,9 +120,9 @@ class Container:
 
 
 def read_spans(text: str) -> Container:
-    """The places of a document that is an array or an object; ValueError where it is none, by this grammar."""
+    """Parse the positions of a document that is an array or an object; ValueError if it is not, or is no JSON."""
     plain = read_plain_json(text)
-    opening = _skip(plain, 0)
+    opening = _skip_whitespace(plain, 0)
     document, end = json.JSONDecoder().raw_decode(plain, opening)
     if not isinstance(document, dict | list) or not _is_blank(plain[end:]):
         raise ValueError("the document is not one object or array")
@@ -130,68 +130,68 @@ def read_spans(text: str) -> Container:
 
 
 def _read_container(plain: str, with_commas: str, opening: int, end: int) -> Container:
-    """The places of what is between two positions; the second text has the commas before closing brackets, too."""
+    """Parse the members between two positions; `with_commas` is the text with its trailing commas."""
     members: list[Member] = []
     for key, start, position in _read_members(plain, opening):
-        value, stop = json.JSONDecoder().raw_decode(plain, position)
-        behind = _skip(with_commas, stop)
-        comma = behind if with_commas[behind] == "," else None
+        value, value_end = json.JSONDecoder().raw_decode(plain, position)
+        next_position = _skip_whitespace(with_commas, value_end)
+        comma = next_position if with_commas[next_position] == "," else None
         string = value if isinstance(value, str) else None
-        own = _read_container(plain, with_commas, position, stop) if isinstance(value, dict | list) else None
-        members.append(Member(start, stop, comma, string, key if isinstance(key, str) else "", own))
+        container = _read_container(plain, with_commas, position, value_end) if isinstance(value, dict | list) else None
+        members.append(Member(start, value_end, comma, string, key if isinstance(key, str) else "", container))
     return Container(opening, end - 1, tuple(members))
 
 
 def _is_blank(text: str) -> bool:
-    """Whether a text between tokens is space alone, without comments."""
-    return not text.strip(_SPACE)
+    """Return whether a text between tokens is whitespace only, without comments."""
+    return not text.strip(_WHITESPACE)
 
 
 def find_line(text: str, path: Sequence[str | int]) -> int:
-    """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent."""
+    """Return the line (1-based) on which the value at a path starts, or its nearest existing parent."""
     text = without_comments(text)
-    position, _ = _find(text, path)
+    position, _ = _find_value(text, path)
     return text[:position].count("\n") + 1
 
 
 def find_item_lines(text: str, path: Sequence[str | int]) -> list[int]:
-    """Lines (1-based) of the items of the array at a path, in their order; empty where there is no array."""
-    position, missing = _find(text, path)
+    """Return the lines (1-based) of the items of the array at a path, in order; empty where there is no array."""
+    position, missing = _find_value(text, path)
     if missing or text[position : position + 1] != "[":
         return []
     return list(_count_lines(text, (start for _, _, start in _read_members(text, position))))
 
 
 def find_path(document: object, field: str) -> tuple[str | int, ...]:
-    """Keys and indices of a dotted field (`golden_time_ms.mi300`, `inputs[0].value`) of a document.
+    """Parse a dotted field (`golden_time_ms.mi300`, `inputs[0].value`) into keys and indices of a document.
 
-    A key may have dots in it: of several readings, the one that the document has; KeyError where it has none.
+    A key may contain dots: the first reading that the document has is returned; KeyError where it has none.
     """
     if not field:
         return ()
     if isinstance(document, list):
-        match = _INDEX.match(field)
+        match = _ARRAY_INDEX.match(field)
         if match and int(match[1]) < len(document):
             return (int(match[1]), *find_path(document[int(match[1])], field[match.end() :].removeprefix(".")))
     if isinstance(document, dict):
         for key in sorted(document, key=len, reverse=True):
-            rest = field[len(key) :]
-            if field.startswith(key) and (not rest or rest[0] in ".["):
+            suffix = field[len(key) :]
+            if field.startswith(key) and (not suffix or suffix[0] in ".["):
                 try:
-                    return (key, *find_path(document[key], rest.removeprefix(".")))
+                    return (key, *find_path(document[key], suffix.removeprefix(".")))
                 except KeyError:
                     continue
     raise KeyError(field)
 
 
 def with_value(text: str, path: Sequence[str | int], value: float | str) -> str:
-    """The text with another number or string at a path, all else as it was; KeyError where there is none."""
+    """Replace the number or string at a path, and keep all else; KeyError where there is none."""
     plain = without_comments(text)
-    position, missing = _find(plain, path)
+    position, missing = _find_value(plain, path)
     if missing:
         raise KeyError(missing[0])
-    before, end = json.JSONDecoder().raw_decode(plain, position)
-    if not isinstance(before, str if isinstance(value, str) else int | float) or isinstance(before, bool):
+    old_value, end = json.JSONDecoder().raw_decode(plain, position)
+    if not isinstance(old_value, str if isinstance(value, str) else int | float) or isinstance(old_value, bool):
         raise KeyError(path[-1] if path else "")
     if not isinstance(value, str):
         value = int(value) if value == int(value) else float(value)
@@ -199,30 +199,30 @@ def with_value(text: str, path: Sequence[str | int], value: float | str) -> str:
 
 
 def with_member(text: str, key: str, value: object) -> str:
-    """The text of an object with a value under a key, in its place or as the last one; all else is as it was."""
-    whole = read_spans(text)
-    first = whole.members[0].start if whole.members else whole.closing
-    line = text.rfind("\n", 0, first) + 1
-    # As the first member; four spaces where it would be that.
-    indent = (text[line:first] if _is_blank(text[line:first]) else "") if whole.members else "    "
-    written = _quote(value)
-    if isinstance(value, list) and len(value) > 1 and len(written) > _LONG_LINE:
-        inner = ",\n".join(f"{indent}{indent}{_quote(item)}" for item in value)
-        written = f"[\n{inner}\n{indent}]"
-    written = f"{_quote(key)}: {written}"
-    there = next((member for member in whole.members if member.key == key), None)
-    if there is not None:
-        return text[: there.start] + written + text[there.end :]
-    if not whole.members:
-        return text[: whole.opening + 1] + f"\n{indent}{written}\n" + text[whole.closing :]
-    end = whole.members[-1].end
+    """Set a key of an object, in place or as the last member, and keep all else."""
+    container = read_spans(text)
+    start = container.members[0].start if container.members else container.closing
+    line = text.rfind("\n", 0, start) + 1
+    # The indentation is that of the first member, or four spaces.
+    indent = (text[line:start] if _is_blank(text[line:start]) else "") if container.members else "    "
+    member_text = _quote(value)
+    if isinstance(value, list) and len(value) > 1 and len(member_text) > _MAX_INLINE_CHARS:
+        item_lines = ",\n".join(f"{indent}{indent}{_quote(item)}" for item in value)
+        member_text = f"[\n{item_lines}\n{indent}]"
+    member_text = f"{_quote(key)}: {member_text}"
+    old_member = next((member for member in container.members if member.key == key), None)
+    if old_member is not None:
+        return text[: old_member.start] + member_text + text[old_member.end :]
+    if not container.members:
+        return text[: container.opening + 1] + f"\n{indent}{member_text}\n" + text[container.closing :]
+    end = container.members[-1].end
     gap = f"\n{indent}" if line else " "
-    return f"{text[:end]},{gap}{written}{text[end:]}"
+    return f"{text[:end]},{gap}{member_text}{text[end:]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """An entry that is to go from a list, wherever it stands in it."""
+    """An entry to be removed from a list."""
 
     list: str
     entry: str
@@ -230,7 +230,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """An entry that is to come into a list, with the comment on its line."""
+    """An entry to be added to a list, with the comment for its line."""
 
     list: str
     entry: str
@@ -239,7 +239,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A member with the text around it that goes where it goes; its `trail` is the rest of a line that it ends."""
+    """A member with the text around it that is moved or removed with it; `trail` is the rest of a line that it ends."""
 
     lead: str
     text: str
@@ -258,7 +258,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _ContainerParts:
-    """What stands between a container's brackets: the rest of its first line, its members, what is behind them."""
+    """The text between a container's brackets: the rest of its first line, its members, and the text after them."""
 
     head: str
     segments: tuple[_Segment, ...]
@@ -267,14 +267,14 @@ class _ContainerParts:
     def __str__(self) -> str:
         return f"{self.head}{''.join(map(str, self.segments))}{self.tail}"
 
-    def begins_line(self, place: int) -> bool:
-        """Whether what comes before the segment of an index would stand at the beginning of a line."""
-        return self.segments[place - 1].ends_line if place else self.head.endswith("\n")
+    def begins_line(self, index: int) -> bool:
+        """Return whether the text before the segment of an index would be at the beginning of a line."""
+        return self.segments[index - 1].ends_line if index else self.head.endswith("\n")
 
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """How a document is written: the end of its lines, one step of indentation, whether a last comma is written."""
+    """A document's style: its line end, one step of indentation, and whether the last comma is written."""
 
     newline: str
     step: str
@@ -282,30 +282,30 @@ class _Style:
 
 
 def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
-    """The text of a config with other expected failures.
+    """Return the text of a config with other expected failures.
 
-    An entry goes with the comment on its line, and with a comment directly above it that is about nothing that stays:
-    a comment is taken to be about the entries below it up to the next comment or blank line. A new entry comes to
-    where the order of a sorted list asks for it, else to the list's end. A list that is missing becomes a field.
+    An entry is removed with the comment on its line, and with a comment directly above it that applies to no remaining
+    entry: a comment applies to the entries below it up to the next comment or blank line. A new entry is inserted at
+    its position in a sorted list, else at the list's end. A missing list becomes a new field.
 
     Raises:
-        GauntletError: an entry to be removed is not there, one to be added is, or the text cannot be edited so that
-            it means just that.
+        GauntletError: an entry to be removed does not exist, one to be added does, or the text cannot be edited so
+            that it means exactly that.
     """
-    expected = _apply(_read(text), changes)
+    result = _apply_changes(_read(text), changes)
     document = read_spans(text)
     style = _detect_style(text, document)
-    # From the last one on, so that the places hold.
+    # Editing from the last one on keeps the positions valid.
     for member in reversed(document.members):
-        own = [change for change in changes if change.list == member.key]
-        if own and member.container:
-            text = _edit_list(text, member.container, own, style)
+        list_changes = [change for change in changes if change.list == member.key]
+        if list_changes and member.container:
+            text = _edit_list(text, member.container, list_changes, style)
     fields = {member.key for member in document.members}
     for name in dict.fromkeys(change.list for change in changes):
         if name not in fields:
-            added = [change for change in changes if change.list == name and isinstance(change, Addition)]
-            text = _with_field(text, name, added, style)
-    if json.dumps(_read(text), sort_keys=True) != json.dumps(expected, sort_keys=True):
+            additions = [change for change in changes if change.list == name and isinstance(change, Addition)]
+            text = _with_field(text, name, additions, style)
+    if json.dumps(_read(text), sort_keys=True) != json.dumps(result, sort_keys=True):
         raise GauntletError(
             "the config cannot be edited so that it means the same otherwise",
             "Change its lists by hand; the changes are listed above.",
@@ -315,10 +315,10 @@ def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
 
 def _read(text: str) -> dict[str, Any]:
     def refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        document = dict(pairs)
+        if len(document) < len(pairs):
             raise ValueError("a key appears twice in one object")
-        return found
+        return document
 
     try:
         document = json.loads(read_plain_json(text).removeprefix("\ufeff"), object_pairs_hook=refuse_twins)
@@ -329,30 +329,30 @@ def _read(text: str) -> dict[str, Any]:
     return document
 
 
-def _apply(document: dict[str, Any], changes: Sequence[Removal | Addition]) -> dict[str, Any]:
-    """What the changed text is to mean."""
+def _apply_changes(document: dict[str, Any], changes: Sequence[Removal | Addition]) -> dict[str, Any]:
+    """Apply changes to a document; the changed text must have this meaning."""
     lists: dict[str, list[str]] = {}
     for change in changes:
-        before = document.get(change.list, [])
-        if change.list not in EXPECTED_LISTS or not isinstance(before, list):
+        old_entries = document.get(change.list, [])
+        if change.list not in EXPECTED_LISTS or not isinstance(old_entries, list):
             raise GauntletError(
                 f"{change.list} is not a list of expected failures", f"Known: {', '.join(EXPECTED_LISTS)}."
             )
-        entries = lists.setdefault(change.list, list(before))
+        entries = lists.setdefault(change.list, list(old_entries))
         if isinstance(change, Removal) == (change.entry not in entries):
-            what = "is not in" if isinstance(change, Removal) else "is already in"
-            raise GauntletError(f"{change.entry} {what} {change.list}", "The config was changed since: run again.")
+            state = "is not in" if isinstance(change, Removal) else "is already in"
+            raise GauntletError(f"{change.entry} {state} {change.list}", "The config was changed since: run again.")
         if isinstance(change, Removal):
             lists[change.list] = [entry for entry in entries if entry != change.entry]
         else:
-            key = _order(before)
-            place = len(entries) if key is None else sum(key(entry) < key(change.entry) for entry in entries)
-            entries.insert(place, change.entry)
+            key = _find_sort_key(old_entries)
+            index = len(entries) if key is None else sum(key(entry) < key(change.entry) for entry in entries)
+            entries.insert(index, change.entry)
     return document | lists
 
 
-def _order(entries: Sequence[Any]) -> Callable[[str], str] | None:
-    """By what a list is sorted; None where it is not."""
+def _find_sort_key(entries: Sequence[Any]) -> Callable[[str], str] | None:
+    """Return the key by which a list is sorted; None where it is not sorted."""
     keys: tuple[Callable[[str], str], ...] = (str, str.casefold)
     for key in keys:
         if all(isinstance(entry, str) for entry in entries) and list(entries) == sorted(entries, key=key):
@@ -364,77 +364,80 @@ def _detect_style(text: str, document: Container) -> _Style:
     newline = "\r\n" if "\r\n" in text else "\n"
     indents = [_find_indentation(text, member.start) for member in document.members]
     step = next((indent for indent in indents if indent), "  ")
-    lasts = [
+    has_last_commas = [
         container.members[-1].comma is not None
         for container in (document, *(member.container for member in document.members if member.container))
         if container.members and "\n" in text[container.members[-1].end : container.closing]
     ]
-    return _Style(newline, step, any(lasts))
+    return _Style(newline, step, any(has_last_commas))
 
 
 def _find_indentation(text: str, position: int) -> str:
-    """The space before a position, where nothing else stands before it on its line."""
+    """Return the whitespace before a position, where only whitespace precedes it on its line."""
     line = text[text.rfind("\n", 0, position) + 1 : position]
     return "" if line.strip(" \t") else line
 
 
 def _edit_list(text: str, container: Container, changes: Sequence[Removal | Addition], style: _Style) -> str:
-    """The text with what stands between the brackets of a list changed."""
-    parts, last_comma, outer, indent = _open(text, container, style)
-    key = _order([segment.value for segment in parts.segments])
-    gone = {change.entry for change in changes if isinstance(change, Removal)}
-    if gone:
-        parts = _without(parts, gone)
+    """Apply changes to the text between the brackets of a list."""
+    parts, last_comma, outer, indent = _split_container(text, container, style)
+    key = _find_sort_key([segment.value for segment in parts.segments])
+    removed_entries = {change.entry for change in changes if isinstance(change, Removal)}
+    if removed_entries:
+        parts = _remove_entries(parts, removed_entries)
     for change in changes:
         if isinstance(change, Addition):
-            place = len(parts.segments)
+            index = len(parts.segments)
             if key is not None:
-                place = sum(key(segment.value or "") < key(change.entry) for segment in parts.segments)
-            new = _Segment(indent, _quote(change.entry), _comment(change.reason), True, outer, change.entry)
-            parts = _insert(parts, place, new, style.newline)
-    return _close(text, container, parts, last_comma=last_comma)
+                index = sum(key(segment.value or "") < key(change.entry) for segment in parts.segments)
+            segment = _Segment(indent, _quote(change.entry), _format_comment(change.reason), True, outer, change.entry)
+            parts = _insert(parts, index, segment, style.newline)
+    return _join_container(text, container, parts, last_comma=last_comma)
 
 
-def _with_field(text: str, name: str, added: Sequence[Addition], style: _Style) -> str:
-    """The text with a list more: behind the one before it in `EXPECTED_LISTS`, else as its last field."""
+def _with_field(text: str, name: str, additions: Sequence[Addition], style: _Style) -> str:
+    """Add a list as a field: after the preceding one of `EXPECTED_LISTS`, else as the last field."""
     document = read_spans(text)
-    parts, last_comma, outer, indent = _open(text, document, style)
+    parts, last_comma, outer, indent = _split_container(text, document, style)
     keys = [member.key for member in document.members]
-    before = [keys.index(other) for other in EXPECTED_LISTS[: EXPECTED_LISTS.index(name)] if other in keys]
-    place = before[-1] + 1 if before else len(keys)
-    entries = sorted(added, key=lambda change: change.entry)
-    if parts.begins_line(place) or not parts.segments:
+    indices = [keys.index(key) for key in EXPECTED_LISTS[: EXPECTED_LISTS.index(name)] if key in keys]
+    index = indices[-1] + 1 if indices else len(keys)
+    entries = sorted(additions, key=lambda change: change.entry)
+    if parts.begins_line(index) or not parts.segments:
         lines = [
             f"{indent}{style.step}{_quote(change.entry)}"
-            f"{',' if style.last_comma or number < len(entries) else ''}{_line_comment(_comment(change.reason))}"
+            f"{',' if style.last_comma or number < len(entries) else ''}"
+            f"{_format_line_comment(_format_comment(change.reason))}"
             for number, change in enumerate(entries, start=1)
         ]
         value = style.newline.join(["[", *lines, f"{indent}]"])
     else:
-        inline = [f"{_quote(change.entry)}{_block_comment(_comment(change.reason))}" for change in entries]
-        value = f"[{', '.join(inline)}]"
-    parts = _insert(parts, place, _Segment(indent, f"{_quote(name)}: {value}", "", True, outer), style.newline)
-    return _close(text, document, parts, last_comma=last_comma)
+        inline_items = [
+            f"{_quote(change.entry)}{_format_block_comment(_format_comment(change.reason))}" for change in entries
+        ]
+        value = f"[{', '.join(inline_items)}]"
+    parts = _insert(parts, index, _Segment(indent, f"{_quote(name)}: {value}", "", True, outer), style.newline)
+    return _join_container(text, document, parts, last_comma=last_comma)
 
 
-def _open(text: str, container: Container, style: _Style) -> tuple[_ContainerParts, bool, str, str]:
-    """A container's parts, whether its last comma is written, and the indentation of its line and of its members."""
-    parts = _parts(text, container)
+def _split_container(text: str, container: Container, style: _Style) -> tuple[_ContainerParts, bool, str, str]:
+    """Return a container's parts, whether its last comma is written, and its line's and its members' indentation."""
+    parts = _parse_parts(text, container)
     line = text[text.rfind("\n", 0, container.opening) + 1 : container.opening]
     outer = line[: len(line) - len(line.lstrip(" \t"))]
     indent = (container.members and _find_indentation(text, container.members[0].start)) or outer + style.step
     return parts, parts.segments[-1].comma if parts.segments else style.last_comma, outer, indent
 
 
-def _close(text: str, container: Container, parts: _ContainerParts, *, last_comma: bool) -> str:
-    """The text with other parts in a container."""
+def _join_container(text: str, container: Container, parts: _ContainerParts, *, last_comma: bool) -> str:
+    """Return the text with a container's parts replaced."""
     last = len(parts.segments) - 1
-    segments = [replace(item, comma=last_comma or number < last) for number, item in enumerate(parts.segments)]
-    inner = str(replace(parts, segments=tuple(segments)))
-    return text[: container.opening + 1] + inner + text[container.closing :]
+    segments = [replace(segment, comma=last_comma or number < last) for number, segment in enumerate(parts.segments)]
+    content = str(replace(parts, segments=tuple(segments)))
+    return text[: container.opening + 1] + content + text[container.closing :]
 
 
-def _parts(text: str, container: Container) -> _ContainerParts:
+def _parse_parts(text: str, container: Container) -> _ContainerParts:
     members = container.members
     starts = [*(member.start for member in members), container.closing]
     position = container.opening + 1
@@ -442,141 +445,141 @@ def _parts(text: str, container: Container) -> _ContainerParts:
         position = opening.end()
     head = text[container.opening + 1 : position]
     segments = []
-    for member, following in zip(members, starts[1:], strict=True):
-        gap_end = after = member.end
+    for member, next_start in zip(members, starts[1:], strict=True):
+        gap_end = content_end = member.end
         if member.comma is not None:
-            gap_end, after = member.comma, member.comma + 1
-        elif remark := _REMARKS.match(text, member.end, following):
-            gap_end = after = remark.end()
-        rest = _REST_OF_LINE.match(text, after, following)
-        end = rest.end() if rest else after
-        lead, own, gap = text[position : member.start], text[member.start : member.end], text[member.end : gap_end]
-        segments.append(_Segment(lead, own, gap, member.comma is not None, text[after:end], member.text))
+            gap_end, content_end = member.comma, member.comma + 1
+        elif match := _BLOCK_COMMENTS.match(text, member.end, next_start):
+            gap_end = content_end = match.end()
+        rest = _REST_OF_LINE.match(text, content_end, next_start)
+        end = rest.end() if rest else content_end
+        lead, body, gap = text[position : member.start], text[member.start : member.end], text[member.end : gap_end]
+        segments.append(_Segment(lead, body, gap, member.comma is not None, text[content_end:end], member.text))
         position = end
     return _ContainerParts(head, tuple(segments), text[position : container.closing])
 
 
-def _without(parts: _ContainerParts, gone: set[str]) -> _ContainerParts:
-    kept: list[_Segment] = []
-    left = ""  # what stays of the text around what has gone since the last one that is kept
-    same_line = False  # whether what has gone stood on the line of what comes next
+def _remove_entries(parts: _ContainerParts, removed_entries: set[str]) -> _ContainerParts:
+    segments: list[_Segment] = []
+    pending_text = ""  # The remaining text around the entries that were removed since the last kept one.
+    joins_line = False  # True if the removed entries are on the line of the next segment.
     for number, segment in enumerate(parts.segments):
-        lead = segment.lead.lstrip(" \t") if same_line else segment.lead
-        if segment.value not in gone:
-            if number and (left or not kept):
-                # Of blank lines that meet, or come first, some go.
-                if _is_blank(left) and "\n" in left and (not kept or _BLANK_LINES.match(lead)):
-                    left = ""
-                if not (kept or left):
+        lead = segment.lead.lstrip(" \t") if joins_line else segment.lead
+        if segment.value not in removed_entries:
+            if number and (pending_text or not segments):
+                # Adjacent blank lines are merged, and leading ones removed.
+                if _is_blank(pending_text) and "\n" in pending_text and (not segments or _BLANK_LINES.match(lead)):
+                    pending_text = ""
+                if not (segments or pending_text):
                     lead = _BLANK_LINES.sub("", lead)
-            kept.append(replace(segment, lead=left + lead))
-            left, same_line = "", False
+            segments.append(replace(segment, lead=pending_text + lead))
+            pending_text, joins_line = "", False
             continue
-        fresh = kept[-1].ends_line if kept else parts.head.endswith("\n")
-        before = f"{chr(10) if fresh else ' '}{left}{lead}"
-        same_line = not segment.ends_line
-        if same_line:
-            left += lead
-        elif "\n" in before and _is_blank(before.rpartition("\n")[2]):
-            # The whole line goes, and the comment above it where that is about nothing else.
-            lead = _lead_that_stays(parts.segments, number, gone) if lead == segment.lead else lead
-            left = f"{left}{lead}"
-            left = left[: left.rfind("\n") + 1]
+        starts_line = segments[-1].ends_line if segments else parts.head.endswith("\n")
+        preceding_text = f"{chr(10) if starts_line else ' '}{pending_text}{lead}"
+        joins_line = not segment.ends_line
+        if joins_line:
+            pending_text += lead
+        elif "\n" in preceding_text and _is_blank(preceding_text.rpartition("\n")[2]):
+            # The complete line is removed, and the comment above it if that applies to nothing else.
+            lead = _keep_shared_comment(parts.segments, number, removed_entries) if lead == segment.lead else lead
+            pending_text = f"{pending_text}{lead}"
+            pending_text = pending_text[: pending_text.rfind("\n") + 1]
         else:
-            left = f"{left}{lead}".rstrip(" \t") + segment.trail
-    if _is_blank(left):
-        left = ""
-    tail = left + parts.tail
-    if not kept and _is_blank(parts.head + tail):
+            pending_text = f"{pending_text}{lead}".rstrip(" \t") + segment.trail
+    if _is_blank(pending_text):
+        pending_text = ""
+    tail = pending_text + parts.tail
+    if not segments and _is_blank(parts.head + tail):
         return _ContainerParts("", (), "")
-    return _ContainerParts(parts.head, tuple(kept), tail)
+    return _ContainerParts(parts.head, tuple(segments), tail)
 
 
-def _lead_that_stays(segments: Sequence[_Segment], number: int, gone: set[str]) -> str:
-    """What stands above an entry that goes, without a comment directly above that is about nothing else."""
+def _keep_shared_comment(segments: Sequence[_Segment], number: int, removed_entries: set[str]) -> str:
+    """Return the text above a removed entry, without a comment directly above it that applies to nothing else."""
     lead = segments[number].lead
     lines = lead[: lead.rfind("\n") + 1].splitlines(keepends=True)
-    for following in segments[number + 1 :]:
-        if not _is_blank(following.lead) or "\n" in following.lead:
+    for next_segment in segments[number + 1 :]:
+        if not _is_blank(next_segment.lead) or "\n" in next_segment.lead:
             break
-        if following.value not in gone:
+        if next_segment.value not in removed_entries:
             return "".join(lines)
     while lines and not _is_blank(lines[-1]):
         lines.pop()
     return "".join(lines)
 
 
-def _insert(parts: _ContainerParts, place: int, new: _Segment, newline: str) -> _ContainerParts:
-    """With a new segment before another one."""
-    # Its `lead` is the indentation for a line of its own, its `gap` a remark, its `trail` the container's indentation.
-    before, after = parts.segments[:place], parts.segments[place:]
+def _insert(parts: _ContainerParts, index: int, segment: _Segment, newline: str) -> _ContainerParts:
+    """Insert a segment before another one."""
+    # The segment's `lead` is the indentation of a line, its `gap` a comment, its `trail` the container's indentation.
+    preceding, following = parts.segments[:index], parts.segments[index:]
     head, tail = parts.head, parts.tail
     if not parts.segments and "\n" not in head:
-        head, tail = f"{f'{head}{tail}'.rstrip()}{newline}", new.trail
+        head, tail = f"{f'{head}{tail}'.rstrip()}{newline}", segment.trail
         parts = _ContainerParts(head, (), tail)
-    if parts.begins_line(place):
-        line = replace(new, gap="", trail=f"{_line_comment(new.gap)}{newline}")
-        return _ContainerParts(head, (*before, line, *after), tail)
-    inline = replace(new, lead=" ", gap=_block_comment(new.gap), trail="")
-    if not before and _is_blank(after[0].lead):
-        # It takes the place of the first one.
-        inline = replace(inline, lead=after[0].lead)
-        after = (replace(after[0], lead=" "), *after[1:])
-    return _ContainerParts(head, (*before, inline, *after), tail)
+    if parts.begins_line(index):
+        line_segment = replace(segment, gap="", trail=f"{_format_line_comment(segment.gap)}{newline}")
+        return _ContainerParts(head, (*preceding, line_segment, *following), tail)
+    inline_segment = replace(segment, lead=" ", gap=_format_block_comment(segment.gap), trail="")
+    if not preceding and _is_blank(following[0].lead):
+        # It replaces the first segment's position.
+        inline_segment = replace(inline_segment, lead=following[0].lead)
+        following = (replace(following[0], lead=" "), *following[1:])
+    return _ContainerParts(head, (*preceding, inline_segment, *following), tail)
 
 
 def _quote(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _comment(reason: str) -> str:
-    """A reason on one bounded line, with nothing in it that ends a comment of any kind."""
-    text = " ".join(_UNFIT.sub(" ", reason).split()).replace("*/", "* /")
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+def _format_comment(reason: str) -> str:
+    """Format a reason as one bounded line, without text that ends any kind of comment."""
+    text = " ".join(_CONTROL_CHARACTERS.sub(" ", reason).split()).replace("*/", "* /")
+    return text if len(text) <= _MAX_REASON_CHARS else text[: _MAX_REASON_CHARS - 1] + "…"
 
 
-def _line_comment(text: str) -> str:
+def _format_line_comment(text: str) -> str:
     return f" // {text}" if text else ""
 
 
-def _block_comment(text: str) -> str:
+def _format_block_comment(text: str) -> str:
     return f" /* {text} */" if text else ""
 
 
-def _skip(text: str, position: int) -> int:
-    while position < len(text) and text[position] in _SPACE:
+def _skip_whitespace(text: str, position: int) -> int:
+    while position < len(text) and text[position] in _WHITESPACE:
         position += 1
     return position
 
 
-def _find(text: str, path: Sequence[str | int]) -> tuple[int, Sequence[str | int]]:
-    """Position of the value at a path, or of its nearest parent, and what of the path is not there."""
-    position = _skip(text, 0)
-    for depth, part in enumerate(path):
-        found = next((start for key, _, start in _read_members(text, position) if key == part), None)
-        if found is None:
+def _find_value(text: str, path: Sequence[str | int]) -> tuple[int, Sequence[str | int]]:
+    """Return the position of the value at a path, or of its nearest parent, and the missing rest of the path."""
+    position = _skip_whitespace(text, 0)
+    for depth, key in enumerate(path):
+        start = next((value_start for name, _, value_start in _read_members(text, position) if name == key), None)
+        if start is None:
             return position, path[depth:]
-        position = found
+        position = start
     return position, ()
 
 
 def _read_members(text: str, position: int) -> Iterator[tuple[str | int, int, int]]:
-    """(key or index, position, position of the value) of the members of the container that starts at `position`."""
+    """Yield (key or index, position, position of the value) for the members of the container at `position`."""
     opening = text[position : position + 1]
     if opening not in ("{", "["):
         return
     decoder = json.JSONDecoder()
     index = 0
-    position = _skip(text, position + 1)
+    position = _skip_whitespace(text, position + 1)
     while text[position] not in "}]":
         key: str | int = index
         start = position
         if opening == "{":
             key, position = scanstring(text, position + 1, True)
-            position = _skip(text, _skip(text, position) + 1)
+            position = _skip_whitespace(text, _skip_whitespace(text, position) + 1)
         yield key, start, position
         _, position = decoder.raw_decode(text, position)
-        position = _skip(text, position)
+        position = _skip_whitespace(text, position)
         if text[position] == ",":
-            position = _skip(text, position + 1)
+            position = _skip_whitespace(text, position + 1)
         index += 1

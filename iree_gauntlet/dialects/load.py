@@ -1,8 +1,8 @@
-"""From folders to specs, and from specs and a selection to cases, whatever their dialects; finds duplicates.
+"""Reading of folders into specs, and of specs and a selection into cases, for all dialects; finds duplicates.
 
 A folder with `run_module_io_flags.txt` or `run_module_io.json` is a case of an operator suite (`op_suites`). Else, a
 root is a folder `regression_tests`, `quality_tests`, `benchmarks` or `torch_models` anywhere in a spec folder,
-or the spec folder itself where it has none of these. The specs of torch models lie anywhere below their root,
+or the spec folder itself where it has none of these. The specs of torch models are anywhere below their root,
 those of sharktank are `<root>/<model>/<name>.json`; a spec folder may be that of one model, too.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Argument, ArgumentOrder, Case, Expectation, Origin, Parameters
 from iree_gauntlet.dialects.configured_suites import has_word
-from iree_gauntlet.dialects.locations import flag_variables, names_device, with_device
+from iree_gauntlet.dialects.locations import names_device, read_flag_variables, with_device
 from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, OnnxModels, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_suites import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.op_tests import OpTests
@@ -29,10 +29,10 @@ from iree_gauntlet.dialects.spec import (
     TORCH_MODELS,
     TORCH_ROOT,
     Builder,
-    Loaded,
+    Collector,
     Spec,
     SpecTree,
-    find_defined_twice,
+    make_duplicate,
 )
 from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.dialects.torch_models import TorchTests
@@ -57,8 +57,8 @@ _BUILDERS: dict[str, type[Builder[Any]]] = {
     ModelSpec.dialect: OnnxModels,
 }
 _EXTERNAL_NAMES = ("external_test_files", "test_suite_files")
-_SOURCES = {name: fields for builder in _BUILDERS.values() for name, fields in builder.sources.items()}
-SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCES.values()))
+_SOURCE_FIELDS = {name: fields for builder in _BUILDERS.values() for name, fields in builder.sources.items()}
+SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCE_FIELDS.values()))
 
 
 def read_specs(
@@ -68,131 +68,134 @@ def read_specs(
     configs: Sequence[Path] = (),
     model_root: str = "",
 ) -> list[AnySpec]:
-    """Reads every spec file of some folders, each once, in a stable order; UsageError where one is none.
+    """Read every spec file of some folders, each once, in a stable order; UsageError where one is no folder.
 
     Args:
         folders: spec folders.
-        external: where files named by specs are; by default `external_test_files` or `test_suite_files` in
+        external: folder of files named by specs; by default `external_test_files` or `test_suite_files` in
             the spec folder or next to it.
-        modules: where module definitions of torch models are; by default the root of a spec, or the folder above it.
+        modules: folder of module definitions of torch models; by default the root of a spec, or the folder above it.
         configs: of operator suites and of ONNX models; by default those in the folder `configs` of each.
-        model_root: where ONNX models are fetched from, in place of the URLs of their suite.
+        model_root: base of ONNX models, in place of the URLs of their suite.
     """
     specs: dict[Path, Spec] = {}
-    met = _Suites({}, [], [])
+    suites = _FoundSuites({}, [], [])
     for folder in folders:
         tree = _make_tree(folder, external, modules)
-        for root in _find_roots(tree.folder, met):
-            is_torch = _holds_torch_models(root, named=modules is not None)
+        for root in _find_roots(tree.folder, suites):
+            is_torch = _holds_torch_models(root, has_module_folder=modules is not None)
             for spec in read_torch_specs_below(tree, root) if is_torch else read_sharktank_specs(tree, root):
                 specs.setdefault(spec.path, spec)
-    asked = list(dict.fromkeys(Path(os.path.abspath(path)) for path in configs))  # noqa: PTH100 - links stay as named
-    cases = list(met.cases.values())
-    of_operators = [path for path in asked if cases and not has_word(path, OUTCOMES)]
-    of_models = [path for path in asked if path not in of_operators]
-    if (of_models or model_root) and not met.models:
-        named = f"--config {of_models[0]}" if of_models else f"--model-root {model_root}"
-        what = "operator suite" if of_models and not has_word(of_models[0], OUTCOMES) else "suite of ONNX models"
-        hint = f"Leave it out, or give --spec-dir the folder of the {what}."
-        raise UsageError(f"{named}: there is no {what} in {', '.join(map(str, folders))}", hint)
-    here = str(Path.cwd())
+    config_paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in configs))  # noqa: PTH100 - links stay as named
+    cases = list(suites.cases.values())
+    op_paths = [path for path in config_paths if cases and not has_word(path, OUTCOMES)]
+    model_paths = [path for path in config_paths if path not in op_paths]
+    if (model_paths or model_root) and not suites.models:
+        option = f"--config {model_paths[0]}" if model_paths else f"--model-root {model_root}"
+        noun = "operator suite" if model_paths and not has_word(model_paths[0], OUTCOMES) else "suite of ONNX models"
+        hint = f"Leave it out, or give --spec-dir the folder of the {noun}."
+        raise UsageError(f"{option}: there is no {noun} in {', '.join(map(str, folders))}", hint)
+    working_folder = str(Path.cwd())
     return [
         *specs.values(),
-        *read_op_specs(cases, met.with_configs, of_operators, here),
-        *read_model_specs(met.models, of_models, model_root, here),
+        *read_op_specs(cases, suites.with_configs, op_paths, working_folder),
+        *read_model_specs(suites.models, model_paths, model_root, working_folder),
     ]
 
 
 def read_torch_specs(
     folder: Path, external: Path | None = None, modules: Path | None = None, without: Path | None = None
 ) -> list[Spec]:
-    """Reads the specs of torch models anywhere below a folder, their root, but for what lies below `without`."""
+    """Read the specs of torch models anywhere below a folder, their root, except below `without`."""
     tree = _make_tree(folder, external, modules)
     return list(read_torch_specs_below(tree, tree.folder, without))
 
 
 def _make_tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree:
     if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
-        raise UsageError(f"spec folder {folder} {found}", "Give --spec-dir a folder that holds spec files.")
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise UsageError(f"spec folder {folder} {problem}", "Give --spec-dir a folder that holds spec files.")
     if external is None:
-        # In the spec folder or next to it; of one model's folder, or of a root's, where those of all models are.
-        above = resolve_links(folder).parents
-        depth = next((n for n, base in enumerate((resolve_links(folder), *above[:1]), 1) if base.name in ROOT_NAMES), 0)
-        candidates = [base / name for base in (folder, *above[: depth + 1]) for name in _EXTERNAL_NAMES]
+        # They are in the spec folder or next to it; for the folder of one model or of a root, next to those of all
+        # models.
+        parents = resolve_links(folder).parents
+        depth = next(
+            (level for level, path in enumerate((resolve_links(folder), *parents[:1]), 1) if path.name in ROOT_NAMES), 0
+        )
+        candidates = [path / name for path in (folder, *parents[: depth + 1]) for name in _EXTERNAL_NAMES]
         external = next((path for path in candidates if path.is_dir()), candidates[0])
-    variables = tuple(flag_variables().items())
+    variables = tuple(read_flag_variables().items())
     return SpecTree(
         resolve_links(folder), resolve_links(external), resolve_links(modules) if modules else None, variables
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Suites:
-    """What is met on the way: operators' folders of cases by path and of configs, and suites of ONNX models."""
+class _FoundSuites:
+    """The suites in spec folders: operators' case folders by path, folders with configs, and suites of ONNX models."""
 
     cases: dict[str, CaseFolder]
     with_configs: list[str]
     models: list[Path]
 
-    def add_case(self, path: str, files: Iterable[str], found_from: Path) -> None:
-        """Takes in the folder of a case."""
+    def add_case(self, path: str, files: Iterable[str], spec_folder: Path) -> None:
+        """Add the folder of a case."""
         try:
             path.encode()
         except UnicodeEncodeError:
             name = os.fsencode(path).decode("utf-8", "replace")
             raise UsageError(f"{name}: its name is not UTF-8", "Rename the folder of this case.") from None
-        self.cases.setdefault(path, CaseFolder(path, tuple(files), str(found_from)))
+        self.cases.setdefault(path, CaseFolder(path, tuple(files), str(spec_folder)))
 
 
-def _find_roots(folder: Path, met: _Suites) -> Iterable[Path]:
-    """The roots of other specs in a folder; itself where it has neither them nor operator cases."""
+def _find_roots(folder: Path, suites: _FoundSuites) -> Iterable[Path]:
+    """Find the roots of other specs in a folder; the folder itself where it has neither them nor operator cases."""
     if folder.name in ROOT_NAMES and not _holds_cases(folder):
         return [folder]
     roots: list[Path] = []
     has_cases = False
     for current, subfolders, files in os.walk(folder):
         if is_case_folder(files):
-            met.add_case(current, files, folder)
+            suites.add_case(current, files, folder)
             subfolders.clear()
             has_cases = True
             continue
-        if is_models_suite(Path(current), named=current == str(folder)):
-            met.models.append(Path(current))
+        if is_models_suite(Path(current), is_spec_folder=current == str(folder)):
+            suites.models.append(Path(current))
             subfolders.clear()
             continue
         for name in subfolders:
-            # Folders behind links are not walked through, but a case may be one.
-            place = f"{current}/{name}"
-            if os.path.islink(place) and is_case_folder(inside := os.listdir(place)):  # noqa: PTH114, PTH208
-                met.add_case(place, inside, folder)
+            # Links to folders are not followed, but one may be a case.
+            path = f"{current}/{name}"
+            if os.path.islink(path) and is_case_folder(link_files := os.listdir(path)):  # noqa: PTH114, PTH208
+                suites.add_case(path, link_files, folder)
                 has_cases = True
         if CONFIGS in subfolders:
-            met.with_configs.append(current)
+            suites.with_configs.append(current)
         # A suite of operators may have a folder of such a name, too.
-        others = [name for name in sorted(subfolders) if name in ROOT_NAMES and not _holds_cases(Path(current, name))]
-        roots += [Path(current, name) for name in others]
+        names = [name for name in sorted(subfolders) if name in ROOT_NAMES and not _holds_cases(Path(current, name))]
+        roots += [Path(current, name) for name in names]
         subfolders[:] = sorted(
-            name for name in subfolders if name not in (*others, *_EXTERNAL_NAMES) and not name.startswith(".")
+            name for name in subfolders if name not in (*names, *_EXTERNAL_NAMES) and not name.startswith(".")
         )
-    return roots or ([] if has_cases or met.models else [folder])
+    return roots or ([] if has_cases or suites.models else [folder])
 
 
 def _holds_cases(folder: Path) -> bool:
-    """Whether there are cases of operator suites anywhere below a folder."""
+    """Return whether there are cases of operator suites anywhere below a folder."""
     return any(is_case_folder(files) for _, _, files in os.walk(folder))
 
 
-def _holds_torch_models(root: Path, *, named: bool) -> bool:
-    """Whether a root is one of torch models: by its name, or a folder of another name whose files have a `type`."""
+def _holds_torch_models(root: Path, *, has_module_folder: bool) -> bool:
+    """Return whether a root is one of torch models: by its name, or by the `type` in files of another folder."""
     if root.name in ROOT_NAMES:
         return root.name == TORCH_ROOT
-    return named or any(has_type(path) for path in list_json_files(root))
+    return has_module_folder or any(has_type(path) for path in list_json_files(root))
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFailure:
-    """An expected failure that a suite lists: a glob over `model/submodel`; and as an `Expectation`."""
+    """An expected failure of a suite: an `Expectation` for the cases of a glob over `model/submodel`."""
 
     case: str
     stage: Stage
@@ -204,7 +207,7 @@ class ExpectedFailure:
 
 @dataclass(frozen=True, slots=True)
 class CaseSet:
-    """What was selected; its cases are in the order of model, submodel, kind."""
+    """The selected cases, in the order of model, submodel and kind."""
 
     cases: tuple[Case, ...]
     required: tuple[Case, ...]
@@ -225,97 +228,98 @@ def load_cases(
     expected_failures: Sequence[ExpectedFailure] = (),
     device: str = "",
 ) -> CaseSet:
-    """The cases that a selection means on some targets.
+    """Build the cases that a selection matches on some targets.
 
-    Of the targets, each family is there at most once; without a chip, sharktank's specs get a default one, and torch
-    models are meant whatever theirs. A device replaces those of the specs.
+    Of the targets, each family occurs at most once; without a chip, sharktank's specs get a default one, and torch
+    models match any chip. A device replaces those of the specs.
     """
-    loaded = Loaded(targets, {include: MarkerExpression(include.markers) for include in includes})
+    collector = Collector(targets, {include: MarkerExpression(include.markers) for include in includes})
     builders = {
-        name: builder([spec for spec in specs if spec.dialect == name], loaded) for name, builder in _BUILDERS.items()
+        name: builder([spec for spec in specs if spec.dialect == name], collector)
+        for name, builder in _BUILDERS.items()
     }
     for spec in specs:
         builders[spec.dialect].add(spec, [include for include in includes if include.matches_spec(spec)])
     for builder in builders.values():
         builder.finish()
-    cases, required = loaded.cases, loaded.required
-    names = {f"{item.model}/{item.submodel}" for item in (*specs, *required.values())}
-    problems = loaded.problems | _find_duplicates(cases) | _find_unmatched(expected_failures, names)
+    cases, required = collector.cases, collector.required
+    names = {f"{spec.model}/{spec.submodel}" for spec in (*specs, *required.values())}
+    problems = collector.problems | _find_duplicates(cases) | _find_unmatched(expected_failures, names)
     cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind is not Kind.QUALITY, case.id))
-    words = frozenset().union(*(expression.words for expression in loaded.expressions.values()))
+    words = frozenset().union(*(expression.words for expression in collector.expressions.values()))
     return CaseSet(
         tuple(adjusted(case, expected_failures, device) for case in cases),
         tuple(adjusted(required[key], expected_failures, device) for key in sorted(required)),
         tuple(sorted(problems)),
-        tuple(sorted(words - loaded.known)),
-        tuple(sorted(loaded.known)),
-        tuple(sorted(loaded.elsewhere)),
-        tuple(sorted(loaded.warnings)),
-        tuple(sorted(loaded.left_out - problems)),
-        tuple(sorted(loaded.unmatched)),
-        tuple(sorted(loaded.broken)),
+        tuple(sorted(words - collector.known_markers)),
+        tuple(sorted(collector.known_markers)),
+        tuple(sorted(collector.other_targets)),
+        tuple(sorted(collector.warnings)),
+        tuple(sorted(collector.unselected_problems - problems)),
+        tuple(sorted(collector.unmatched_entries)),
+        tuple(sorted(collector.case_problems)),
     )
 
 
 def list_urls(case: Case) -> Iterator[tuple[str, str]]:
-    """(field of the spec, URL) of every file that a case itself names.
+    """Yield (field of the spec, URL) of every file that a case itself names.
 
-    The program of an operator's case is a file next to it, which was looked for when the case was read.
+    The program of an operator's case is a file next to it, which was checked when the case was read.
     """
-    fields = _SOURCES[case.dialect]
+    fields = _SOURCE_FIELDS[case.dialect]
     for module in (*case.modules, *case.extra_modules):
         program = module.program
         if program.url and not program.name and module.origin.file == case.origin.file:
             yield module.origin.field, program.url
-    named: list[tuple[str, Sequence[Argument | Parameters]]] = [
+    sources: list[tuple[str, Sequence[Argument | Parameters]]] = [
         (fields.parameters, case.parameters),
         (fields.inputs, case.inputs),
         (fields.outputs, case.expected_outputs),
     ]
-    for place, items in named:
-        yield from ((place.format(index), item.url) for index, item in enumerate(items) if place and item.url)
+    for pattern, entries in sources:
+        yield from ((pattern.format(index), entry.url) for index, entry in enumerate(entries) if pattern and entry.url)
 
 
-def adjusted(case: Case, expected: Sequence[ExpectedFailure], device: str = "") -> Case:
-    """The case with those of the expected failures that name it, and on another device where one is given."""
+def adjusted(case: Case, failures: Sequence[ExpectedFailure], device: str = "") -> Case:
+    """Add those of the expected failures that match a case, and replace its device if one is given."""
     name = f"{case.model}/{case.submodel}"
-    added = tuple(
-        Expectation(item.stage, item.reason, item.origin, item.kinds, item.match)
-        for item in expected
-        if fnmatchcase(name, item.case)
+    expectations = tuple(
+        Expectation(failure.stage, failure.reason, failure.origin, failure.kinds, failure.match)
+        for failure in failures
+        if fnmatchcase(name, failure.case)
     )
-    if added:
-        case = replace(case, expectations=(*added, *case.expectations))
+    if expectations:
+        case = replace(case, expectations=(*expectations, *case.expectations))
     if not device:
         return case
     if case.order is ArgumentOrder.DEVICE_FIRST:
         return replace(case, device=device) if case.device else case
     if case.kind not in (Kind.QUALITY, Kind.BENCHMARK):
         return case
-    own = tuple(flag for flag in case.own_flags if not names_device(flag))
-    return replace(case, device=device, run_flags=with_device(case.run_flags, device), own_flags=own)
+    own_flags = tuple(flag for flag in case.own_flags if not names_device(flag))
+    return replace(case, device=device, run_flags=with_device(case.run_flags, device), own_flags=own_flags)
 
 
 def _find_duplicates(cases: Sequence[Case]) -> set[Problem]:
-    """Files that claim one name. A regression and a benchmark of sharktank share it; a torch model's test does not."""
-    first: dict[str, Case] = {}
+    """Find files that claim one name; a regression and a benchmark of sharktank may share one."""
+    first_cases: dict[str, Case] = {}
     problems: set[Problem] = set()
-    shared = {case.chain for case in cases if case.order is ArgumentOrder.MODULES_FIRST}
+    module_first_chains = {case.chain for case in cases if case.order is ArgumentOrder.MODULES_FIRST}
     for case in cases:
-        kind = "" if case.chain in shared else "benchmark" if case.kind is Kind.BENCHMARK else "regression"
-        other = first.setdefault(f"{case.chain}:{kind}", case)
-        if other.origin.file != case.origin.file:
+        kind = "" if case.chain in module_first_chains else "benchmark" if case.kind is Kind.BENCHMARK else "regression"
+        first_case = first_cases.setdefault(f"{case.chain}:{kind}", case)
+        if first_case.origin.file != case.origin.file:
             name = f"{case.model}/{case.submodel}"
-            problems.add(find_defined_twice(name, case.target, case.origin.file, other.origin.file))
+            problems.add(make_duplicate(name, case.target, case.origin.file, first_case.origin.file))
     return problems
 
 
-def _find_unmatched(expected: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
-    """Expected failures whose glob fits no spec at all: misspelt, or left behind."""
+def _find_unmatched(failures: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
+    """Find expected failures whose glob matches no spec at all: misspelt, or outdated."""
     problems: set[Problem] = set()
-    for item in expected:
-        if not any(fnmatchcase(name, item.case) for name in names):
-            message = f"{item.case!r} fits no spec{did_you_mean(item.case, names)}"
+    for failure in failures:
+        if not any(fnmatchcase(name, failure.case) for name in names):
+            message = f"{failure.case!r} fits no spec{did_you_mean(failure.case, names)}"
             hint = "Write a glob over model/submodel, or remove the entry."
-            problems.add(Problem(item.origin.file, 0, f"{item.origin.field}.case", message, hint))
+            problems.add(Problem(failure.origin.file, 0, f"{failure.origin.field}.case", message, hint))
     return problems

@@ -1,9 +1,9 @@
-"""The suite of ONNX models: each test a model that is fetched, imported, compiled, and compared with onnxruntime.
+"""The suite of ONNX models: each test fetches, imports and compiles a model, and compares it with onnxruntime.
 
 Facts about its configs: iree-test-suites, `onnx_models/conftest.py`.
 
-Read are module constants, `pytest.mark.parametrize` over one name, marks, and the `model_url` that a test hands to
-`compare_between_iree_and_onnxruntime`; `conftest.py` says where relative URLs begin.
+The reader supports module constants, `pytest.mark.parametrize` over one name, marks, and the `model_url` argument of
+`compare_between_iree_and_onnxruntime`; `conftest.py` gives the base of relative URLs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfiguredSpec,
     ConfiguredSuite,
     SuiteDocument,
-    find_same_names,
+    find_name_conflicts,
     has_word,
+    make_markers,
+    make_names_unique,
     read_config,
-    read_markers,
-    with_own_names,
 )
 from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.json_text import find_line
-from iree_gauntlet.dialects.locations import BRACKETS_HINT, devices_of_flags, is_url, outside, unreadable
+from iree_gauntlet.dialects.locations import BRACKETS_HINT, describe_url_error, find_devices, is_outside, is_url
 from iree_gauntlet.dialects.spec import SourceFields
-from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
+from iree_gauntlet.dialects.spec_file import did_you_mean, make_problem_at
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import read_file, resolve_links
 from iree_gauntlet.stages import Kind, Stage
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 _FIXTURE = "compare_between_iree_and_onnxruntime"
-_BASES = {
+_BASE_URLS = {
     "GitHubLFSRepositoryCacheScope": "https://github.com/{}/raw/main/",
     "HuggingFaceCacheScope": "https://huggingface.co/{}/resolve/main/",
 }
-# That of the newest suite.
-_DEFAULT_BASE = _BASES["HuggingFaceCacheScope"].format("onnxmodelzoo/legacy_models")
-_RAISED = {
+# The newest suite uses this base.
+_DEFAULT_BASE_URL = _BASE_URLS["HuggingFaceCacheScope"].format("onnxmodelzoo/legacy_models")
+_STAGES_BY_EXCEPTION = {
     "IreeImportOnnxException": Stage.IMPORT,
     "IreeCompileException": Stage.COMPILE,
     "IreeRunException": Stage.THRESHOLD,
@@ -59,134 +59,134 @@ _RAISED = {
 _HINT = "What is read is described in docs/reference/onnx-models.md."
 _MODELS_FOLDER = "onnx_models"
 # Upstream's `ONNX_CONVERTER_OUTPUT_MIN_VERSION`.
-_LEAST_OPSET = 17
+_MIN_OPSET = 17
 _CONFIGS = "configs"
-# A test's name, from which the model's path follows where the suite's own files are not at hand.
-_NAME = re.compile(r"tests/(?:model_zoo/)?(.+?)_models_test\.py::test_models\[(.+\.onnx)\]")
-# What comes before a file's path in the URLs of GitHub and Hugging Face.
-_BEFORE_PATH = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
+# If the suite's own files are not available, the model's path follows from the test's name.
+_TEST_NAME = re.compile(r"tests/(?:model_zoo/)?(.+?)_models_test\.py::test_models\[(.+\.onnx)\]")
+# The URLs of GitHub and Hugging Face have this prefix before a file's path.
+_REPOSITORY_PREFIX = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
 OUTCOMES = "tests_and_expected_outcomes"
-_FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
+_STAGES_BY_OUTCOME = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
 
 
 class OutcomesDocument(SuiteDocument):
     """How a suite of ONNX models is compiled and run, and what comes of each test."""
 
-    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_FAILURES, "skip"))]] = Field(
-        description="What comes of each test, and of all others as default."
+    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", ("pass", *_STAGES_BY_OUTCOME, "skip"))]] = (
+        Field(description="What comes of each test, and of all others as default.")
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelsConfig(Config):
-    """A config of the ONNX models' suite, read."""
+    """A parsed config of the ONNX models' suite."""
 
     document: OutcomesDocument | None = None
 
     @property
     def outcomes(self) -> Mapping[str, str]:
-        """What is expected of each test that it names, and of all others as `default`."""
+        """The expected outcome of each listed test, and of all others as `default`."""
         return self.document.tests_and_expected_outcomes if self.document else {}
 
     @property
     def tests(self) -> list[str]:
-        """The tests that it names."""
+        """The listed tests."""
         return [test for test in self.outcomes if test != "default"]
 
-    def skip_of(self, test: str) -> str:
-        """Why a test is skipped; empty where it runs. Upstream's default is to skip."""
+    def find_skip_reason(self, test: str) -> str:
+        """Return why a test is skipped; empty where it runs. Upstream's default is to skip."""
         if self.outcomes.get(test, self.outcomes.get("default", "skip")) != "skip":
             return ""
-        why = self._find_comment(test) or "skip" if test in self.outcomes else "not listed"
-        return f"{why} ({self.name})"
+        reason = self._find_comment(test) or "skip" if test in self.outcomes else "not listed"
+        return f"{reason} ({self.name})"
 
-    def expectations_of(self, test: str) -> tuple[Expectation, ...]:
-        """The failure that is expected of a test."""
+    def find_expectations(self, test: str) -> tuple[Expectation, ...]:
+        """Return the expected failure of a test, if any."""
         entry = test if test in self.outcomes else "default"
         outcome = self.outcomes.get(entry, "")
-        if outcome not in _FAILURES:
+        if outcome not in _STAGES_BY_OUTCOME:
             return ()
         origin = Origin(self.name, f"{OUTCOMES}.{entry}")
-        return (Expectation(_FAILURES[outcome], self._find_comment(entry) or outcome, origin),)
+        return (Expectation(_STAGES_BY_OUTCOME[outcome], self._find_comment(entry) or outcome, origin),)
 
     def _find_comment(self, entry: str) -> str:
         return self.comments.get(find_line(self.text, [OUTCOMES, entry]), "") if self.comments else ""
 
 
-_Suite = ConfiguredSuite[ModelsConfig]
+_ModelSuite = ConfiguredSuite[ModelsConfig]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSpec(ConfiguredSpec):
-    """A test of a model, with its whole URL; or a file that holds none that could be read, without a document.
+    """A test of a model, with its complete URL; or, without a document, a file without any readable test.
 
-    Its model is the file of tests, and the folder of the model as its name has it; its stem the model's file.
+    Its model is the file of tests, with the model's folder from its name; its stem is the model's file.
     """
 
     dialect = "onnx_models"
 
-    suite: _Suite
+    suite: _ModelSuite
     document: OnnxModelTest | None
     submodel: str
 
 
-def is_models_suite(folder: Path, *, named: bool) -> bool:
-    """Whether a folder is the suite, or IREE's folder of configs for it."""
+def is_models_suite(folder: Path, *, is_spec_folder: bool) -> bool:
+    """Return whether a folder is the suite, or IREE's folder of configs for it."""
     if folder.name == _MODELS_FOLDER:
-        return bool(_find_configs(folder) or _test_files(folder))
-    return named and bool(_find_configs(folder))
+        return bool(_find_configs(folder) or _find_test_files(folder))
+    return is_spec_folder and bool(_find_configs(folder))
 
 
 def read_model_specs(
-    roots: Sequence[Path], asked: Sequence[Path], model_root: str, working_folder: str
+    roots: Sequence[Path], overrides: Sequence[Path], model_root: str, working_folder: str
 ) -> list[ModelSpec]:
-    """The tests of suites of ONNX models, in a stable order; UsageError where the folder of models does not exist.
+    """Return the tests of suites of ONNX models, in a stable order; UsageError if the model folder does not exist.
 
-    Configs that are asked for, and a folder or URL of all models, take the place of the suites' own.
+    Requested configs, and a folder or URL of all models, replace those of the suites.
     """
     prefix = f"{working_folder.rstrip('/')}/"
-    other_base = _parse_base(model_root)
+    base_override = _parse_base(model_root)
     specs: list[ModelSpec] = []
     for root in dict.fromkeys(roots):
-        paths = asked or _find_configs(root)
+        paths = overrides or _find_configs(root)
         configs = [read_config(path, str(path).removeprefix(prefix), OutcomesDocument, ModelsConfig) for path in paths]
-        files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
-        read = [(name, *_read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
-        known = {test.name for _, tests, _ in read for test in tests}
-        configs = _check_names(with_own_names(configs), known)
-        base = _read_base(root / "conftest.py") if read else _DEFAULT_BASE
-        read = read or [(config.name, *_read_named_tests(config)) for config in configs]
+        files = [(path, str(path).removeprefix(prefix)) for path in _find_test_files(root)]
+        files_read = [(name, *_read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
+        test_names = {test.name for _, tests, _ in files_read for test in tests}
+        configs = _check_names(make_names_unique(configs), test_names)
+        base = _read_base(root / "conftest.py") if files_read else _DEFAULT_BASE_URL
+        files_read = files_read or [(config.name, *_read_named_tests(config)) for config in configs]
         hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
-        without = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
-        suite = ConfiguredSuite(tuple(configs), () if paths else (without,))
-        seen: set[str] = set()
-        for name, tests, problems in read:
+        missing_config = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
+        suite = ConfiguredSuite(tuple(configs), () if paths else (missing_config,))
+        used_names: set[str] = set()
+        for name, tests, problems in files_read:
             if problems:
                 stem = PurePosixPath(name).stem
-                specs.append(ModelSpec(suite, name, _name_kind(name), stem, None, stem, problems=tuple(problems)))
+                specs.append(ModelSpec(suite, name, _get_file_kind(name), stem, None, stem, problems=tuple(problems)))
             for test in tests:
-                if test.name not in seen:
-                    seen.add(test.name)
-                    specs.append(_make_spec(suite, name, test, base, other_base))
+                if test.name not in used_names:
+                    used_names.add(test.name)
+                    specs.append(_make_spec(suite, name, test, base, base_override))
     return specs
 
 
 class OnnxModels(ConfiguredBuilder[ModelSpec]):
-    """A case for each config whose target is asked for."""
+    """The builder of a case for each config whose target is requested."""
 
     sources: ClassVar = {ModelSpec.dialect: SourceFields()}
 
     def build(self, spec: ModelSpec) -> Iterator[Case]:
-        """The cases of a test."""
+        """Yield the cases of a test."""
         test = spec.document
-        for config, target in self.ask_configs(spec.suite) if test else ():
+        for config, target in self.select_configs(spec.suite) if test else ():
             if test is None or config.document is None:
                 continue
             origin, flags_origin = Origin(spec.name, test.name.partition("::")[2]), Origin(config.name)
-            program = Program(test.url, OnnxImport(least_opset=_LEAST_OPSET))
+            program = Program(test.url, OnnxImport(least_opset=_MIN_OPSET))
             name, flags = f"{spec.model}/{spec.submodel}", tuple(config.document.iree_compile_flags)
             run_flags = tuple(config.document.iree_run_module_flags)
-            marked = (Expectation(test.fails, test.reason, origin),) if test.fails else ()
+            expectations = (Expectation(test.failing_stage, test.reason, origin),) if test.failing_stage else ()
             skip = test.skip and f"{test.skip} ({spec.name})"
             yield Case(
                 dialect=spec.dialect,
@@ -197,89 +197,91 @@ class OnnxModels(ConfiguredBuilder[ModelSpec]):
                 target=target,
                 modules=(Module(name, MAIN, target, program, flags, origin, flags_origin=flags_origin),),
                 origin=origin,
-                device=devices_of_flags(run_flags),
+                device=find_devices(run_flags),
                 run_flags=run_flags,
                 order=ArgumentOrder.MODULES_FIRST,
-                # Of several marks that expect a failure pytest takes the first, which is the file's own.
-                expectations=marked or config.expectations_of(test.name),
-                markers=read_markers(target, Kind.QUALITY) | test.markers,
-                skip_reason=skip or config.skip_of(test.name),
+                # pytest uses the first of several marks that expect a failure, which is the file's own.
+                expectations=expectations or config.find_expectations(test.name),
+                markers=make_markers(target, Kind.QUALITY) | test.markers,
+                skip_reason=skip or config.find_skip_reason(test.name),
                 flags_origin=flags_origin,
                 reference=True,
             )
 
 
-def _check_names(configs: Sequence[ModelsConfig], known: set[str]) -> list[ModelsConfig]:
-    """The configs with what is wrong with their names, and with the names of tests where the suite's are known."""
-    first: dict[str, ModelsConfig] = {}
-    checked, hint = [], "Correct or remove the entry."
+def _check_names(configs: Sequence[ModelsConfig], test_names: set[str]) -> list[ModelsConfig]:
+    """Add the problems of the configs' names, and of unknown tests where the suite's tests are known."""
+    first_configs: dict[str, ModelsConfig] = {}
+    results, hint = [], "Correct or remove the entry."
     for config in configs:
-        others = [first.setdefault(config.target.config, config)] if config.document else []
-        problems = (*config.problems, *find_same_names(config, others))
-        # Misspelt, left behind, or of an older suite.
-        misnamed = [entry for entry in config.tests if known and entry not in known]
-        unmatched = [
-            problem_at(config.name, config.text, [OUTCOMES, entry], f"names no test{did_you_mean(entry, known)}", hint)
-            for entry in misnamed
+        namesakes = [first_configs.setdefault(config.target.config, config)] if config.document else []
+        problems = (*config.problems, *find_name_conflicts(config, namesakes))
+        # An unknown name is misspelt, outdated, or of an older suite.
+        unknown_tests = [entry for entry in config.tests if test_names and entry not in test_names]
+        unmatched_entries = [
+            make_problem_at(
+                config.name, config.text, [OUTCOMES, entry], f"names no test{did_you_mean(entry, test_names)}", hint
+            )
+            for entry in unknown_tests
         ]
-        checked.append(replace(config, problems=problems, unmatched=tuple(unmatched)))
-    return checked
+        results.append(replace(config, problems=problems, unmatched_entries=tuple(unmatched_entries)))
+    return results
 
 
-def _make_spec(suite: _Suite, name: str, test: OnnxModelTest, base: str, other_base: str) -> ModelSpec:
-    """The spec of a test; `other_base` takes the place of the suite's base, and of that of a whole URL."""
+def _make_spec(suite: _ModelSuite, name: str, test: OnnxModelTest, base: str, base_override: str) -> ModelSpec:
+    """Make the spec of a test; `base_override` replaces the suite's base, and that of a complete URL."""
     # `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model
     # `classification/mnist/model` with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
     file, _, function = test.name.partition("::")
-    kind = _name_kind(file)
+    kind = _get_file_kind(file)
     function, bracket, parameter = function.partition("[")
     path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
     folder, _, submodel = path.rpartition("/")
-    why, hint, stem = unreadable(test.url), BRACKETS_HINT, submodel
-    if not why:
+    message, hint, stem = describe_url_error(test.url), BRACKETS_HINT, submodel
+    if not message:
         stem = PurePosixPath(urlsplit(test.url).path).stem
-        leaving = [item for item in (path, _find_path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
-        if leaving:
-            why = f"{leaving[0]!r} is not a path inside the folder of models"
+        paths = [part for part in (path, _find_path_in_zoo(test.url)) if is_outside(part) or not part.isprintable()]
+        if paths:
+            message = f"{paths[0]!r} is not a path inside the folder of models"
             hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
-    if why:
-        return ModelSpec(suite, name, kind, stem, None, stem, problems=(Problem(name, 0, function, why, hint),))
-    if other_base:
-        test = replace(test, url=other_base + quote(_find_path_in_zoo(test.url)))
+    if message:
+        return ModelSpec(suite, name, kind, stem, None, stem, problems=(Problem(name, 0, function, message, hint),))
+    if base_override:
+        test = replace(test, url=base_override + quote(_find_path_in_zoo(test.url)))
     elif not is_url(test.url):
         test = replace(test, url=base + quote(test.url))
     return ModelSpec(suite, name, f"{kind}/{folder}" if folder else kind, stem, test, submodel)
 
 
-def _name_kind(file: str) -> str:
-    """`classification` of `…/classification_models_test.py`."""
+def _get_file_kind(file: str) -> str:
+    """Return `classification` for `…/classification_models_test.py`."""
     return PurePosixPath(file).stem.removesuffix("_test").removesuffix("_models")
 
 
 def _read_named_tests(config: ModelsConfig) -> tuple[list[OnnxModelTest], list[Problem]]:
-    """The tests that a config names, where the suite's own files are not there."""
-    named = {name: match for name in config.tests if (match := _NAME.fullmatch(name))}
-    tests = [OnnxModelTest(name, f"{match[1]}/{match[2]}") for name, match in named.items()]
-    unknown = [name for name in config.tests if name not in named]
-    if not unknown:
+    """Return the tests that a config names, where the suite's own files are not available."""
+    matches = {name: match for name in config.tests if (match := _TEST_NAME.fullmatch(name))}
+    tests = [OnnxModelTest(name, f"{match[1]}/{match[2]}") for name, match in matches.items()]
+    unknown_tests = [name for name in config.tests if name not in matches]
+    if not unknown_tests:
         return tests, list(config.problems)
-    more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-    message = f"the test does not name its model{more}, and the suite's tests are not here"
+    count_note = f" (and {len(unknown_tests) - 1} more)" if len(unknown_tests) > 1 else ""
+    message = f"the test does not name its model{count_note}, and the suite's tests are not here"
     hint = f"Give the suite: --spec-dir iree-test-suites/{_MODELS_FOLDER} --config {config.name}."
-    return tests, [problem_at(config.name, config.text, [OUTCOMES, unknown[0]], message, hint)]
+    return tests, [make_problem_at(config.name, config.text, [OUTCOMES, unknown_tests[0]], message, hint)]
 
 
 def _find_path_in_zoo(url: str) -> str:
-    """The path of a model from the top of its repository."""
+    """Return the path of a model relative to its repository."""
     if not is_url(url):
         return url
     path = urlsplit(url).path
-    match = _BEFORE_PATH.match(path)
+    match = _REPOSITORY_PREFIX.match(path)
     return unquote(path[match.end() :] if match else path.lstrip("/"))
 
 
 def _parse_base(model_root: str) -> str:
-    """The URL, with a slash at its end, that `--model-root` means."""
+    """Parse `--model-root` into a URL that ends with a slash."""
     if not model_root or is_url(model_root):
         return f"{model_root.rstrip('/')}/" if model_root else ""
     if not Path(model_root).is_dir():
@@ -290,20 +292,20 @@ def _parse_base(model_root: str) -> str:
 
 
 def _find_configs(root: Path) -> list[Path]:
-    """The configs of a suite, or of IREE's folder for it."""
+    """Find the configs of a suite, or of IREE's folder for it."""
     return [
         path for folder in (root / _CONFIGS, root) for path in sorted(folder.glob("*.json")) if has_word(path, OUTCOMES)
     ]
 
 
-def _test_files(root: Path) -> list[Path]:
-    """Files of tests that compare models."""
-    found: list[Path] = []
+def _find_test_files(root: Path) -> list[Path]:
+    """Find the files of tests that compare models."""
+    test_files: list[Path] = []
     for current, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(current, name) for name in sorted(files) if name.endswith("_test.py")]
-        found += [path for path in paths if has_word(path, _FIXTURE)]
-    return found
+        test_files += [path for path in paths if has_word(path, _FIXTURE)]
+    return test_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,30 +314,30 @@ class OnnxModelTest:
 
     Attributes:
         name: pytest's: `tests/…_test.py::test_models[mnist/model/mnist-12.onnx]`.
-        skip: why it is skipped.
-        fails: the stage at which it is expected to fail.
+        skip: the reason for skipping it; empty if it runs.
+        failing_stage: the stage at which it is expected to fail.
     """
 
     name: str
     url: str
     markers: frozenset[str] = frozenset()
     skip: str = ""
-    fails: Stage | None = None
+    failing_stage: Stage | None = None
     reason: str = ""
 
 
 class _UnreadableError(Exception):
-    """What of a test cannot be read, and where."""
+    """A part of a test that cannot be read, and its line."""
 
-    def __init__(self, node: ast.expr | ast.FunctionDef, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, node: ast.expr | ast.FunctionDef, message: str) -> None:
+        super().__init__(message)
         self.line = node.lineno
 
 
-def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[OnnxModelTest], list[Problem]]:
-    """The tests of a file."""
+def _read_test_file(path: Path, name: str, file: str) -> tuple[list[OnnxModelTest], list[Problem]]:
+    """Read the tests of a file."""
     try:
-        return _read_tests(ast.parse(read_file(path)), name, inside)
+        return _read_tests(ast.parse(read_file(path)), name, file)
     except OSError as error:
         return [], [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -343,7 +345,7 @@ def _read_test_file(path: Path, name: str, inside: str) -> tuple[list[OnnxModelT
         return [], [Problem(name, line, "", f"is not Python: {error}", "Is the file cut off?")]
 
 
-def _read_tests(tree: ast.Module, name: str, inside: str) -> tuple[list[OnnxModelTest], list[Problem]]:
+def _read_tests(tree: ast.Module, name: str, file: str) -> tuple[list[OnnxModelTest], list[Problem]]:
     constants = {
         node.targets[0].id: text
         for node in tree.body
@@ -355,12 +357,12 @@ def _read_tests(tree: ast.Module, name: str, inside: str) -> tuple[list[OnnxMode
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     for node in functions:
         try:
-            tests += _read_tests_of(node, constants, inside)
+            tests += _read_function(node, constants, file)
         except _UnreadableError as error:
             problems.append(Problem(name, error.line, node.name, str(error), _HINT))
-    known = {call for node in functions for call in _find_comparisons(node)}
-    lost = [call for call in _find_comparisons(tree) if call not in known]
-    problems += [Problem(name, call.lineno, "", "compares a model outside of a test function", _HINT) for call in lost]
+    calls = {call for node in functions for call in _find_comparisons(node)}
+    stray = [call for call in _find_comparisons(tree) if call not in calls]
+    problems += [Problem(name, call.lineno, "", "compares a model outside of a test function", _HINT) for call in stray]
     return tests, problems
 
 
@@ -369,113 +371,113 @@ def _find_comparisons(tree: ast.AST) -> list[ast.Call]:
 
 
 def _read_base(conftest: Path) -> str:
-    """The URL that the suite's relative URLs begin at, as its `conftest.py` names the repository."""
+    """Read the base of the suite's relative URLs from the repository in its `conftest.py`."""
     try:
         tree = ast.parse(read_file(conftest))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        # Relative URLs came with the newest suite; what is wrong with a checkout is seen in its tests.
-        return _DEFAULT_BASE
+        # Relative URLs came with the newest suite; its tests show problems of a checkout.
+        return _DEFAULT_BASE_URL
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _join_names(node.func) in _BASES:
+        if isinstance(node, ast.Call) and _join_names(node.func) in _BASE_URLS:
             repository = _read_text(_find_keyword(node, "repository_name"), {})
             if repository:
-                return _BASES[_join_names(node.func)].format(repository)
-    return _DEFAULT_BASE
+                return _BASE_URLS[_join_names(node.func)].format(repository)
+    return _DEFAULT_BASE_URL
 
 
-def _read_tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: str) -> Iterator[OnnxModelTest]:
+def _read_function(function: ast.FunctionDef, constants: Mapping[str, str], file: str) -> Iterator[OnnxModelTest]:
     calls = _find_comparisons(function)
     if not calls:
         return
     if len(calls) > 1:
         raise _UnreadableError(calls[1], f"compares {len(calls)} models: expected one")
     url = _find_keyword(calls[0], "model_url") or (calls[0].args[0] if calls[0].args else None)
-    marks = [node for node in function.decorator_list if _mark(node) != "parametrize"]
-    over = [node for node in function.decorator_list if _mark(node) == "parametrize"]
-    if len(over) > 1:
-        raise _UnreadableError(over[1], "is parametrized twice: expected one list of models")
-    for test, names, own in _read_parameters(over[0]) if over else [("", {}, [])]:
-        found = _read_text(url, {**constants, **names})
-        if found is None:
+    marks = [node for node in function.decorator_list if _get_mark_name(node) != "parametrize"]
+    parameter_marks = [node for node in function.decorator_list if _get_mark_name(node) == "parametrize"]
+    if len(parameter_marks) > 1:
+        raise _UnreadableError(parameter_marks[1], "is parametrized twice: expected one list of models")
+    for parameter_id, names, own_marks in _read_parameters(parameter_marks[0]) if parameter_marks else [("", {}, [])]:
+        model_url = _read_text(url, {**constants, **names})
+        if model_url is None:
             raise _UnreadableError(calls[0], "its model_url is not text that can be read without running it")
-        name = f"{inside}::{function.name}" + (f"[{test}]" if over else "")
-        # In the order in which pytest keeps them.
-        yield _apply_marks(OnnxModelTest(name, found), [*reversed(marks), *own])
+        name = f"{file}::{function.name}" + (f"[{parameter_id}]" if parameter_marks else "")
+        # This is the order in which pytest keeps them.
+        yield _apply_marks(OnnxModelTest(name, model_url), [*reversed(marks), *own_marks])
 
 
 def _read_parameters(decorator: ast.expr) -> Iterator[tuple[str, dict[str, str], list[ast.expr]]]:
-    """(id, value by name, marks) of each parameter."""
+    """Yield (id, value by name, marks) of each parameter."""
     arguments = decorator.args if isinstance(decorator, ast.Call) else []
     name, values = (_read_text(arguments[0], {}), arguments[1]) if len(arguments) > 1 else (None, None)
     if name is None or not name.isidentifier() or not isinstance(values, ast.List | ast.Tuple):
         raise _UnreadableError(decorator, 'expected pytest.mark.parametrize("model", [pytest.param("….onnx"), …])')
-    for item in values.elts:
-        called = isinstance(item, ast.Call) and _join_names(item.func) == "pytest.param"
-        given = item.args[0] if isinstance(item, ast.Call) and called and item.args else item
-        value = _read_text(given, {})
+    for element in values.elts:
+        is_param = isinstance(element, ast.Call) and _join_names(element.func) == "pytest.param"
+        argument = element.args[0] if isinstance(element, ast.Call) and is_param and element.args else element
+        value = _read_text(argument, {})
         if value is None:
-            raise _UnreadableError(item, "a parameter is not text: expected a model's path")
-        marks = _find_keyword(item, "marks") if isinstance(item, ast.Call) else None
-        own = list(marks.elts) if isinstance(marks, ast.List | ast.Tuple) else [marks] if marks else []
-        named = _read_text(_find_keyword(item, "id"), {}) if isinstance(item, ast.Call) else None
-        yield named or value, {name: value}, own
+            raise _UnreadableError(element, "a parameter is not text: expected a model's path")
+        marks = _find_keyword(element, "marks") if isinstance(element, ast.Call) else None
+        element_marks = list(marks.elts) if isinstance(marks, ast.List | ast.Tuple) else [marks] if marks else []
+        element_id = _read_text(_find_keyword(element, "id"), {}) if isinstance(element, ast.Call) else None
+        yield element_id or value, {name: value}, element_marks
 
 
 def _apply_marks(test: OnnxModelTest, marks: Sequence[ast.expr]) -> OnnxModelTest:
-    """A test with what its marks mean; of several that expect a failure the first one counts, as for pytest."""
+    """Apply a test's marks; the first of several that expect a failure counts, as for pytest."""
     markers: set[str] = set()
-    skip, fails, why = test.skip, test.fails, ""
+    skip, failing_stage, failure_reason = test.skip, test.failing_stage, ""
     for node in marks:
-        word = _mark(node)
+        name = _get_mark_name(node)
         call = node if isinstance(node, ast.Call) else None
         reason = (
             _read_text(_find_keyword(call, "reason") or (call.args[0] if call.args else None), {}) if call else ""
         ) or ""
-        if word == "skip":
+        if name == "skip":
             skip = skip or f"skipped by the suite: {reason or 'no reason given'}"
-        elif word == "xfail":
-            raised = _join_names(_find_keyword(call, "raises")) if call else ""
-            if not raised:
+        elif name == "xfail":
+            exception = _join_names(_find_keyword(call, "raises")) if call else ""
+            if not exception:
                 raise _UnreadableError(node, "xfail does not say what is raised, and so at which stage it fails")
-            if raised not in _RAISED:
-                # The suite's own want, which comes before IREE is asked anything.
-                skip = skip or f"the suite expects {raised}: it cannot test this model"
-            elif fails is None:
-                fails, why = _RAISED[raised], reason or f"xfail: {raised}"
-        elif word in ("skipif", ""):
+            if exception not in _STAGES_BY_EXCEPTION:
+                # The suite's own error occurs before IREE runs.
+                skip = skip or f"the suite expects {exception}: it cannot test this model"
+            elif failing_stage is None:
+                failing_stage, failure_reason = _STAGES_BY_EXCEPTION[exception], reason or f"xfail: {exception}"
+        elif name in ("skipif", ""):
             raise _UnreadableError(node, "a mark whose meaning cannot be read without running it")
         else:
-            markers.add(word)
-    return OnnxModelTest(test.name, test.url, frozenset(markers), skip, fails, why)
+            markers.add(name)
+    return OnnxModelTest(test.name, test.url, frozenset(markers), skip, failing_stage, failure_reason)
 
 
-def _mark(node: ast.expr) -> str:
-    """The name of a mark; empty where it is none."""
-    prefix, _, word = _join_names(node.func if isinstance(node, ast.Call) else node).rpartition(".")
-    return word if prefix == "pytest.mark" else ""
+def _get_mark_name(node: ast.expr) -> str:
+    """Return the name of a mark; empty for any other expression."""
+    prefix, _, name = _join_names(node.func if isinstance(node, ast.Call) else node).rpartition(".")
+    return name if prefix == "pytest.mark" else ""
 
 
 def _join_names(node: ast.expr | None) -> str:
-    """`pytest.mark.skip` of an expression of names and dots; empty for another."""
+    """Return `pytest.mark.skip` for an expression of names and dots; empty for any other."""
     if isinstance(node, ast.Attribute):
-        before = _join_names(node.value)
-        return f"{before}.{node.attr}" if before else ""
+        prefix = _join_names(node.value)
+        return f"{prefix}.{node.attr}" if prefix else ""
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _find_keyword(call: ast.Call | None, name: str) -> ast.expr | None:
-    return next((item.value for item in call.keywords if item.arg == name), None) if call else None
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None) if call else None
 
 
 def _read_text(node: ast.expr | None, names: Mapping[str, str]) -> str | None:
-    """The text that an expression means: literals, names, and sums of them; None for another."""
+    """Evaluate an expression of literals, names, and sums of them; None for any other."""
     match node:
         case ast.Constant(value=str() as text):
             return text
         case ast.Name(id=name):
             return names.get(name)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            first, second = _read_text(left, names), _read_text(right, names)
-            return None if first is None or second is None else first + second
+            left_text, right_text = _read_text(left, names), _read_text(right, names)
+            return None if left_text is None or right_text is None else left_text + right_text
         case _:
             return None

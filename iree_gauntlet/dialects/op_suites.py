@@ -1,8 +1,8 @@
-"""Suites of operators: their cases, and the configs by which these are compiled and run, skipped, expected to fail.
+"""Suites of operators: their cases, and the configs that compile, run, skip them and list their expected failures.
 
 A case is a folder with `run_module_io_flags.txt` (ONNX operators) or `run_module_io.json` (torch operators). Its root
-is the nearest folder at or above it that holds configs: JSON files in a folder `configs`. An entry of their lists names
-a case from that root; the comment on its line is the reason that reports give.
+is the nearest folder at or above it with configs: JSON files in a folder `configs`. An entry of their lists names
+a case relative to that root; the comment on its line is the reason in reports.
 
 Facts: iree-test-suites, `onnx_ops/conftest.py` and `torch_ops/common.py`.
 """
@@ -24,15 +24,15 @@ from iree_gauntlet.dialects.configured_suites import (
     ConfiguredSpec,
     ConfiguredSuite,
     SuiteDocument,
-    find_same_names,
+    find_name_conflicts,
     has_word,
+    make_names_unique,
     read_config,
-    with_own_names,
 )
 from iree_gauntlet.dialects.fields import Count, Positive, StrictDocument, Text, about, in_schema, one_of, present
 from iree_gauntlet.dialects.json_text import find_item_lines
-from iree_gauntlet.dialects.locations import CASE_FOLDER, flag_variables, strange_variables
-from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, problem_at
+from iree_gauntlet.dialects.locations import CASE_FOLDER, find_unknown_variables, read_flag_variables
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, find_nearest, make_problem_at
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import resolve_links
 from iree_gauntlet.stages import FailureKind, Stage
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 DIALECT = "op_tests"
-# NumPy's names of element types, and IREE's.
+# The keys are NumPy's names of element types, the values IREE's.
 ELEMENT_TYPES = {
     "bool": "i1",
     "int8": "i8",
@@ -62,43 +62,47 @@ ELEMENT_TYPES = {
     "float8_e5m2": "f8E5M2",
     "float8_e5m2fnuz": "f8E5M2FNUZ",
 }
-# `f8E4M3FN` and `f8e4m3fn`, which are written for the long names.
-_SHORT_NAMES = {iree.lower(): name for name, iree in ELEMENT_TYPES.items() if iree.startswith("f8")}
-_SHORT_SPELLINGS = (*(iree for iree in ELEMENT_TYPES.values() if iree.startswith("f8")), *_SHORT_NAMES)
+# `f8E4M3FN` and `f8e4m3fn` are accepted for the long names.
+_NAMES_BY_ALIAS = {iree.lower(): name for name, iree in ELEMENT_TYPES.items() if iree.startswith("f8")}
+_ALIASES = (*(iree for iree in ELEMENT_TYPES.values() if iree.startswith("f8")), *_NAMES_BY_ALIAS)
 _EXAMPLE = """{
   "config_name": "cpu_llvm_sync",
   "iree_compile_flags": ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"],
   "iree_run_module_flags": ["--device=local-sync"]
 }"""
-_RUNS = tuple(stage for stage in Stage if stage.row.runs_modules)
-# The stages that the entries of a list do without, and those at which they are expected to fail, and how.
-_SKIPS: dict[str, tuple[Stage, ...]] = {"skip_compile_tests": (Stage.COMPILE, *_RUNS), "skip_run_tests": _RUNS}
-_CRASH = (FailureKind.CRASHES,)
-_NO_CRASH = tuple(kind for kind in FailureKind if kind is not FailureKind.CRASHES)
-_FAILURES: dict[str, tuple[tuple[Stage, ...], tuple[FailureKind, ...]]] = {
-    "expected_compile_crashes": ((Stage.COMPILE,), _CRASH),
-    "expected_compile_failures": ((Stage.COMPILE,), _NO_CRASH),
-    "expected_run_crashes": (_RUNS, _CRASH),
-    "expected_run_failures": (_RUNS, _NO_CRASH),
+_RUN_STAGES = tuple(stage for stage in Stage if stage.row.runs_modules)
+# The stages that the entries of each list skip, and those at which they are expected to fail, with the kinds of
+# failure.
+_SKIP_LISTS: dict[str, tuple[Stage, ...]] = {
+    "skip_compile_tests": (Stage.COMPILE, *_RUN_STAGES),
+    "skip_run_tests": _RUN_STAGES,
 }
-_LISTS = (*_SKIPS, *_FAILURES)
-# Looking for the nearest of thousands of names takes a while.
-_MOST_GUESSES = 10
+_CRASH_KINDS = (FailureKind.CRASHES,)
+_OTHER_FAILURE_KINDS = tuple(kind for kind in FailureKind if kind is not FailureKind.CRASHES)
+_FAILURE_LISTS: dict[str, tuple[tuple[Stage, ...], tuple[FailureKind, ...]]] = {
+    "expected_compile_crashes": ((Stage.COMPILE,), _CRASH_KINDS),
+    "expected_compile_failures": ((Stage.COMPILE,), _OTHER_FAILURE_KINDS),
+    "expected_run_crashes": (_RUN_STAGES, _CRASH_KINDS),
+    "expected_run_failures": (_RUN_STAGES, _OTHER_FAILURE_KINDS),
+}
+_CASE_LISTS = (*_SKIP_LISTS, *_FAILURE_LISTS)
+# Finding the nearest of thousands of names is slow.
+_MAX_SUGGESTIONS = 10
 _NUMBER_OR_FILE: dict[str, Any] = {
     "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "string", "pattern": r"\.(npy|bin)$"}]
 }
 FLAGFILE = "run_module_io_flags.txt"
 TORCH_FILE = "run_module_io.json"
 CONFIGS = "configs"
-# The last is what the suites of torch operators had before it.
+# The suites of torch operators had the last one in an earlier format.
 _CASE_FILES = (FLAGFILE, TORCH_FILE, "run_module_io_flags.json")
-# The torch variant's cases lie in this folder of the root, and its configs leave it out.
-_GENERATED = "generated/"
+# The torch variant's cases are in this folder of the root, and its configs leave it out.
+_GENERATED_PREFIX = "generated/"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SuiteConfig(Config):
-    """A config of an operator suite, read."""
+    """A parsed config of an operator suite."""
 
     document: OpConfig | None = None
     skips: Mapping[str, tuple[tuple[Stage, str], ...]] = field(default_factory=dict)
@@ -110,88 +114,90 @@ def _read_op_config(path: Path, name: str) -> SuiteConfig:
     document, text = config.document, config.text
     if document is None:
         return config
-    known = {CASE_FOLDER: "", **flag_variables()}
-    strange = [
-        problem_at(name, text, ["iree_compile_flags", index], what, hint)
+    variables = {CASE_FOLDER: "", **read_flag_variables()}
+    problems = [
+        make_problem_at(name, text, ["iree_compile_flags", index], message, hint)
         for index, flag in enumerate(document.iree_compile_flags)
-        for what, hint in strange_variables(flag, known)
+        for message, hint in find_unknown_variables(flag, variables)
     ]
-    if strange:
-        return SuiteConfig(path, name, problems=tuple(strange))
-    lines = {where: find_item_lines(text, [where]) if config.comments else [] for where in _LISTS}
+    if problems:
+        return SuiteConfig(path, name, problems=tuple(problems))
+    lines = {list_name: find_item_lines(text, [list_name]) if config.comments else [] for list_name in _CASE_LISTS}
 
-    def reason(where: str, index: int) -> str:
-        """What the comment on an entry's line says."""
-        return (config.comments.get(lines[where][index]) if config.comments else "") or f"in {where}"
+    def make_reason(list_name: str, index: int) -> str:
+        """Return the comment on an entry's line, or the list's name."""
+        return (config.comments.get(lines[list_name][index]) if config.comments else "") or f"in {list_name}"
 
     skips: dict[str, tuple[tuple[Stage, str], ...]] = {}
-    for where, stages in _SKIPS.items():
-        for index, entry in enumerate(getattr(document, where)):
-            why = f"{reason(where, index)} ({name})"
-            skips.setdefault(entry, tuple((stage, why) for stage in stages))
-    expected: dict[str, tuple[Expectation, ...]] = {}
-    for where, (stages, kinds) in _FAILURES.items():
-        for index, entry in enumerate(getattr(document, where)):
-            before = expected.get(entry, ())
-            origin = Origin(name, f"{where}[{index}]")
-            # The list of crashes comes first, and counts.
-            if all(item.stage is not stages[0] for item in before):
-                found_here = (Expectation(stage, reason(where, index), origin, kinds) for stage in stages)
-                expected[entry] = (*before, *found_here)
-    warnings = (*config.warnings, *_find_idle(name, text, document))
-    return replace(config, skips=skips, expected=expected, warnings=warnings)
+    for list_name, stages in _SKIP_LISTS.items():
+        for index, entry in enumerate(getattr(document, list_name)):
+            skip_reason = f"{make_reason(list_name, index)} ({name})"
+            skips.setdefault(entry, tuple((stage, skip_reason) for stage in stages))
+    expectations: dict[str, tuple[Expectation, ...]] = {}
+    for list_name, (stages, kinds) in _FAILURE_LISTS.items():
+        for index, entry in enumerate(getattr(document, list_name)):
+            previous = expectations.get(entry, ())
+            origin = Origin(name, f"{list_name}[{index}]")
+            # The list of crashes comes first, and has priority.
+            if all(expectation.stage is not stages[0] for expectation in previous):
+                additions = (Expectation(stage, make_reason(list_name, index), origin, kinds) for stage in stages)
+                expectations[entry] = (*previous, *additions)
+    warnings = (*config.warnings, *_find_useless_entries(name, text, document))
+    return replace(config, skips=skips, expected=expectations, warnings=warnings)
 
 
-def _find_idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
-    """Entries that say nothing: they stand twice in a list, or expect a failure of a stage that is skipped."""
-    skipped = {skip: frozenset(getattr(document, skip)) for skip in _SKIPS}
-    for where in _LISTS:
-        before: dict[str, int] = {}
-        stage = _FAILURES[where][0][0] if where in _FAILURES else None
-        for index, entry in enumerate(getattr(document, where)):
-            if before.setdefault(entry, index) != index:
-                message = f"{entry!r} stands in this list before ([{before[entry]}])"
-                yield problem_at(name, text, [where, index], message, "Remove one of the two.")
+def _find_useless_entries(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
+    """Find useless entries: duplicates in a list, or expected failures of a skipped stage."""
+    skipped_entries = {skip: frozenset(getattr(document, skip)) for skip in _SKIP_LISTS}
+    for list_name in _CASE_LISTS:
+        first_indices: dict[str, int] = {}
+        stage = _FAILURE_LISTS[list_name][0][0] if list_name in _FAILURE_LISTS else None
+        for index, entry in enumerate(getattr(document, list_name)):
+            if first_indices.setdefault(entry, index) != index:
+                message = f"{entry!r} stands in this list before ([{first_indices[entry]}])"
+                yield make_problem_at(name, text, [list_name, index], message, "Remove one of the two.")
                 continue
-            skip = next((skip for skip, stages in _SKIPS.items() if stage in stages and entry in skipped[skip]), "")
+            skip = next(
+                (skip for skip, stages in _SKIP_LISTS.items() if stage in stages and entry in skipped_entries[skip]), ""
+            )
             if skip:
                 message = f"{entry!r} stands in {skip} too, and is skipped: what does not run cannot fail"
-                yield problem_at(name, text, [where, index], message, "Remove it from one of the two.")
+                yield make_problem_at(name, text, [list_name, index], message, "Remove it from one of the two.")
 
 
-def _find_unmatched(config: SuiteConfig, known: Collection[str], roots: Sequence[str]) -> Iterator[Problem]:
-    """Entries that name no case: misspelt, left behind, or of a part of the suite that is not here."""
+def _find_unmatched(config: SuiteConfig, case_names: Collection[str], roots: Sequence[str]) -> Iterator[Problem]:
+    """Find entries that name no case: misspelt, outdated, or of a part of the suite that is not present."""
 
     def is_case(entry: str) -> bool:
-        """Whether an entry is the folder of a case, also one outside of the spec folder."""
-        if entry in known or entry.startswith("/") or ".." in entry.split("/"):
-            return entry in known
-        paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED)]
+        """Return whether an entry is the folder of a case, also one outside of the spec folder."""
+        if entry in case_names or entry.startswith("/") or ".." in entry.split("/"):
+            return entry in case_names
+        paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED_PREFIX)]
         return any(os.path.isfile(f"{path}/{file}") for path in paths for file in _CASE_FILES)  # noqa: PTH113
 
-    unmatched = {
-        where: [(index, entry) for index, entry in enumerate(getattr(config.document, where, ())) if not is_case(entry)]
-        for where in (*_LISTS, "golden_times_ms")
+    entries_by_list = {
+        key: [(index, entry) for index, entry in enumerate(getattr(config.document, key, ())) if not is_case(entry)]
+        for key in (*_CASE_LISTS, "golden_times_ms")
     }
-    # So many are no slips: a part of the suite is not here. A guess takes its time.
-    guesses = sum(map(len, unmatched.values())) <= _MOST_GUESSES
-    for where, lost in unmatched.items():
-        lines = find_item_lines(config.text, [where]) if lost else []
-        for index, entry in lost:
-            near = _find_nearest(entry, known) if guesses else ""
-            message = f"{entry!r} names no case" + (f"; did you mean {near!r}?" if near else "")
+    # More than these are no typing errors: a part of the suite is missing. Each suggestion is slow.
+    suggests = sum(map(len, entries_by_list.values())) <= _MAX_SUGGESTIONS
+    for key, entries in entries_by_list.items():
+        lines = find_item_lines(config.text, [key]) if entries else []
+        for index, entry in entries:
+            suggestion = _suggest_case(entry, case_names) if suggests else ""
+            message = f"{entry!r} names no case" + (f"; did you mean {suggestion!r}?" if suggestion else "")
             hint = "Write the case's folder from the suite's root, or remove the entry."
-            if where == "golden_times_ms":
-                yield problem_at(config.name, config.text, [where, entry], message, hint)
+            if key == "golden_times_ms":
+                yield make_problem_at(config.name, config.text, [key, entry], message, hint)
             else:
-                yield Problem(config.name, lines[index], f"{where}[{index}]", message, hint)
+                yield Problem(config.name, lines[index], f"{key}[{index}]", message, hint)
 
 
-def _find_nearest(entry: str, known: Collection[str]) -> str:
-    """The case that is spelled most like an entry: of the same folder where there are any."""
+def _suggest_case(entry: str, case_names: Collection[str]) -> str:
+    """Suggest the case that is spelled most like an entry: one of the same folder if there are any."""
     folder, _, name = entry.rpartition("/")
-    siblings = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
-    return siblings.get(find_nearest(name, siblings), "") if siblings else find_nearest(entry, known)
+    siblings = {case.rpartition("/")[2]: case for case in case_names if case.rpartition("/")[0] == folder}
+    return siblings.get(find_nearest(name, siblings), "") if siblings else find_nearest(entry, case_names)
 
 
 def _check_number(value: object) -> object:
@@ -207,26 +213,26 @@ def _check_number_or_file(value: object) -> object:
 
 
 def _unquote(value: object) -> object:
-    """The number of a string that is one; anything else as it is."""
+    """Convert a numeric string to its number; return anything else unchanged."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
-def _is_object(value: object) -> str:
+def _choose_branch(value: object) -> str:
     return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
 
 
 ElementType = Annotated[
     str,
-    AfterValidator(lambda text: _SHORT_NAMES.get(text.lower(), text)),
-    one_of("element type", ELEMENT_TYPES, _SHORT_SPELLINGS),
+    AfterValidator(lambda text: _NAMES_BY_ALIAS.get(text.lower(), text)),
+    one_of("element type", ELEMENT_TYPES, _ALIASES),
 ]
 Number = Annotated[Any, AfterValidator(_check_number), WithJsonSchema({"type": ["number", "boolean"]})]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# A number, also in quotes.
+# A number, which may be in quotes.
 Factor = Annotated[
     Positive,
     BeforeValidator(_unquote),
@@ -234,8 +240,8 @@ Factor = Annotated[
 ]
 
 
-def _list_of_cases(what: str) -> Any:
-    return Field(default_factory=list, description=f"Case folders, relative to the suite's root: {what}.")
+def _make_case_list_field(meaning: str) -> Any:
+    return Field(default_factory=list, description=f"Case folders, relative to the suite's root: {meaning}.")
 
 
 class OpConfig(SuiteDocument):
@@ -244,12 +250,12 @@ class OpConfig(SuiteDocument):
     The lists name case folders, relative to the suite's root.
     """
 
-    skip_compile_tests: list[Text] = _list_of_cases("not compiled, and not run")
-    skip_run_tests: list[Text] = _list_of_cases("compiled only")
-    expected_compile_failures: list[Text] = _list_of_cases("the compile is expected to fail")
-    expected_run_failures: list[Text] = _list_of_cases("the run is expected to fail, or to give other values")
-    expected_compile_crashes: list[Text] = _list_of_cases("the compiler is expected to die by a signal")
-    expected_run_crashes: list[Text] = _list_of_cases("the run is expected to die by a signal")
+    skip_compile_tests: list[Text] = _make_case_list_field("not compiled, and not run")
+    skip_run_tests: list[Text] = _make_case_list_field("compiled only")
+    expected_compile_failures: list[Text] = _make_case_list_field("the compile is expected to fail")
+    expected_run_failures: list[Text] = _make_case_list_field("the run is expected to fail, or to give other values")
+    expected_compile_crashes: list[Text] = _make_case_list_field("the compiler is expected to die by a signal")
+    expected_run_crashes: list[Text] = _make_case_list_field("the run is expected to die by a signal")
     golden_times_ms: dict[Text, Factor] = Field(
         default_factory=dict, description="Milliseconds by case; these are measured too."
     )
@@ -305,11 +311,11 @@ class ExpectedOutput(StrictDocument):
 
 _FlatArgument = Annotated[
     Annotated[FormulaArgument, Tag(f"{BRANCH}object")] | Annotated[Number, Tag(f"{BRANCH}plain")],
-    Discriminator(_is_object),
+    Discriminator(_choose_branch),
 ]
 Expected = Annotated[
     Annotated[ExpectedOutput, Tag(f"{BRANCH}object")] | Annotated[Text, Tag(f"{BRANCH}plain")],
-    Discriminator(_is_object),
+    Discriminator(_choose_branch),
 ]
 
 
@@ -351,26 +357,26 @@ class TorchOp(StrictDocument):
         return self
 
 
-def tensor_of(shape: list[int], dtype: str) -> str:
-    """IREE's name of a tensor type: `64x64xbf16`."""
+def format_tensor_type(shape: list[int], dtype: str) -> str:
+    """Format IREE's name of a tensor type: `64x64xbf16`."""
     return "x".join((*map(str, shape), ELEMENT_TYPES[dtype]))
 
 
 @dataclass(frozen=True, slots=True)
 class CaseFolder:
-    """A folder of a case, and the spec folder in which it was found; both paths are absolute."""
+    """A folder of a case, and the spec folder that contains it; both paths are absolute."""
 
     path: str
     files: tuple[str, ...]
-    found_from: str
+    spec_folder: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpSpec(ConfiguredSpec):
     """The folder of a case, which is read when it is selected.
 
-    What is wrong with a case keeps no other from running, and is found when its cases are made: it is no problem of
-    the spec. Its model is the path of the folder above it, from the suite's root, and its stem its own name.
+    Problems of a case block no other case, and are found when its cases are made: they are no problems of
+    the spec. Its model is the path of the folder above it, relative to the suite's root, its stem the folder's name.
     """
 
     dialect = DIALECT
@@ -381,143 +387,149 @@ class OpSpec(ConfiguredSpec):
 
     @property
     def submodel(self) -> str:
-        """What `--submodel` selects."""
+        """The name that `--submodel` selects."""
         return self.stem
 
     @property
     def document(self) -> None:
-        """Nothing, until it is selected."""
+        """None: a case is read only when it is selected."""
 
 
 def is_case_folder(files: Iterable[str]) -> bool:
-    """Whether a folder with these files is one of a case."""
+    """Return whether a folder with these files is one of a case."""
     return any(name in _CASE_FILES for name in files)
 
 
 def read_op_specs(
-    folders: Sequence[CaseFolder], with_configs: Iterable[str], asked: Sequence[Path], working_folder: str
+    folders: Sequence[CaseFolder], with_configs: Iterable[str], overrides: Sequence[Path], working_folder: str
 ) -> list[OpSpec]:
-    """The cases of operator suites, in a stable order; UsageError where a config that was asked for does not exist.
+    """Return the cases of operator suites, in a stable order; UsageError where a requested config does not exist.
 
-    Configs that are asked for take the place of those in the `configs` of each root.
+    Requested configs replace those in the `configs` of each root.
     """
     candidates = {path for path in with_configs if _find_configs(path)}
-    above: dict[str, str] = {}
+    roots_by_parent: dict[str, str] = {}
     roots: dict[str, list[CaseFolder]] = {}
     for folder in folders:
         parent = folder.path.rpartition("/")[0]
-        if parent not in above:
-            above[parent] = _find_root(folder, candidates)
-        roots.setdefault(above[parent], []).append(folder)
+        if parent not in roots_by_parent:
+            roots_by_parent[parent] = _find_root(folder, candidates)
+        roots.setdefault(roots_by_parent[parent], []).append(folder)
     prefix = f"{working_folder.rstrip('/')}/"
-    if asked:
-        # One that is not there, or cannot be read, is reported when it is used.
-        read = [_read_op_config(path, str(path).removeprefix(prefix)) for path in asked if path.is_file()]
-        named = [(*item.skips, *item.expected, *item.document.golden_times_ms) for item in read if item.document]
-        roots = _place_by_entries(roots, candidates, frozenset().union(*named))
-    keys = {folder.path: _name_keys(folder, root) for root, inside in roots.items() for folder in inside}
-    # What is asked for and lies in another root's own folder is not meant for a root.
-    own = {root: resolve_links(Path(root, CONFIGS)) for root in roots}
-    used: dict[str, tuple[Path, ...]] = {}
+    if overrides:
+        # A missing or unreadable config is reported when it is used.
+        op_configs = [_read_op_config(path, str(path).removeprefix(prefix)) for path in overrides if path.is_file()]
+        entries = [
+            (*config.skips, *config.expected, *config.document.golden_times_ms)
+            for config in op_configs
+            if config.document
+        ]
+        roots = _choose_roots_by_entries(roots, candidates, frozenset().union(*entries))
+    keys = {folder.path: _list_case_keys(folder, root) for root, group in roots.items() for folder in group}
+    # A requested config in another root's `configs` folder does not apply to a root.
+    config_folders = {root: resolve_links(Path(root, CONFIGS)) for root in roots}
+    by_root: dict[str, tuple[Path, ...]] = {}
     for root in roots:
-        others = [own[other] for other in roots if other != root]
-        used[root] = tuple(path for path in asked if resolve_links(path).parent not in others) or _find_configs(root)
-    configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
+        other_folders = [config_folders[other_root] for other_root in roots if other_root != root]
+        by_root[root] = tuple(
+            path for path in overrides if resolve_links(path).parent not in other_folders
+        ) or _find_configs(root)
+    configs = _read_configs(by_root, {root: [keys[folder.path] for folder in roots[root]] for root in roots}, prefix)
     specs = []
-    for root, inside in roots.items():
-        files = (next(name for name in _CASE_FILES if name in folder.files) for folder in inside)
-        names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(inside, files, strict=True)]
-        called = root.removeprefix(prefix)
-        hint = f"Write {called}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
-        lacking = Problem(names[0], 0, "", f"its operator suite {called} has no config", hint)
-        suite = ConfiguredSuite(tuple(configs[path] for path in used[root]), () if used[root] else (lacking,))
-        for folder, name in zip(inside, names, strict=True):
+    for root, group in roots.items():
+        files = (next(name for name in _CASE_FILES if name in folder.files) for folder in group)
+        names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(group, files, strict=True)]
+        display_root = root.removeprefix(prefix)
+        hint = f"Write {display_root}/{CONFIGS}/NAME.json, or give one as --config:\n{_EXAMPLE}"
+        problem = Problem(names[0], 0, "", f"its operator suite {display_root} has no config", hint)
+        suite = ConfiguredSuite(tuple(configs[path] for path in by_root[root]), () if by_root[root] else (problem,))
+        for folder, name in zip(group, names, strict=True):
             model, _, stem = keys[folder.path][0].rpartition("/")
             specs.append(OpSpec(suite, name, model or Path(root).name, stem, folder, keys[folder.path]))
     return specs
 
 
 def _find_configs(root: str) -> tuple[Path, ...]:
-    """The configs of a folder; a JSON file of another kind next to them is none."""
-    # By any of the required fields: one that is misspelt is reported when the file is read, as is a link to nothing.
+    """Find the configs of a folder; other JSON files in it are ignored."""
+    # Any of the required fields identifies a config: a misspelt one is reported when it is read, as is a broken link.
     paths = sorted(Path(root, CONFIGS).glob("*.json"))
     return tuple(path for path in paths if has_word(path, *SuiteDocument.model_fields) or not path.exists())
 
 
 def _find_root(folder: CaseFolder, candidates: set[str]) -> str:
-    """The nearest folder above a case that holds configs; the spec folder where none does."""
-    inside = folder.path.startswith(f"{folder.found_from}/")
-    # Above the case: what lies in its own folder is of no suite.
+    """Return the nearest folder above a case that holds configs; the spec folder where none does."""
+    is_inside = folder.path.startswith(f"{folder.spec_folder}/")
+    # The search starts above the case: its own folder holds no configs of a suite.
     path = folder.path.rpartition("/")[0]
     while path:
         if path in candidates:
             return path
-        if path == folder.found_from:
-            inside = False
-        if not inside and _find_configs(path):
+        if path == folder.spec_folder:
+            is_inside = False
+        if not is_inside and _find_configs(path):
             return path
         path = path.rpartition("/")[0]
-    return folder.found_from if folder.path != folder.found_from else folder.path.rpartition("/")[0]
+    return folder.spec_folder if folder.path != folder.spec_folder else folder.path.rpartition("/")[0]
 
 
-def _place_by_entries(
+def _choose_roots_by_entries(
     roots: Mapping[str, Sequence[CaseFolder]], candidates: Collection[str], entries: Collection[str]
 ) -> dict[str, list[CaseFolder]]:
-    """The same roots; where one is only the spec folder, the folder instead from which most entries name its cases."""
-    found: dict[str, list[CaseFolder]] = {}
-    for root, inside in roots.items():
+    """Replace each root that is only the spec folder by the folder from which most entries name its cases."""
+    new_roots: dict[str, list[CaseFolder]] = {}
+    for root, case_folders in roots.items():
         votes: Counter[str] = Counter()
         if root not in candidates and not _find_configs(root):
-            for folder in inside:
+            for folder in case_folders:
                 parts = folder.path.split("/")
                 votes.update(
-                    "/".join(parts[:place]) for place in range(1, len(parts)) if "/".join(parts[place:]) in entries
+                    "/".join(parts[:depth]) for depth in range(1, len(parts)) if "/".join(parts[depth:]) in entries
                 )
-        best = votes.most_common(1)[0][0] if votes else root
-        # The torch variant's entries leave it out.
-        best = best.removesuffix(f"/{_GENERATED[:-1]}")
-        # Cases that do not lie below it keep what they had.
-        for folder in inside:
-            below = folder.path.startswith(f"{best}/")
-            found.setdefault(best if below else root, []).append(folder)
-    return found
+        best_root = votes.most_common(1)[0][0] if votes else root
+        # The torch variant's entries leave out `generated/`.
+        best_root = best_root.removesuffix(f"/{_GENERATED_PREFIX[:-1]}")
+        # Cases outside of the new root keep their old one.
+        for folder in case_folders:
+            is_below = folder.path.startswith(f"{best_root}/")
+            new_roots.setdefault(best_root if is_below else root, []).append(folder)
+    return new_roots
 
 
-def _name_keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
-    """Names of a case: its path from the root; of the torch variant also without `generated`, and its last folders."""
-    # The last are what torch_ops/common.py calls a case by, wherever it lies.
+def _list_case_keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
+    """List a case's names: its path from the root; of the torch variant also without `generated/`, and its end."""
+    # torch_ops/common.py names a case by its last folders, whatever its root.
     path = folder.path[len(root) :].lstrip("/")
     if TORCH_FILE not in folder.files:
         return (path,)
-    return tuple(dict.fromkeys((path, path.removeprefix(_GENERATED), "/".join(folder.path.split("/")[-2:]))))
+    return tuple(dict.fromkeys((path, path.removeprefix(_GENERATED_PREFIX), "/".join(folder.path.split("/")[-2:]))))
 
 
 def _read_configs(
-    used: Mapping[str, tuple[Path, ...]], keys: Mapping[str, Sequence[tuple[str, ...]]], prefix: str
+    paths_by_root: Mapping[str, tuple[Path, ...]], keys: Mapping[str, Sequence[tuple[str, ...]]], prefix: str
 ) -> dict[Path, SuiteConfig]:
-    """The configs that the roots use, each read once and held against the cases of all of them."""
+    """Read each config that the roots use once, and check it against the cases of all of them."""
     roots_of: dict[Path, list[str]] = {}
-    called: dict[Path, SuiteConfig] = {}
-    for root, paths in used.items():
+    renames: dict[Path, SuiteConfig] = {}
+    for root, paths in paths_by_root.items():
         for path in paths:
             roots_of.setdefault(path, []).append(root)
     for path in roots_of:
         if not path.is_file():
             raise UsageError(f"config {path} does not exist", f"A config is a JSON file, for example:\n{_EXAMPLE}")
-    read = {path: _read_op_config(path, str(path).removeprefix(prefix)) for path in roots_of}
-    for paths in used.values():
-        # A config of several roots is called by its file where one of them has another of its name.
-        named = with_own_names([read[path] for path in paths])
-        called |= {path: config for path, config in zip(paths, named, strict=True) if config is not read[path]}
-    read |= called
-    first: dict[tuple[str, str], SuiteConfig] = {}
+    by_path = {path: _read_op_config(path, str(path).removeprefix(prefix)) for path in roots_of}
+    for paths in paths_by_root.values():
+        # A config of several roots is named by its file where one of them has another config of that name.
+        unique = make_names_unique([by_path[path] for path in paths])
+        renames |= {path: config for path, config in zip(paths, unique, strict=True) if config is not by_path[path]}
+    by_path |= renames
+    first_configs: dict[tuple[str, str], SuiteConfig] = {}
     configs: dict[Path, SuiteConfig] = {}
     for path, roots in roots_of.items():
-        config = read[path]
-        known = {key for root in roots for names in keys[root] for key in names}
+        config = by_path[path]
+        case_names = {key for root in roots for names in keys[root] for key in names}
         name = config.target.config
-        others = [first.setdefault((root, name), config) for root in roots] if config.document else []
-        problems = (*config.problems, *find_same_names(config, others))
-        unmatched = tuple(_find_unmatched(config, known, roots))
-        configs[path] = replace(config, problems=problems, unmatched=unmatched)
+        namesakes = [first_configs.setdefault((root, name), config) for root in roots] if config.document else []
+        problems = (*config.problems, *find_name_conflicts(config, namesakes))
+        unmatched_entries = tuple(_find_unmatched(config, case_names, roots))
+        configs[path] = replace(config, problems=problems, unmatched_entries=unmatched_entries)
     return configs

@@ -1,7 +1,7 @@
 """The documents of the sharktank dialects: both generations of regression tests, and benchmarks.
 
-Field by field as the programs that people run today understand them; fields marked *ours* are additions
-that those programs ignore.
+Each field has the meaning that existing programs give it; fields marked *ours* are additions that
+those programs ignore.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from iree_gauntlet.dialects.fields import (
     in_schema,
     present,
     require_literal,
+    require_true,
     require_type,
-    validated,
-    when_true,
+    validate,
 )
-from iree_gauntlet.dialects.spec import ROOT_NAMES, SHARKTANK, Spec, SpecTree, words_of
-from iree_gauntlet.dialects.spec_file import FieldError, as_typed, load_json, problem_at
+from iree_gauntlet.dialects.spec import ROOT_NAMES, SHARKTANK, Spec, SpecTree, read_marker_words
+from iree_gauntlet.dialects.spec_file import FieldError, load_json, make_problem_at, shorten_path
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.figures import SHARKTANK_GOLDENS
 
@@ -59,18 +59,18 @@ if TYPE_CHECKING:
 
 _Counts = Annotated[dict[str, Count], Field(default_factory=dict)]
 _Factors = Annotated[dict[str, Positive], Field(default_factory=dict)]
-# Fields of benchmarks by their older names.
+# Any of these fields names a benchmark's program.
 PROGRAMS = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
-# What the names of spec files end in.
+# The names of spec files end in one of these families.
 _FAMILIES_IN_NAMES = (CPU.family, ROCM.family)
 
 
 _BLOB_FIELDS = ("source", "value")
 
 
-def _filled(name: str) -> dict[str, Any]:
-    """The condition of a JSON Schema that a text is there, and is not empty."""
+def _require(name: str) -> dict[str, Any]:
+    """Make the condition of a JSON Schema that a text is present and not empty."""
     return {"required": [name], "properties": {name: {"type": "string", "minLength": 1}}}
 
 
@@ -78,8 +78,8 @@ class Blob(StrictDocument):
     """A file and, for raw bytes, its type; or values without a file (*ours*)."""
 
     model_config = in_schema(
-        anyOf=[_filled("source"), _filled("value")],
-        **{"if": _filled("source"), "then": {"properties": {"value": {"pattern": f"^(?:{TENSOR_TYPE.pattern})?$"}}}},
+        anyOf=[_require("source"), _require("value")],
+        **{"if": _require("source"), "then": {"properties": {"value": {"pattern": f"^(?:{TENSOR_TYPE.pattern})?$"}}}},
     )
 
     source: Text | None = about(
@@ -92,7 +92,7 @@ class Blob(StrictDocument):
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, document: object) -> object:
-        """Leaves out a field that is empty beside the other, as sharktank's page writes both."""
+        """Drop a field that is empty beside the other, as sharktank's page writes both."""
         if isinstance(document, dict) and any(document.get(name) for name in _BLOB_FIELDS):
             return {name: value for name, value in document.items() if name not in _BLOB_FIELDS or value != ""}
         return document
@@ -163,7 +163,7 @@ class RegressionTarget(TargetOptions):
 class RegressionV2(_Regression, WithTargets):
     """Generation 2: a file for each backend; with `targets`, for others as well."""
 
-    model_config = in_schema(**{"if": when_true("compile_only"), "else": present("device")})
+    model_config = in_schema(**{"if": require_true("compile_only"), "else": present("device")})
 
     compiler_flags: Flags = Field(description="Flags of iree-compile.")
     pipeline_compiler_flags: Flags = Field(description="A second module, which is compiled as well: its flags.")
@@ -195,7 +195,7 @@ class Benchmark(_Common):
             present("device"),
             {"required": ["benchmark_repetitions"], "properties": {"benchmark_flags": {"maxItems": 0}}},
         ],
-        **{"if": when_true("compilation_required"), "then": {"anyOf": [present(name) for name in PROGRAMS]}},
+        **{"if": require_true("compilation_required"), "then": {"anyOf": [present(name) for name in PROGRAMS]}},
     )
 
     inputs: list[InputText] = Field(description="Each is one --input=: 1x64xi64 (zeros), 1xf32=3.0.")
@@ -235,11 +235,11 @@ class Benchmark(_Common):
     }
     golden_compiler: GoldenCompiler  # ours
 
-    def notes(self) -> tuple[str, ...]:
-        """What is written otherwise today."""
-        missing = "device is missing, as in the first generation: hip with --device_allocator=caching is meant"
+    def list_notes(self) -> tuple[str, ...]:
+        """Return a note for each outdated field."""
+        device_note = "device is missing, as in the first generation: hip with --device_allocator=caching is meant"
         notes = [f"{old} is the older name of {new}" for old, new in _NEWER_NAMES.items() if getattr(self, old)]
-        return tuple(notes if self.device else [missing, *notes])
+        return tuple(notes if self.device else [device_note, *notes])
 
     @model_validator(mode="after")
     def _check_parts(self) -> Benchmark:
@@ -250,21 +250,21 @@ class Benchmark(_Common):
             raise FieldError("compilation_required", message)
         archives = ("real_weights_file_name", "real_weights_file_path")
         for names in (PROGRAMS, archives, ("golden_time_ms", "golden_time")):
-            first, *others = [name for name in names if getattr(self, name)] or [""]
-            if others:
-                raise FieldError(others[0], f"says what {first} does; keep one of the two")
+            first, *duplicates = [name for name in names if getattr(self, name)] or [""]
+            if duplicates:
+                raise FieldError(duplicates[0], f"says what {first} does; keep one of the two")
         return self
 
     @model_validator(mode="after")
     def _check_flags(self) -> Benchmark:
         for name in ("benchmark_repetitions", "benchmark_min_warmup_time"):
             field: Any = getattr(self, name)
-            written = [
+            flag_values = [
                 flag.split("=", 1)[1] for flag in self.benchmark_flags if flag.lstrip("-").startswith(f"{name}=")
             ]
-            other = [value for value in written if field is not None and not _is_same_number(value, field)]
-            if other:
-                raise FieldError(name, f"is {field:g}, but benchmark_flags say {other[0]}; keep one of the two")
+            differing = [value for value in flag_values if field is not None and not _is_same_number(value, field)]
+            if differing:
+                raise FieldError(name, f"is {field:g}, but benchmark_flags say {differing[0]}; keep one of the two")
         return self
 
 
@@ -276,22 +276,22 @@ def _is_same_number(text: str, number: float) -> bool:
 
 
 _AnyDocument = RegressionV1 | RegressionV2 | Benchmark
-_SHARKTANK: tuple[type[_AnyDocument], ...] = (RegressionV1, RegressionV2, Benchmark)
-_OWN_FIELDS = {
-    kind: frozenset(kind.model_fields).difference(*(other.model_fields for other in _SHARKTANK if other is not kind))
-    for kind in _SHARKTANK
+_DOCUMENTS: tuple[type[_AnyDocument], ...] = (RegressionV1, RegressionV2, Benchmark)
+_UNIQUE_FIELDS = {
+    kind: frozenset(kind.model_fields).difference(*(model.model_fields for model in _DOCUMENTS if model is not kind))
+    for kind in _DOCUMENTS
 }
 
 
 def read_sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
-    """The specs in the models' folders of a root."""
+    """Yield the specs in the models' folders of a root."""
     models = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     files = [path for model in models for path in _list_json(model)]
     if root.name in ROOT_NAMES:
-        # A file where no model's folder is may have been meant as a spec.
-        message = f"is not read: specs lie in their model's folder, {as_typed(root)}/MODEL/"
+        # A file outside of the models' folders may have been meant as a spec.
+        message = f"is not read: specs lie in their model's folder, {shorten_path(root)}/MODEL/"
         for path in _list_json(root):
-            spec = _spec(tree, root, path, None)
+            spec = _make_spec(tree, root, path, None)
             yield replace(spec, warnings=(Problem(spec.name, 0, "", message, "Move it there."),))
     if not files and root == tree.folder:
         # It is the folder of one model, perhaps of a root whose files it may name.
@@ -305,31 +305,33 @@ def _list_json(folder: Path) -> list[Path]:
 
 
 def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
-    name = as_typed(path)
+    name = shorten_path(path)
     content, text, problems = load_json(path, name)
     if content is None:
-        return _spec(tree, root, path, None, problems)
-    kind = _choose_document(content, root, path)
-    if isinstance(kind, str):
-        wrong = Problem(name, 1, "", kind, "docs/reference/specs.md lists the fields of each format.")
-        return _spec(tree, root, path, None, [wrong])
-    words = words_of(content, "benchmark" if kind is Benchmark else "quality")
-    document, problems = validated(kind, content, name, text)
+        return _make_spec(tree, root, path, None, problems)
+    document_type = _choose_document(content, root, path)
+    if isinstance(document_type, str):
+        problem = Problem(name, 1, "", document_type, "docs/reference/specs.md lists the fields of each format.")
+        return _make_spec(tree, root, path, None, [problem])
+    words = read_marker_words(content, "benchmark" if document_type is Benchmark else "quality")
+    document, problems = validate(document_type, content, name, text)
     family = path.stem.rpartition("_")[2]
-    first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
-    if document is not None and not first and family not in _FAMILIES_IN_NAMES:
+    is_first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
+    if document is not None and not is_first and family not in _FAMILIES_IN_NAMES:
         message = "the file name does not say the backend: expected "
         message += " or ".join(f"{path.stem}_{name}.json" for name in _FAMILIES_IN_NAMES)
         problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
     if isinstance(document, RegressionV2) and family in document.targets:
-        problems = [*problems, problem_at(name, text, ["targets", family], OWN_TARGET, OWN_TARGET_HINT)]
-    if isinstance(document, Benchmark) and first and family == CPU.family:
-        problems = [problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")]
+        problems = [*problems, make_problem_at(name, text, ["targets", family], OWN_TARGET, OWN_TARGET_HINT)]
+    if isinstance(document, Benchmark) and is_first and family == CPU.family:
+        problems = [
+            make_problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")
+        ]
         document = None
-    return _spec(tree, root, path, document, problems, words)
+    return _make_spec(tree, root, path, document, problems, words)
 
 
-def _spec(
+def _make_spec(
     tree: SpecTree,
     root: Path,
     path: Path,
@@ -337,38 +339,38 @@ def _spec(
     problems: Sequence[Problem] = (),
     words: frozenset[str] | None = None,
 ) -> Spec:
-    """A spec with what its file's name says: the stem ends in the family of targets, but in the first generation."""
+    """Make a spec with the parts of its file's name: the stem ends in the target family since generation 2."""
     head, _, family = path.stem.rpartition("_")
-    named = family in _FAMILIES_IN_NAMES
-    submodel = head if head and named and not isinstance(document, RegressionV1) else path.stem
-    families = (family,) if named else _FAMILIES_IN_NAMES
+    has_family = family in _FAMILIES_IN_NAMES
+    submodel = head if head and has_family and not isinstance(document, RegressionV1) else path.stem
+    families = (family,) if has_family else _FAMILIES_IN_NAMES
     if isinstance(document, RegressionV1):
         families = (ROCM.family,) if document.rocm_tests_only else _FAMILIES_IN_NAMES
     elif isinstance(document, Benchmark) and document.device is None:
         families = (ROCM.family,)
     elif isinstance(document, RegressionV2):
         families = (*families, *(further for further in document.targets if further not in families))
-    name, model = as_typed(path), path.parent.name
+    name, model = shorten_path(path), path.parent.name
     return Spec(
         tree, root, path, name, SHARKTANK, model, submodel, document, tuple(problems), families=families, words=words
     )
 
 
 def _choose_document(content: dict[str, Any], root: Path, path: Path) -> type[_AnyDocument] | str:
-    """The dialect by the fields that a file has; a message where none or two fit."""
+    """Choose the document type by the fields of a file; return a message if none or two match."""
     keys = set(content)
-    own = _OWN_FIELDS
-    if keys & own[RegressionV1] and keys & own[RegressionV2]:
-        first, second = sorted(keys & own[RegressionV1]), sorted(keys & own[RegressionV2])
-        return f"mixes two generations of regression tests: {', '.join(first)} with {', '.join(second)}"
-    scores = {kind: len(keys & own[kind]) for kind in _SHARKTANK}
+    unique_fields = _UNIQUE_FIELDS
+    if keys & unique_fields[RegressionV1] and keys & unique_fields[RegressionV2]:
+        v1_fields, v2_fields = sorted(keys & unique_fields[RegressionV1]), sorted(keys & unique_fields[RegressionV2])
+        return f"mixes two generations of regression tests: {', '.join(v1_fields)} with {', '.join(v2_fields)}"
+    scores = {kind: len(keys & unique_fields[kind]) for kind in _DOCUMENTS}
     if isinstance(content.get("inputs"), list) and any(isinstance(item, dict) for item in content["inputs"]):
         scores[Benchmark] = 0
-    best = max(_SHARKTANK, key=lambda kind: scores[kind])
-    shares_fields = keys & set().union(*(set(kind.model_fields) for kind in _SHARKTANK))
+    best = max(_DOCUMENTS, key=lambda kind: scores[kind])
+    shares_fields = keys & set().union(*(set(kind.model_fields) for kind in _DOCUMENTS))
     if not shares_fields or "type" in keys:
-        found = ", ".join(sorted(keys)[:8]) or "none"
-        return f"is not a spec of a known format (fields found: {found})"
+        field_names = ", ".join(sorted(keys)[:8]) or "none"
+        return f"is not a spec of a known format (fields found: {field_names})"
     if "mlir" in keys and "function_run" not in keys and best is Benchmark:
         best = RegressionV2
     if scores[best] == 0 or (best is RegressionV2 and scores[RegressionV1] == scores[RegressionV2]):

@@ -1,4 +1,4 @@
-"""What all dialects have in common: a spec that was read, what makes its cases, and what a selection comes to."""
+"""The common parts of all dialects: a parsed spec, a builder of its cases, and the collected cases of a selection."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
-# Of specs in files; their cases have the names of `Builder.sources`.
+# These are dialects of specs in files; their cases have the names of `Builder.sources`.
 SHARKTANK = "sharktank"
 TORCH_MODELS = "torch-models"
 TORCH_ROOT = "torch_models"
-# Of folders that hold models' folders.
+# These folders hold models' folders.
 ROOT_NAMES = ("regression_tests", "quality_tests", "benchmarks", TORCH_ROOT)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFields:
-    """Where the files of a format name sources; `{}` stands for an index, and an empty field for nowhere."""
+    """The fields of a format that name sources; `{}` is replaced by an index, and an empty field names none."""
 
     inputs: str = ""
     outputs: str = ""
@@ -39,7 +39,7 @@ class SourceFields:
 
     @property
     def names(self) -> set[str]:
-        """The last names of all of these fields."""
+        """The last parts of all of these fields' names."""
         fields = (self.inputs, self.outputs, self.parameters, *self.programs)
         return {field.rpartition(".")[2] for field in fields if field}
 
@@ -50,7 +50,7 @@ class SpecTree:
 
     Attributes:
         modules: the folder of module definitions; None for the root of a spec, or the folder above it.
-        variables: names and values of what may stand as `${NAME}` in flags.
+        variables: names and values of the variables that may occur as `${NAME}` in flags.
     """
 
     folder: Path
@@ -61,12 +61,12 @@ class SpecTree:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One spec file, read.
+    """One parsed spec file.
 
     Attributes:
-        dialect: by its name, such as `SHARKTANK`.
-        document: None where it cannot be understood.
-        words: its kind's name and its markers, which marker expressions select it by; None where it does not say.
+        dialect: a name such as `SHARKTANK`.
+        document: None if it is invalid.
+        words: its kind's name and its markers, which marker expressions select; None if they are unreadable.
     """
 
     tree: SpecTree
@@ -85,7 +85,7 @@ class Spec:
 
     @property
     def text(self) -> str:
-        """Its content, to find lines by: read again, as nearly no spec has problems."""
+        """The file's content, to find lines in: read again, as nearly no spec has problems."""
         try:
             return read_file(self.path).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError):
@@ -93,31 +93,31 @@ class Spec:
 
     @property
     def torch(self) -> bool:
-        """Whether it lies in a tree of torch models."""
+        """True if it is in a tree of torch models."""
         return self.dialect == TORCH_MODELS
 
     @property
     def is_test(self) -> bool:
-        """Whether it is one: no module that tests load, and no file that lies where no spec is read."""
+        """True for a test: neither a module that tests load, nor a file in a place where no spec is read."""
         return not self.defines_module and not (self.document is None and self.warnings and not self.problems)
 
     @property
     def stem(self) -> str:
-        """File name without suffix, what `--filename` selects."""
+        """The file name without suffix, which `--filename` selects."""
         return self.path.stem
 
 
-def words_of(content: Mapping[str, Any], kind: str) -> frozenset[str] | None:
-    """The name of a spec's kind and its markers; None where these are no words."""
+def read_marker_words(content: Mapping[str, Any], kind: str) -> frozenset[str] | None:
+    """Return the name of a spec's kind and its markers; None where these are no words."""
     markers = content.get("markers", [])
     is_list = isinstance(markers, list) and all(isinstance(marker, str) for marker in markers)
     return frozenset({kind, *markers}) if is_list else None
 
 
-def base_case(
+def make_case(
     spec: Spec, dialect: str, kind: Kind, target: Target, modules: tuple[Module, ...], timeouts: Mapping[str, float]
 ) -> Case:
-    """What a case has of its spec whatever the dialect."""
+    """Make a case with the fields that it has of its spec in every dialect."""
     return Case(
         dialect=dialect,
         model=spec.model,
@@ -132,36 +132,36 @@ def base_case(
     )
 
 
-def find_defined_twice(name: str, target: Target, file: str, first: str) -> Problem:
-    """The problem of a file that claims the name of another one's."""
+def make_duplicate(name: str, target: Target, file: str, first: str) -> Problem:
+    """Make the problem of a file that claims the name of another file."""
     message = f"{name} on {target.name} is already defined by {first}"
     return Problem(file, 0, "", message, "Rename or remove one of the two.")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a selection comes to, as the dialects find it; `CaseSet` has it in order."""
+class Collector:
+    """The result of a selection, as the dialects collect it; `CaseSet` has it in order."""
 
     targets: Sequence[Target]
     expressions: Mapping[Include, MarkerExpression]
     cases: list[Case] = field(default_factory=list)
     required: dict[str, Case] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)
-    elsewhere: set[str] = field(default_factory=set)
+    known_markers: set[str] = field(default_factory=set)
+    other_targets: set[str] = field(default_factory=set)
     problems: set[Problem] = field(default_factory=set)
     warnings: set[Problem] = field(default_factory=set)
-    left_out: set[Problem] = field(default_factory=set)
-    unmatched: set[Problem] = field(default_factory=set)
-    broken: set[Problem] = field(default_factory=set)
+    unselected_problems: set[Problem] = field(default_factory=set)
+    unmatched_entries: set[Problem] = field(default_factory=set)
+    case_problems: set[Problem] = field(default_factory=set)
 
-    def matches(self, markers: Collection[str], chosen: Iterable[Include]) -> bool:
-        """Whether markers satisfy any of the parts of the selection that a spec's names fit."""
-        return any(self.expressions[include].matches(markers) for include in chosen)
+    def matches(self, markers: Collection[str], includes: Iterable[Include]) -> bool:
+        """Return whether markers satisfy any of the parts of the selection that a spec's names match."""
+        return any(self.expressions[include].matches(markers) for include in includes)
 
-    def add(self, case: Case, chosen: Iterable[Include]) -> bool:
-        """Whether a case is selected by its markers, too."""
-        self.known.update(case.markers)
-        matches = self.matches(case.markers, chosen)
+    def add(self, case: Case, includes: Iterable[Include]) -> bool:
+        """Add a case if its markers are selected too; return whether they are."""
+        self.known_markers.update(case.markers)
+        matches = self.matches(case.markers, includes)
         if matches:
             self.cases.append(case)
         return matches
@@ -171,21 +171,21 @@ _Spec = TypeVar("_Spec")
 
 
 class Builder(Generic[_Spec]):
-    """Makes the cases of one dialect's specs.
+    """A builder of the cases of one dialect's specs.
 
     Attributes:
-        sources: where its files name sources, by the names that its cases have for the dialect.
+        sources: the fields that name sources, by the names that its cases have for the dialect.
     """
 
     sources: ClassVar[Mapping[str, SourceFields]]
 
-    def __init__(self, specs: Sequence[_Spec], loaded: Loaded) -> None:
+    def __init__(self, specs: Sequence[_Spec], collector: Collector) -> None:
         self.specs = specs
-        self.loaded = loaded
+        self.collector = collector
 
-    def add(self, spec: _Spec, chosen: Sequence[Include]) -> None:
-        """Adds what a spec means; of one that is not chosen, what is wrong with it."""
+    def add(self, spec: _Spec, includes: Sequence[Include]) -> None:
+        """Add the cases of a spec; if it is not selected, only its problems."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Adds what the cases of all specs need."""
+        """Add the cases that the cases of all specs need."""

@@ -1,4 +1,4 @@
-"""Suites: a TOML file that names a selection of specs, a target, and what is expected to fail."""
+"""Suites: a TOML file that names a selection of specs, a target, and the expected failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from iree_gauntlet.cases import Case, Origin
-from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, about, expecting, one_of, read_table
+from iree_gauntlet.dialects.fields import ForPeople, StrictDocument, about, expect, one_of, read_table
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, adjusted
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, find_unmatched
 from iree_gauntlet.dialects.spec_file import FieldError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.load import AnySpec
 
 
-# It is a part of the names of runs.
+# A suite's name is a part of the names of runs.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
 
@@ -63,17 +63,17 @@ class _ExpectTable(StrictDocument):
 
     @model_validator(mode="after")
     def _check_kind(self) -> _ExpectTable:
-        known = Stage(self.stage).row.failures
-        if self.kind is not None and self.kind not in known:
+        valid_kinds = Stage(self.stage).row.failures
+        if self.kind is not None and self.kind not in valid_kinds:
             message = f"{self.kind!r} cannot come of the stage {self.stage!r}"
-            raise FieldError("kind", f"{message}: expected {', '.join(known) or 'no kind'}")
+            raise FieldError("kind", f"{message}: expected {', '.join(valid_kinds) or 'no kind'}")
         return self
 
 
 class SuiteTable(StrictDocument):
     """A suite: what is run, where, and what is expected to fail."""
 
-    name: Annotated[str, expecting("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
+    name: Annotated[str, expect("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
     description: ForPeople
     target: Annotated[str, AfterValidator(lambda text: _require_target(text) and text)] = Field(
         description=f"{', '.join(FAMILIES)}, or a chip such as gfx942; the command line may name another.",
@@ -103,7 +103,7 @@ class SuiteTable(StrictDocument):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A suite, read; its fields are `SuiteTable`'s."""
+    """A parsed suite; its fields are `SuiteTable`'s."""
 
     path: Path
     name: str
@@ -117,20 +117,18 @@ class Suite:
 
 
 def read_suite(path: Path) -> Suite:
-    """Reads a suite; UsageError where there is no such file, SpecError with everything that is wrong with it."""
+    """Read a suite; UsageError if there is no such file, SpecError with all of its problems."""
     name = str(path)
     if path.is_dir():
         raise UsageError(
             f"suite {name} is a folder", "Name a suite's file, or a suite of suites/; see docs/reference/suites.md."
         )
     if not path.is_file():
-        others = sorted(str(other) for other in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = (
-            f"Suites there: {', '.join(others)}." if others else "Suites are TOML files; see docs/reference/suites.md."
-        )
+        files = sorted(str(file) for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = f"Suites there: {', '.join(files)}." if files else "Suites are TOML files; see docs/reference/suites.md."
         raise UsageError(f"suite {name} does not exist", hint)
     _, table = read_table(path, SuiteTable)
-    includes = tuple(Include(item.model, item.submodel, item.filename, item.markers) for item in table.include)
+    includes = tuple(Include(entry.model, entry.submodel, entry.filename, entry.markers) for entry in table.include)
     for index, include in enumerate(includes):
         try:
             MarkerExpression(include.markers)
@@ -160,53 +158,56 @@ def read_suite(path: Path) -> Suite:
 
 
 def find_idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
-    """Its includes that fit no spec of its folders: misspelt, or left behind."""
+    """Find a suite's includes that match no spec of its folders: misspelt, or outdated."""
     tests = [spec for spec in specs if spec.is_test]
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if not tests:
         folders = ", ".join(map(str, suite.spec_dirs))
         hint = "Name folders of specs, relative to the suite's file."
         return [Problem(str(suite.path), 0, "spec_dirs", f"there is no spec in {folders}", hint)]
     for index, include in enumerate(suite.includes):
         if not any(include.matches_spec(spec) for spec in tests):
-            why = find_unmatched(include, tests) or "Its globs fit none together."
+            reason = find_unmatched(include, tests) or "Its globs fit none together."
             hint = "Fix the entry, or remove it; `list` shows every model and submodel."
-            found.append(
-                Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {why[0].lower()}{why[1:]}", hint)
+            problems.append(
+                Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {reason[0].lower()}{reason[1:]}", hint)
             )
-    return found
+    return problems
 
 
 def with_failures_of(suites: Sequence[Suite], cases: CaseSet) -> tuple[CaseSet, list[str]]:
-    """What was selected, with the expected failures of suites that select it too; and a line for each that applies."""
-    changed: dict[str, Case] = {}
+    """Add the expected failures of suites that select the cases too; return also a line for each that applies."""
+    new_cases: dict[str, Case] = {}
     notes = []
     for suite in suites:
         folders = [resolve_links(folder) for folder in suite.spec_dirs]
-        applied: dict[str, None] = {}
+        applied_failures: dict[str, None] = {}
         for case in (*cases.cases, *cases.required):
-            known = changed.get(case.id, case)
-            name, stages = f"{case.model}/{case.submodel}", {item.stage for item in known.expectations}
-            found = [
-                item
-                for item in suite.expected_failures
-                if fnmatchcase(name, item.case) and item.stage not in stages and suite.target.covers(case.target)
+            current_case = new_cases.get(case.id, case)
+            name, stages = f"{case.model}/{case.submodel}", {failure.stage for failure in current_case.expectations}
+            failures = [
+                failure
+                for failure in suite.expected_failures
+                if fnmatchcase(name, failure.case) and failure.stage not in stages and suite.target.covers(case.target)
             ]
-            if found and any(folder in resolve_links(Path(case.origin.file)).parents for folder in folders):
-                changed[case.id] = adjusted(known, found)
-                applied.update({f"{name} {item.stage}": None for item in found})
-        if applied:
-            notes.append(f"expected to fail, as {suite.path} lists them: {', '.join(applied)}")
+            if failures and any(folder in resolve_links(Path(case.origin.file)).parents for folder in folders):
+                new_cases[case.id] = adjusted(current_case, failures)
+                applied_failures.update({f"{name} {failure.stage}": None for failure in failures})
+        if applied_failures:
+            notes.append(f"expected to fail, as {suite.path} lists them: {', '.join(applied_failures)}")
     return replace(
         cases,
-        cases=tuple(changed.get(case.id, case) for case in cases.cases),
-        required=tuple(changed.get(case.id, case) for case in cases.required),
+        cases=tuple(new_cases.get(case.id, case) for case in cases.cases),
+        required=tuple(new_cases.get(case.id, case) for case in cases.required),
     ), notes
 
 
-def find_unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:
-    """Its expected failures that name no case which it selects: they are of no use."""
-    names = {f"{case.model}/{case.submodel}" for case in (*selected.cases, *selected.required)}
-    lost = [item for item in suite.expected_failures if not any(fnmatchcase(name, item.case) for name in names)]
-    what, hint = "is a case that no [[include]] selects", "Add an include that selects it, or remove the entry."
-    return [Problem(item.origin.file, 0, f"{item.origin.field}.case", f"{item.case!r} {what}", hint) for item in lost]
+def find_unselected_failures(suite: Suite, cases: CaseSet) -> list[Problem]:
+    """Find a suite's expected failures that match no selected case: they have no effect."""
+    names = {f"{case.model}/{case.submodel}" for case in (*cases.cases, *cases.required)}
+    useless = [entry for entry in suite.expected_failures if not any(fnmatchcase(name, entry.case) for name in names)]
+    message, hint = "is a case that no [[include]] selects", "Add an include that selects it, or remove the entry."
+    return [
+        Problem(entry.origin.file, 0, f"{entry.origin.field}.case", f"{entry.case!r} {message}", hint)
+        for entry in useless
+    ]

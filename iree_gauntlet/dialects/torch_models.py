@@ -1,4 +1,4 @@
-"""Tests of torch models → cases.
+"""Conversion of torch models' tests to cases.
 
 Commands follow iree-test-suites: modules in load order, then parameters, inputs, outputs, expected outputs,
 and the run arguments as written, in the external-files folder.
@@ -25,8 +25,8 @@ from iree_gauntlet.cases import (
     Program,
 )
 from iree_gauntlet.dialects.fields import OWN_TARGET, OWN_TARGET_HINT
-from iree_gauntlet.dialects.locations import SpecReader, devices_of_flags, file_path, target_of_flags, with_device
-from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Loaded, SourceFields, Spec, base_case, find_defined_twice
+from iree_gauntlet.dialects.locations import SpecReader, file_path, find_devices, find_target, with_device
+from iree_gauntlet.dialects.spec import TORCH_MODELS, Builder, Collector, SourceFields, Spec, make_case, make_duplicate
 from iree_gauntlet.dialects.spec_file import find_nearest
 from iree_gauntlet.dialects.torch_schema import (
     ArgumentSpec,
@@ -58,35 +58,35 @@ _NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class TorchTest:
-    """What a test means: its case, and those that make what it needs."""
+    """A test's case, and the cases of the modules that it needs."""
 
     case: Case
     definitions: tuple[ModuleCase, ...]
 
     @property
     def required(self) -> tuple[Case, ...]:
-        """Those that make what it needs."""
-        return tuple(item.case for item in self.definitions)
+        """The cases of the modules that it needs."""
+        return tuple(definition.case for definition in self.definitions)
 
-    def further(self, targets: Sequence[Target]) -> Iterator[TorchTest]:
-        """The same on those of some targets that all of its modules name as further ones, without its goldens.
+    def expand_targets(self, targets: Sequence[Target]) -> Iterator[TorchTest]:
+        """Yield the test on those of some targets that all of its modules list as further ones, without its goldens.
 
-        A test that is there for its goldens has no other target.
+        A test that exists for its goldens has no other target.
         """
         for target in targets:
             if self.case.kind is Kind.COMPSTAT or self.case.golden_keys or target.covers(self.case.target):
                 continue
-            if self.definitions and all(target.family in item.document.targets for item in self.definitions):
-                yield self._on(target)
+            if self.definitions and all(target.family in module.document.targets for module in self.definitions):
+                yield self._replace_target(target)
 
-    def _on(self, target: Target) -> TorchTest:
-        definitions = tuple(item.on(target) for item in self.definitions)
-        modules = {before.module.id: after.module for before, after in zip(self.definitions, definitions, strict=True)}
+    def _replace_target(self, target: Target) -> TorchTest:
+        definitions = tuple(definition.replace_target(target) for definition in self.definitions)
+        modules = {old.module.id: new.module for old, new in zip(self.definitions, definitions, strict=True)}
         weights = tuple(
             replace(item, made=replace(item.made, module=modules[item.made.module.id])) if item.made else item
             for item in self.case.parameters
         )
-        device = definitions[-1].document.device_for(target)
+        device = definitions[-1].document.choose_device(target)
         words = {word for word in self.case.markers if parse_target(word) is None}
         case = replace(
             self.case,
@@ -104,35 +104,37 @@ class TorchTest:
 
 
 def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> tuple[TorchTest | None, list[Problem]]:
-    """What a test means, also for a target that is not asked for, or None where its problems leave nothing to run."""
+    """Build a test, also for a target that is not requested; None and its problems where nothing can be run."""
     document = spec.document
     assert isinstance(document, QualityTest | BenchmarkTest | CompstatTest), "only these are built"
     reader = _TestReader(spec, modules)
     if isinstance(document, CompstatTest):
-        loaded = [reader.module(["module"], document.module)]
+        modules_found = [reader.find_module(["module"], document.module)]
         weights: tuple[Parameters, ...] = ()
     else:
-        loaded = [reader.module(["modules", index], name) for index, name in enumerate(document.modules)]
-        weights = tuple(reader.parameters(index, weight) for index, weight in enumerate(document.weights))
-    inputs = reader.arguments("inputs", getattr(document, "inputs", []))
-    expected = reader.arguments("expected_outputs", getattr(document, "expected_outputs", []))
-    run_args = reader.flags("run_args", getattr(document, "run_args", []))
+        modules_found = [reader.find_module(["modules", index], name) for index, name in enumerate(document.modules)]
+        weights = tuple(reader.read_parameters(index, weight) for index, weight in enumerate(document.weights))
+    inputs = reader.read_arguments("inputs", getattr(document, "inputs", []))
+    expected_outputs = reader.read_arguments("expected_outputs", getattr(document, "expected_outputs", []))
+    run_args = reader.expand_flags("run_args", getattr(document, "run_args", []))
     if reader.problems:
         return None, reader.problems
-    used = tuple(module for module in loaded if module)
-    # Of several modules, one may not say what it runs on: a scheduler has nothing for a chip.
-    target = max((module.target for module in used), key=lambda target: (bool(target.chip), not target.kind.is_cpu))
-    asked = next((each for each in targets if each.covers(target)), None)
-    sku = asked.sku if asked else ""
+    used_modules = tuple(module for module in modules_found if module)
+    # One of several modules may name no device: a scheduler has nothing for a chip.
+    target = max(
+        (module.target for module in used_modules), key=lambda target: (bool(target.chip), not target.kind.is_cpu)
+    )
+    match = next((candidate for candidate in targets if candidate.covers(target)), None)
+    sku = match.sku if match else ""
     kind = Kind(document.type)
     expected_failure = Expectation(CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers"))
     case = replace(
-        base_case(spec, TORCH_MODELS, kind, replace(target, sku=sku), used, document.timeouts),
+        make_case(spec, TORCH_MODELS, kind, replace(target, sku=sku), used_modules, document.timeouts),
         parameters=weights,
         inputs=inputs,
         outputs=tuple(Argument(item.value) for item in getattr(document, "outputs", [])),
-        expected_outputs=expected,
-        device=devices_of_flags(run_args),
+        expected_outputs=expected_outputs,
+        device=find_devices(run_args),
         run_flags=run_args,
         order=ArgumentOrder.MODULES_FIRST,
         goldens=_read_goldens(spec, document, sku),
@@ -146,83 +148,85 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
 
 
 class TorchTests(Builder[Spec]):
-    """Tests of torch models; of a module definition, only what is wrong with it is added."""
+    """The builder of torch models' tests; of a module definition, only its problems are added."""
 
     sources: ClassVar = {
         TORCH_MODELS: SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
     }
 
-    def __init__(self, specs: Sequence[Spec], loaded: Loaded) -> None:
-        super().__init__(specs, loaded)
+    def __init__(self, specs: Sequence[Spec], collector: Collector) -> None:
+        super().__init__(specs, collector)
         self._modules = TorchModules(specs)
 
-    def add(self, spec: Spec, chosen: Sequence[Include]) -> None:
-        """Adds what a test means."""
-        loaded = self.loaded
+    def add(self, spec: Spec, includes: Sequence[Include]) -> None:
+        """Add the cases of a test."""
+        collector = self.collector
         if spec.defines_module:
-            # It is the business of the tests that load it.
-            loaded.left_out.update(spec.problems or self._modules.define(spec.path, spec)[1])
-            loaded.warnings.update(spec.warnings)
+            # Its problems are reported by the tests that load it.
+            collector.unselected_problems.update(spec.problems or self._modules.build_definition(spec.path, spec)[1])
+            collector.warnings.update(spec.warnings)
             return
-        # The targets that its markers name, such as `hip`; where they name none, it may be for any.
-        named = [target for word in spec.words or () if (target := parse_target(word))]
-        asked_for = not named or any(target.covers(other) for target in loaded.targets for other in named)
-        wanted = chosen and (spec.words is None or loaded.matches(spec.words, chosen)) and asked_for
-        problems = loaded.problems if wanted else loaded.left_out
+        # These are the targets that its markers name, such as `hip`; without any, it may be for any target.
+        marker_targets = [target for word in spec.words or () if (target := parse_target(word))]
+        for_target = not marker_targets or any(
+            target.covers(marker_target) for target in collector.targets for marker_target in marker_targets
+        )
+        selects = includes and (spec.words is None or collector.matches(spec.words, includes)) and for_target
+        problems = collector.problems if selects else collector.unselected_problems
         problems.update(spec.problems)
-        loaded.warnings.update(spec.warnings if wanted else ())
+        collector.warnings.update(spec.warnings if selects else ())
         if spec.document is None:
             return
-        test, found = build_test(spec, self._modules, loaded.targets)
-        problems.update(found)
-        if test is None or not chosen:
+        test, test_problems = build_test(spec, self._modules, collector.targets)
+        problems.update(test_problems)
+        if test is None or not includes:
             return
-        here = [test] if any(target.covers(test.case.target) for target in loaded.targets) else []
-        here += test.further(loaded.targets)
-        if not here:
-            loaded.elsewhere.add(test.case.target.name)
-        for each in here:
-            if loaded.add(each.case, chosen):
-                for case in each.required:
+        tests = [test] if any(target.covers(test.case.target) for target in collector.targets) else []
+        tests += test.expand_targets(collector.targets)
+        if not tests:
+            collector.other_targets.add(test.case.target.name)
+        for test_case in tests:
+            if collector.add(test_case.case, includes):
+                for case in test_case.required:
                     self._require(case)
 
     def finish(self) -> None:
-        """Adds what is said of definitions elsewhere."""
-        self.loaded.warnings.update(self._modules.warnings)
+        """Add the warnings of definitions outside of the specs."""
+        self.collector.warnings.update(self._modules.warnings)
 
     def _require(self, case: Case) -> None:
-        """Adds what a module comes from: a name means one definition, also over several trees."""
-        first = self.loaded.required.setdefault(case.id, case)
+        """Add a module's case: a name means one definition, also over several trees."""
+        first = self.collector.required.setdefault(case.id, case)
         if first.origin.file != case.origin.file:
             name = f"module {case.modules[0].name}"
-            self.loaded.problems.add(find_defined_twice(name, case.target, case.origin.file, first.origin.file))
+            self.collector.problems.add(make_duplicate(name, case.target, case.origin.file, first.origin.file))
 
 
 class _TestReader(SpecReader):
-    """Also finds the modules that a test names."""
+    """A reader that also finds the modules that a test names."""
 
     def __init__(self, spec: Spec, modules: TorchModules) -> None:
         super().__init__(spec)
         self._modules = modules
         self.required: dict[str, ModuleCase] = {}
 
-    def module(self, field: Sequence[str | int], name: str) -> Module | None:
-        found = self._modules.find(self, field, name)
-        if found is None:
+    def find_module(self, field: Sequence[str | int], name: str) -> Module | None:
+        module_case = self._modules.find(self, field, name)
+        if module_case is None:
             return None
-        self.required[found.module.id] = found
-        return found.module
+        self.required[module_case.module.id] = module_case
+        return module_case.module
 
-    def parameters(self, index: int, weight: Weight) -> Parameters:
+    def read_parameters(self, index: int, weight: Weight) -> Parameters:
         if weight.url is not None:
-            return Parameters(weight.scope, url=self.torch_url(["weights", index, "url"], weight.url))
-        module = self.module(["weights", index, "module"], weight.module or "")
-        made = MadeValues(module, weight.seed, weight.value) if module else None
-        return Parameters(weight.scope, made=made)
+            return Parameters(weight.scope, url=self.resolve_torch_url(["weights", index, "url"], weight.url))
+        module = self.find_module(["weights", index, "module"], weight.module or "")
+        values = MadeValues(module, weight.seed, weight.value) if module else None
+        return Parameters(weight.scope, made=values)
 
-    def arguments(self, field: str, items: Sequence[ArgumentSpec]) -> tuple[Argument, ...]:
+    def read_arguments(self, field: str, items: Sequence[ArgumentSpec]) -> tuple[Argument, ...]:
         return tuple(
-            Argument(item.value or "", self.torch_url([field, index, "url"], item.url) if item.url else "")
+            Argument(item.value or "", self.resolve_torch_url([field, index, "url"], item.url) if item.url else "")
             for index, item in enumerate(items)
         )
 
@@ -248,18 +252,18 @@ def _read_goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTe
 
 @dataclass(frozen=True, slots=True)
 class ModuleCase:
-    """A module definition, read: the case that compiles it."""
+    """A parsed module definition: the case that compiles it."""
 
     case: Case
     document: ModuleDefinition
 
     @property
     def module(self) -> Module:
-        """What it compiles."""
+        """The compiled module."""
         return self.case.modules[0]
 
-    def on(self, target: Target) -> ModuleCase:
-        """The same on one of its further targets."""
+    def replace_target(self, target: Target) -> ModuleCase:
+        """Return the case on one of its further targets."""
         module = replace(self.module, target=target, flags=self.document.flags_for(target, self.module.flags))
         return replace(self, case=replace(self.case, target=target, modules=(module,)))
 
@@ -269,38 +273,38 @@ class TorchModules:
 
     def __init__(self, specs: Iterable[Spec]) -> None:
         self._specs = {spec.path: spec for spec in specs}
-        # One module of each file, with one name, whichever test asks for it first; and what is wrong with it.
+        # Each file has one module with one name, whichever test requests it first, and its problems.
         self._defined: dict[Path, tuple[ModuleCase | None, Sequence[Problem]]] = {}
         self._names: dict[Path, list[str]] = {}
-        # Of definitions that do not lie among the specs.
+        # The warnings are of definitions that are not among the specs.
         self.warnings: set[Problem] = set()
 
     def find(self, reader: SpecReader, field: Sequence[str | int], name: str) -> ModuleCase | None:
-        """The module that a test names; what is wrong with the name or the definition is the reader's to collect."""
+        """Find the module that a test names; the reader collects problems of the name or the definition."""
         spec = reader.spec
         folders = _find_module_folders(spec)
-        # iree-test-suites takes what follows a dot for a suffix: `clip.v2` is its `clip.json`.
+        # iree-test-suites parses the text after a dot as a suffix: `clip.v2` is its `clip.json`.
         files = (f"{name}.json", PurePosixPath(name).with_suffix(".json"))
-        places = (folder / file for file in files for folder in folders)
-        path = next((path for path in places if os.path.isfile(path)), None)  # noqa: PTH113 - a name may be too long
+        candidates = (folder / file for file in files for folder in folders)
+        path = next((path for path in candidates if os.path.isfile(path)), None)  # noqa: PTH113 - a name may be too long
         if path is None:
-            near = find_nearest(name, sorted({known for folder in folders for known in self._list_names(folder)}))
+            guess = find_nearest(name, sorted({module for folder in folders for module in self._list_names(folder)}))
             message = f"there is no module definition {name}.json in {' or '.join(map(str, folders))}"
-            hint = f"Did you mean {near!r}?" if near else "--module-directory names the folder of module definitions."
-            reader.refuse(field, message, hint)
+            hint = f"Did you mean {guess!r}?" if guess else "--module-directory names the folder of module definitions."
+            reader.add_problem(field, message, hint)
             return None
-        there = self._specs.get(path)
-        if there and there.document and not isinstance(there.document, ModuleDefinition):
-            what = "the test itself" if path == spec.path else "a test"
+        spec_there = self._specs.get(path)
+        if spec_there and spec_there.document and not isinstance(spec_there.document, ModuleDefinition):
+            description = "the test itself" if path == spec.path else "a test"
             hint = "Name the file that holds 'mlir' and 'compiler_flags'."
-            reader.refuse(field, f"{name!r} is {what}, not a module definition", hint)
+            reader.add_problem(field, f"{name!r} is {description}, not a module definition", hint)
             return None
-        found, problems = self.define(path, spec)
+        module_case, problems = self.build_definition(path, spec)
         reader.problems += problems
-        return found
+        return module_case
 
-    def define(self, path: Path, spec: Spec) -> tuple[ModuleCase | None, Sequence[Problem]]:
-        """The module of a definition that a spec names, or is; and what is wrong with it."""
+    def build_definition(self, path: Path, spec: Spec) -> tuple[ModuleCase | None, Sequence[Problem]]:
+        """Build the module of a definition that a spec names, or is; return it with its problems."""
         if path not in self._defined:
             folders = _find_module_folders(spec)
             definition = self._specs.get(path) or read_module_definition(spec.tree, folders[0], path)
@@ -311,16 +315,16 @@ class TorchModules:
         return self._defined[path]
 
     def _list_names(self, folder: Path) -> list[str]:
-        """Names of the definitions in a folder, to suggest one."""
+        """List the names of the definitions in a folder, to suggest one."""
         if folder not in self._names:
             paths = [path for path, spec in self._specs.items() if isinstance(spec.document, ModuleDefinition)]
-            inside = [path.relative_to(folder) for path in paths if path.is_relative_to(folder)]
-            self._names[folder] = [path.with_suffix("").as_posix() for path in inside]
+            relative_paths = [path.relative_to(folder) for path in paths if path.is_relative_to(folder)]
+            self._names[folder] = [path.with_suffix("").as_posix() for path in relative_paths]
         return self._names[folder]
 
 
 def _find_module_folders(spec: Spec) -> tuple[Path, ...]:
-    """Where the modules of a test are looked for, the first one first."""
+    """Return the folders that are searched for a test's modules, in order."""
     if spec.tree.modules is not None:
         return (spec.tree.modules,)
     return (spec.root, spec.root.parent)
@@ -331,19 +335,19 @@ def _build_module(reader: SpecReader, folders: Sequence[Path]) -> ModuleCase | N
     assert isinstance(document, ModuleDefinition), "read as one"
     folder = next((folder for folder in folders if spec.path.is_relative_to(folder)), spec.path.parent)
     name = spec.path.relative_to(folder).with_suffix("").as_posix()
-    url = reader.torch_url(["mlir"], document.mlir, folders if document.type == "git-lfs" else ())
+    url = reader.resolve_torch_url(["mlir"], document.mlir, folders if document.type == "git-lfs" else ())
     if reader.problems:
         return None
-    flags = reader.flags("compiler_flags", document.compiler_flags)
-    target = target_of_flags(flags)
+    flags = reader.expand_flags("compiler_flags", document.compiler_flags)
+    target = find_target(flags)
     if not reader.problems and target.family in document.targets:
-        reader.refuse(["targets", target.family], OWN_TARGET, OWN_TARGET_HINT)
+        reader.add_problem(["targets", target.family], OWN_TARGET, OWN_TARGET_HINT)
     if reader.problems:
         return None
     model, _, submodel = name.rpartition("/")
-    module = Module(name, MAIN, target, Program(url, document.imported), flags, Origin(spec.name, "mlir"))
+    module = Module(name, MAIN, target, Program(url, document.onnx_options), flags, Origin(spec.name, "mlir"))
     case = replace(
-        base_case(spec, TORCH_MODELS, Kind.COMPILE, target, (module,), document.timeouts),
+        make_case(spec, TORCH_MODELS, Kind.COMPILE, target, (module,), document.timeouts),
         model=model or folder.name,
         submodel=submodel,
         stem=submodel,
@@ -353,7 +357,7 @@ def _build_module(reader: SpecReader, folders: Sequence[Path]) -> ModuleCase | N
 
 
 def _find_lfs_pointer(document: ModuleDefinition, url: str) -> str:
-    """Why a file of Git LFS cannot be compiled yet; empty where it can, or is missing as a whole."""
+    """Return why a file of Git LFS cannot be compiled yet; empty where it can, or does not exist."""
     if document.type != "git-lfs" or not url.startswith("file:"):
         return ""
     path = Path(file_path(url))
@@ -361,8 +365,8 @@ def _find_lfs_pointer(document: ModuleDefinition, url: str) -> str:
         if not path.is_file():
             return ""
         with path.open("rb") as stream:
-            pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
+            is_pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
     except OSError:
         return ""
-    what = f"{path} is a pointer of Git LFS, not the program: run `git lfs pull --include={path.name}`"
-    return what if pointer else ""
+    message = f"{path} is a pointer of Git LFS, not the program: run `git lfs pull --include={path.name}`"
+    return message if is_pointer else ""

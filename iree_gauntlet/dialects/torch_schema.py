@@ -1,6 +1,6 @@
 """The documents of the torch-models dialect: module definitions, and quality, benchmark and compstat tests.
 
-Field by field as iree-test-suites' `torch_models` understands them; fields marked *ours* are additions that
+Each field has the meaning of iree-test-suites' `torch_models`; fields marked *ours* are additions that
 it ignores.
 """
 
@@ -43,17 +43,17 @@ from iree_gauntlet.dialects.fields import (
     present,
     read_tolerant,
     require_type,
-    validated,
+    validate,
 )
 from iree_gauntlet.dialects.json_text import without_comments
-from iree_gauntlet.dialects.spec import TORCH_MODELS, Spec, SpecTree, words_of
+from iree_gauntlet.dialects.spec import TORCH_MODELS, Spec, SpecTree, read_marker_words
 from iree_gauntlet.dialects.spec_file import (
     FieldError,
-    as_typed,
     did_you_mean,
+    drop_unknown_fields,
     load_json,
-    problem_at,
-    without_strange_fields,
+    make_problem_at,
+    shorten_path,
 )
 from iree_gauntlet.settings import read_file
 from iree_gauntlet.stages import Kind, Stage
@@ -62,21 +62,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-# What a definition's steps do; of a test, each other stage has its own step.
+# These stages belong to a definition; every other stage has its own step of a test.
 _MODULE_STAGES = [str(stage) for stage in Stage if Kind.COMPILE in stage.row.kinds]
-# Words of pytest that would do something else than mark, in a suite that pytest runs too.
+# To pytest, these words do something else than mark, in a suite that pytest runs too.
 _PYTEST_WORDS = ("parametrize", "usefixtures", "filterwarnings", "skipif", "timeout", "tryfirst", "trylast")
 
 
-# Fields that weights of a type need; no others mean anything to it.
-_WEIGHTS = {"url": ("url",), "random": ("module", "seed"), "splat": ("module", "value")}
-_OF_WEIGHTS = ("url", "module", "seed", "value")
+# Weights of a type need these fields; it allows no others.
+_FIELDS_BY_WEIGHT_TYPE = {"url": ("url",), "random": ("module", "seed"), "splat": ("module", "value")}
+_WEIGHT_FIELDS = ("url", "module", "seed", "value")
 _ONE_MODULE: dict[str, Any] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}]
 }
 _TORCH_HINT = "docs/reference/torch-models.md lists the fields of tests and module definitions."
-# Fields that a JSON file has only where it is meant as a test.
-_OF_TESTS = frozenset(
+# A JSON file has these fields only where it is meant as a test.
+_TEST_FIELDS = frozenset(
     {
         "modules",
         "module",
@@ -110,8 +110,8 @@ def _check_run_flag(text: str) -> str:
     return text
 
 
-def _take_only_one(value: object) -> object:
-    """The document of iree-test-suites says that a compstat's module is an array; its program takes a name."""
+def _unpack_module(value: object) -> object:
+    """Unwrap a compstat's module: iree-test-suites documents an array, but its program takes a name."""
     if isinstance(value, list) and len(value) != 1:
         raise ValueError(f"expected one module, found {len(value)}")
     return value[0] if isinstance(value, list) else value
@@ -186,12 +186,12 @@ class Weight(StrictDocument):
                 **present(*fields),
                 "properties": {
                     "type": {"const": kind},
-                    **{name: {"type": "null"} for name in _OF_WEIGHTS if name not in fields},
+                    **{name: {"type": "null"} for name in _WEIGHT_FIELDS if name not in fields},
                     **{name: {"not": {"type": "null"}} for name in fields},
                 },
                 **({} if kind == "url" else {"required": ["type", *fields]}),
             }
-            for kind, fields in _WEIGHTS.items()
+            for kind, fields in _FIELDS_BY_WEIGHT_TYPE.items()
         ]
     )
 
@@ -208,13 +208,13 @@ class Weight(StrictDocument):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Weight:
-        wanted = _WEIGHTS[self.type]
-        for field in _OF_WEIGHTS:
-            given = getattr(self, field) is not None
-            if field in wanted and not given:
+        required_fields = _FIELDS_BY_WEIGHT_TYPE[self.type]
+        for field in _WEIGHT_FIELDS:
+            is_set = getattr(self, field) is not None
+            if field in required_fields and not is_set:
                 raise FieldError(field, f"is missing: weights of type {self.type!r} need it")
-            if given and field not in wanted:
-                fields = ", ".join(("type", "scope", *wanted))
+            if is_set and field not in required_fields:
+                fields = ", ".join(("type", "scope", *required_fields))
                 raise FieldError(field, f"has no meaning for weights of type {self.type!r} (fields: {fields})")
         return self
 
@@ -233,7 +233,7 @@ class _Test(StrictDocument):
 
 
 class _RunTest(_Test):
-    """What is run. Files of IREE carry sharktank's `pipeline_…` along, which no program reads in torch models."""
+    """A test that runs modules. IREE's files carry sharktank's `pipeline_…`, which no torch model's program reads."""
 
     modules: Annotated[list[_ModuleName], Field(min_length=1)] = Field(description="Modules in load order.")
     weights: list[Weight] = Field(default_factory=list, description="Archives of parameters.")
@@ -283,7 +283,7 @@ class CompstatTest(_Test):
     """Holds a module's dispatch count and size against upper bounds."""
 
     type: Literal["compstat"] = Field(description="What the file is.")
-    module: Annotated[_ModuleName, BeforeValidator(_take_only_one), WithJsonSchema(_ONE_MODULE)] = Field(
+    module: Annotated[_ModuleName, BeforeValidator(_unpack_module), WithJsonSchema(_ONE_MODULE)] = Field(
         description="Name of a module definition below the module folder."
     )
     golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = about(None, "Most dispatches.")
@@ -303,88 +303,88 @@ _TORCH_FIELDS = frozenset().union(*(kind.model_fields for kind in (ModuleDefinit
 
 
 def sound_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """The markers of a test, and its type, where other fields or some of them are wrong."""
+    """Return the valid markers of a test, and its type, although other fields or some of them are invalid."""
     words = content.get("markers")
-    found = []
+    markers = []
     for word in (*(words if isinstance(words, list) else ()), content.get("type")):
         with contextlib.suppress(ValidationError):
-            found.append(_MARKER.validate_python(word))
-    return tuple(found)
+            markers.append(_MARKER.validate_python(word))
+    return tuple(markers)
 
 
 def _choose_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
-    """What a JSON object is meant as; None for neither test nor definition; a message where `type` does not tell."""
-    of_module = not content.keys().isdisjoint({"mlir", "compiler_flags"})
-    of_test = not content.keys().isdisjoint(_OF_TESTS)
+    """Choose the type of a JSON object; None for neither test nor definition; a message if `type` does not decide."""
+    has_module_fields = not content.keys().isdisjoint({"mlir", "compiler_flags"})
+    has_test_fields = not content.keys().isdisjoint(_TEST_FIELDS)
     if "type" not in content:
-        if of_module:
+        if has_module_fields:
             return ModuleDefinition
-        return f"is missing: a test is of type {', '.join(_TEST_TYPES)}" if of_test else None
+        return f"is missing: a test is of type {', '.join(_TEST_TYPES)}" if has_test_fields else None
     kind = content["type"]
     if isinstance(kind, str) and kind in _TEST_TYPES:
         return _TEST_TYPES[kind]
-    if kind in ("azure", "git-lfs") or (of_module and not of_test):
+    if kind in ("azure", "git-lfs") or (has_module_fields and not has_test_fields):
         return ModuleDefinition
-    known = ", ".join(_TEST_TYPES)
+    valid_types = ", ".join(_TEST_TYPES)
     if not isinstance(kind, str):
-        return f"expected the type of a test ({known})"
-    return f"unknown type {kind!r}{did_you_mean(kind, _TEST_TYPES) or f' of a test; types are {known}'}"
+        return f"expected the type of a test ({valid_types})"
+    return f"unknown type {kind!r}{did_you_mean(kind, _TEST_TYPES) or f' of a test; types are {valid_types}'}"
 
 
 def has_type(path: Path) -> bool:
-    """Whether a file is a JSON object with a `type`."""
+    """Return whether a file is a JSON object with a `type`."""
     try:
         content = read_file(path)
         document = json.loads(without_comments(content.decode("utf-8-sig"))) if b'"type"' in content else None
     except (OSError, ValueError, RecursionError):
-        # It is reported when it is read as a spec.
+        # The problem is reported when the file is read as a spec.
         return False
     return isinstance(document, dict) and "type" in document
 
 
-def list_json_files(root: Path, without: Path | None = None) -> Iterator[Path]:
-    """Files that may be specs, in a stable order; `without` is not looked into."""
+def list_json_files(root: Path, excluded_folder: Path | None = None) -> Iterator[Path]:
+    """Yield the files that may be specs, in a stable order; `without` is skipped."""
     for current, subfolders, files in os.walk(root):
         subfolders[:] = sorted(
-            name for name in subfolders if not name.startswith(".") and Path(current, name) != without
+            name for name in subfolders if not name.startswith(".") and Path(current, name) != excluded_folder
         )
         for name in sorted(files):
             if name.endswith(".json") and not name.startswith("."):
                 yield Path(current, name)
 
 
-def read_torch_specs_below(tree: SpecTree, root: Path, without: Path | None = None) -> Iterator[Spec]:
-    """The specs anywhere below a root."""
-    return (spec for path in list_json_files(root, without) if (spec := _read_torch(tree, root, path)))
+def read_torch_specs_below(tree: SpecTree, root: Path, excluded_folder: Path | None = None) -> Iterator[Spec]:
+    """Yield the specs anywhere below a root."""
+    return (spec for path in list_json_files(root, excluded_folder) if (spec := _read_torch(tree, root, path)))
 
 
 def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
-    """A test or module definition; None for a JSON file that is neither."""
-    name = as_typed(path)
+    """Read a test or module definition; None for a JSON file that is neither."""
+    name = shorten_path(path)
     spec = partial(Spec, tree, root, path, name, TORCH_MODELS, _name_model(root, path), path.stem)
     content, text, problems = load_json(path, name, without_comments)
     if content is None:
         return spec(None, tuple(problems))
-    kind = _choose_document(content)
-    if kind is None:
+    document_type = _choose_document(content)
+    if document_type is None:
         return None
-    if isinstance(kind, str):
-        return spec(None, (problem_at(name, text, ["type"], kind, _TORCH_HINT),))
-    content, warnings = without_strange_fields(content, _TORCH_FIELDS, name, text)
-    document, problems = validated(kind, content, name, text)
-    if kind is ModuleDefinition:
+    if isinstance(document_type, str):
+        return spec(None, (make_problem_at(name, text, ["type"], document_type, _TORCH_HINT),))
+    content, warnings = drop_unknown_fields(content, _TORCH_FIELDS, name, text)
+    document, problems = validate(document_type, content, name, text)
+    if document_type is ModuleDefinition:
         return spec(document, tuple(problems), tuple(warnings), defines_module=True)
-    return spec(document, tuple(problems), tuple(warnings), words=words_of(content, str(content["type"])))
+    return spec(document, tuple(problems), tuple(warnings), words=read_marker_words(content, str(content["type"])))
 
 
 def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
-    """Reads a file as a module definition, whatever it looks like."""
-    name, model = as_typed(path), _name_model(root, path)
+    """Read a file as a module definition, whatever its content."""
+    name, model = shorten_path(path), _name_model(root, path)
     document, _, problems, warnings = read_tolerant(ModuleDefinition, path, name, without_comments)
-    found = tuple(problems), tuple(warnings)
-    return Spec(tree, root, path, name, TORCH_MODELS, model, path.stem, document, *found, defines_module=True)
+    all_problems = tuple(problems), tuple(warnings)
+    return Spec(tree, root, path, name, TORCH_MODELS, model, path.stem, document, *all_problems, defines_module=True)
 
 
 def _name_model(root: Path, path: Path) -> str:
-    """The path of its folder below the root: models may lie deeper."""
+    """Return the path of a file's folder below the root: models may be nested deeper."""
     return "/".join(path.parts[len(root.parts) : -1]) or root.name

@@ -1,1 +1,1 @@
-"""Which IREE: find it, identify it, and know what it understands."""
+"""IREE toolchains: finding, identifying and installing them, and their supported flags and devices."""

@@ -1,4 +1,4 @@
-"""What `--iree` means: which IREE is asked for, before anything is looked for."""
+"""The value of `--iree`: parsing which IREE is requested, before any is located."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import expand_home
 
-_FORMS = (
+_SYNTAX_SUMMARY = (
     "installed, a release (3.12.0), a range ('>=3.9,<3.12'), nightly, a nightly's version (3.14.0rc20261120), "
     "wheels:DIR, venv:DIR, build:DIR, source:DIR, source:DIR@REF, commit:SHA, path"
 )
@@ -37,19 +37,19 @@ class ChoiceKind(StrEnum):
     PATH = "path"
 
 
-_WORDS = (ChoiceKind.INSTALLED, ChoiceKind.NIGHTLY, ChoiceKind.PATH)
-_FOLDERS = (ChoiceKind.WHEELS, ChoiceKind.VENV, ChoiceKind.BUILD, ChoiceKind.SOURCE)
+_KEYWORDS = (ChoiceKind.INSTALLED, ChoiceKind.NIGHTLY, ChoiceKind.PATH)
+_FOLDER_KINDS = (ChoiceKind.WHEELS, ChoiceKind.VENV, ChoiceKind.BUILD, ChoiceKind.SOURCE)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One IREE, as it was asked for.
+    """One IREE, as requested.
 
     Attributes:
         version: of a release or a nightly; None for `nightly`, the newest, and for the other kinds.
-        range: None but for a range.
+        range: None except for a range.
         folder: absolute; None where the kind names none.
-        ref: what git calls a commit of a checkout, empty for its work tree; of a commit, the beginning of its hash.
+        ref: git's name of a checkout's commit, empty for its work tree; of a commit, the abbreviated hash.
     """
 
     kind: ChoiceKind
@@ -61,34 +61,34 @@ class Choice:
 
     @property
     def place(self) -> Path | None:
-        """The folder, with the commit behind its name where there is one: the same for what is the same IREE."""
+        """The folder, with its commit appended to its name if there is one: equal for the same IREE."""
         return self.folder.with_name(f"{self.folder.name}@{self.ref}") if self.folder and self.ref else self.folder
 
 
 def parse_choice(text: str, option: str = "--iree") -> Choice:
-    """What a value of `--iree` asks for; `installed` for an empty one."""
+    """Parse a value of `--iree`; an empty one means `installed`."""
     text = text.strip()
     if not text:
         return Choice(ChoiceKind.INSTALLED, str(ChoiceKind.INSTALLED))
-    if text in _WORDS:
+    if text in _KEYWORDS:
         return Choice(ChoiceKind(text), text)
-    word, colon, rest = text.partition(":")
-    if colon and word in _FOLDERS:
-        if not rest:
-            raise UsageError(f"{option} {text}: a folder must follow the colon", f"Such as {word}:/path/to/it.")
-        if word == ChoiceKind.SOURCE:
-            return _parse_checkout(text, rest, option)
-        return Choice(ChoiceKind(word), text, folder=_make_absolute(rest))
-    if colon and word == ChoiceKind.COMMIT:
-        if not _COMMIT.fullmatch(rest):
+    kind, colon, argument = text.partition(":")
+    if colon and kind in _FOLDER_KINDS:
+        if not argument:
+            raise UsageError(f"{option} {text}: a folder must follow the colon", f"Such as {kind}:/path/to/it.")
+        if kind == ChoiceKind.SOURCE:
+            return _parse_checkout(text, argument, option)
+        return Choice(ChoiceKind(kind), text, folder=_make_absolute(argument))
+    if colon and kind == ChoiceKind.COMMIT:
+        if not _COMMIT.fullmatch(argument):
             hint = "Such as commit:89ece87b."
             raise UsageError(f"{option} {text}: 7 to 40 digits of a commit's hash must follow", hint)
-        return Choice(ChoiceKind.COMMIT, text, ref=rest)
+        return Choice(ChoiceKind.COMMIT, text, ref=argument)
     return _parse_versions(text, option)
 
 
 def _parse_versions(text: str, option: str) -> Choice:
-    """A range, a release or a nightly."""
+    """Parse a range, a release or a nightly."""
     if text[0] in "<>=!~":
         try:
             return Choice(ChoiceKind.RANGE, text, range=SpecifierSet(text))
@@ -98,30 +98,30 @@ def _parse_versions(text: str, option: str) -> Choice:
     try:
         version = Version(text)
     except InvalidVersion as error:
-        raise UsageError(f"{option} {text}: not a known IREE", _guess(text)) from error
+        raise UsageError(f"{option} {text}: not a known IREE", _suggest_syntax(text)) from error
     if version.is_prerelease:
         return Choice(ChoiceKind.NIGHTLY, text, version)
-    # `3.12` is 3.12.0 to an index, and should be to people and names of folders.
+    # `3.12` is 3.12.0 to an index, as it should be to people and in names of folders.
     return Choice(ChoiceKind.RELEASE, text, version if len(version.release) > 2 else Version(f"{text}.0"))
 
 
-def _parse_checkout(text: str, rest: str, option: str) -> Choice:
-    """A checkout, or a commit of it: `DIR@REF`, unless there is a folder of that whole name."""
-    folder, at, ref = rest.rpartition("@")
-    if not at or expand_home(rest).is_dir():
-        return Choice(ChoiceKind.SOURCE, text, folder=_make_absolute(rest))
+def _parse_checkout(text: str, argument: str, option: str) -> Choice:
+    """Parse a checkout, or a commit of it: `DIR@REF`, unless a folder has that complete name."""
+    folder, separator, ref = argument.rpartition("@")
+    if not separator or expand_home(argument).is_dir():
+        return Choice(ChoiceKind.SOURCE, text, folder=_make_absolute(argument))
     if not folder or not ref or ref.startswith("-"):
         raise UsageError(f"{option} {text}: a commit must follow the @", "Such as source:../iree@main.")
     return Choice(ChoiceKind.SOURCE, text, folder=_make_absolute(folder), ref=ref)
 
 
 def _make_absolute(text: str) -> Path:
-    """A folder without `..`; links stay, as a virtual environment may lie behind one."""
+    """Return a folder without `..`; links stay, as a virtual environment may be behind one."""
     return Path(os.path.abspath(expand_home(text)))  # noqa: PTH100
 
 
-def _guess(text: str) -> str:
-    """What was perhaps meant."""
+def _suggest_syntax(text: str) -> str:
+    """Suggest the probably intended syntax."""
     folder = expand_home(text)
     if folder.is_dir():
         if (folder / "pyvenv.cfg").is_file():
@@ -129,8 +129,8 @@ def _guess(text: str) -> str:
         if any(folder.glob("*.whl")):
             return f"{text} holds wheels: write wheels:{text}."
         if (folder / ".git").exists():
-            return f"{text} is a checkout: write source:{text} to have it built. Known: {_FORMS}."
-        return f"Write build:{text} for a source build. Known: {_FORMS}."
-    near = difflib.get_close_matches(text.partition(":")[0], [*_WORDS, *_FOLDERS, ChoiceKind.COMMIT], n=1)
-    meant = f"Did you mean {near[0]}{'' if near[0] in _WORDS else ':'}? " if near else ""
-    return f"{meant}Known: {_FORMS}."
+            return f"{text} is a checkout: write source:{text} to have it built. Known: {_SYNTAX_SUMMARY}."
+        return f"Write build:{text} for a source build. Known: {_SYNTAX_SUMMARY}."
+    matches = difflib.get_close_matches(text.partition(":")[0], [*_KEYWORDS, *_FOLDER_KINDS, ChoiceKind.COMMIT], n=1)
+    question = f"Did you mean {matches[0]}{'' if matches[0] in _KEYWORDS else ':'}? " if matches else ""
+    return f"{question}Known: {_SYNTAX_SUMMARY}."

@@ -1,16 +1,16 @@
-"""IREE in virtual environments that all projects share, one for each release: made once, whole or not at all.
+"""IREE in virtual environments that all projects share, one for each release, installed completely or not at all.
 
     <toolchains>/envs/<label>-<python and platform>/     an environment, `gauntlet-environment.json` in it
-    <toolchains>/envs/.making-<name>-<random>            one that is being made, or was left by a kill
-    <toolchains>/envs/.<name>.lock                       held while it is made; dies with its holder
-    <toolchains>/leases, <toolchains>/locks              which process uses what
+    <toolchains>/envs/.making-<name>-<random>            an unfinished one: in progress, or left by a killed process
+    <toolchains>/envs/.<name>.lock                       held during an installation; released when its holder dies
+    <toolchains>/leases, <toolchains>/locks              the processes' use of toolchains
 
-An environment is made aside and renamed when it is whole. What breaks when a virtual environment is moved are
-the scripts in `bin`, which name their interpreter by its path: they are left out. `bin/python` finds its
-packages from where it is, and IREE's native programs find their libraries from where they are.
+An environment is made under another name and renamed when it is complete. A renamed virtual environment breaks the
+scripts in `bin`, which contain their interpreter's path: they are left out. `bin/python` finds its packages
+relative to itself, as IREE's native programs find their libraries.
 
-The last thing that is written into it is its seal: what is in it, with sizes. An environment with another
-seal, without one, or with files missing or of another size is no environment: it is made again.
+The last file that is written into it is its seal: a list of its files, with sizes. An environment with another
+seal, without one, or with files missing or of another size is invalid: it is installed again.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.installer import Installer, Sources
 
 
-_FORMAT = 1
-_USE_SECONDS = 60.0
+_SEAL_FORMAT = 1
+_USE_UPDATE_SECONDS = 60.0
 SEAL = "gauntlet-environment.json"
 
 
 def seal(path: Path, name: str, document: Mapping[str, Any]) -> None:
-    """Writes what is in a folder, as the last thing, and has it on the disk."""
+    """Write a folder's seal, the list of its files, as the last file, and sync it to the disk."""
     files = {}
     for folder, _, names in os.walk(path):
         if not folder.endswith("__pycache__"):
-            for file in (Path(folder, one) for one in names):
+            for file in (Path(folder, name) for name in names):
                 if not file.is_symlink():
                     files[file.relative_to(path).as_posix()] = file.stat().st_size
-    # Large files that a crash of the machine would cut are seen by their sizes.
-    write_atomic(path / name, json.dumps({"format": _FORMAT, **document, "files": files}))
+    # Large files that a crash of the machine truncated are detected by their sizes.
+    write_atomic(path / name, json.dumps({"format": _SEAL_FORMAT, **document, "files": files}))
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed(Recorded):
-    """What a folder holds that was made whole, as its seal says; last used so many seconds after 1970."""
+class SealedFolder(Recorded):
+    """A complete folder, as its seal describes it; `last_use` in seconds since 1970."""
 
     seal_name: ClassVar[str]
 
@@ -72,17 +72,17 @@ class Sealed(Recorded):
 
     @classmethod
     def inspect(cls, path: Path) -> tuple[Self | None, str]:
-        """What is in a folder, or what is wrong with it."""
+        """Read a folder's seal; return the folder, or None and what is wrong with it."""
         if not path.is_dir():
             return None, "does not exist"
         try:
             last_use = (path / cls.seal_name).stat().st_mtime
             document = json.loads((path / cls.seal_name).read_bytes())
             files = {str(file): int(size) for file, size in document["files"].items()}
-            if document["format"] != _FORMAT:
+            if document["format"] != _SEAL_FORMAT:
                 return None, "was made by another version of this toolkit"
-            if why := _damage(path, files):
-                return None, why
+            if damage := _describe_damage(path, files):
+                return None, damage
             document |= {"path": str(path), "bytes": sum(files.values()), "last_use": last_use}
             return cls.from_dict(document), ""
         except FileNotFoundError:
@@ -92,19 +92,19 @@ class Sealed(Recorded):
 
     @classmethod
     def list_in(cls, folder: Path) -> list[tuple[Path, Self | None, str]]:
-        """Every folder that may be one: what it is, or what is wrong where it is none."""
+        """List every folder that may be sealed: the path and the result of `inspect`."""
         folders = sorted(folder.iterdir()) if folder.is_dir() else []
         return [(path, *cls.inspect(path)) for path in folders if path.is_dir() and not path.name.startswith(".")]
 
-    def note_use(self) -> None:
-        """Writes down that it is used, where the last time is a minute ago."""
-        if time.time() - self.last_use > _USE_SECONDS:
-            with suppress(PermissionError):  # another user's, or read-only: it is used all the same
+    def update_last_use(self) -> None:
+        """Record that it is used, if the last record is older than a minute."""
+        if time.time() - self.last_use > _USE_UPDATE_SECONDS:
+            with suppress(PermissionError):  # If the folder is another user's, or read-only, it is used all the same.
                 os.utime(self.path / self.seal_name)
 
 
-def _damage(path: Path, files: Mapping[str, int]) -> str:
-    """What is wrong with the files of a folder; empty where nothing is."""
+def _describe_damage(path: Path, files: Mapping[str, int]) -> str:
+    """Describe what is wrong with the files of a folder; empty if they are intact."""
     for file, size in files.items():
         try:
             if (path / file).stat().st_size != size:
@@ -115,8 +115,8 @@ def _damage(path: Path, files: Mapping[str, int]) -> str:
 
 
 @contextmanager
-def empty_folder(path: Path) -> Iterator[Path]:
-    """A folder that is there meanwhile; what was left of an earlier one, by who was killed, goes first."""
+def make_temporary_folder(path: Path) -> Iterator[Path]:
+    """Make an empty folder that exists during the context; first delete what a killed process left in its place."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:
@@ -126,8 +126,8 @@ def empty_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def name_refusals(folder: Path) -> Iterator[None]:
-    """Names, by a ToolchainError, the path where the file system refuses."""
+def convert_file_errors(folder: Path) -> Iterator[None]:
+    """Convert the file system's errors to a ToolchainError that names the path."""
     try:
         yield
     except OSError as error:
@@ -137,11 +137,11 @@ def name_refusals(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What an environment is to hold.
+    """The requested content of an environment.
 
     Attributes:
         label: its name for people: `3.12.0`, `wheels-<hash>`.
-        compiler, runtime: the versions that must be there then; empty for none.
+        compiler, runtime: the versions that must then be installed; empty for none.
     """
 
     label: str
@@ -153,8 +153,8 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment(Sealed):
-    """An environment that is whole, with the versions of compiler and runtime that it has, and what made it."""
+class Environment(SealedFolder):
+    """A complete environment, with its versions of compiler and runtime, and the installer."""
 
     seal_name = SEAL
 
@@ -164,127 +164,128 @@ class Environment(Sealed):
 
     @classmethod
     def inspect(cls, path: Path) -> tuple[Self | None, str]:
-        """As of any sealed folder; without its Python it is none."""
-        # Dataclasses with slots are made anew: no `super()` of theirs finds them.
-        found, why = super(Environment, cls).inspect(path)
-        if found and not os.access(found.python, os.X_OK):
+        """Inspect it as any sealed folder; without its Python it is invalid."""
+        # `slots=True` replaces the class, so that `super()` without arguments does not work.
+        environment, reason = super(Environment, cls).inspect(path)
+        if environment and not os.access(environment.python, os.X_OK):
             return None, "has lost its Python, which may have been uninstalled"
-        return found, why
+        return environment, reason
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The environment's interpreter."""
         return _locate_python(self.path)
 
 
 def make_environment_tag() -> str:
-    """What of this Python and machine an environment is made for."""
+    """Make the tag of the Python version and platform that an environment is for."""
     system = f"{platform.system()}-{platform.machine()}".lower()
     return f"py{sys.version_info.major}.{sys.version_info.minor}-{system}"
 
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of a folder that is made with the first one.
+    """The environments of a folder, which is created with the first one.
 
     Attributes:
-        earlier: folders of projects' caches, where they were made before: what is there is used, and nothing added.
+        legacy_folders: folders of projects' caches, where environments were made before: existing ones are used, none
+            added.
     """
 
     folder: Path
     installer: Installer
     _: KW_ONLY
     offline: bool
-    use: Callable[[Path], None]
+    mark_used: Callable[[Path], None]
     news: Callable[[str], None]
-    earlier: tuple[Path, ...] = ()
+    legacy_folders: tuple[Path, ...] = ()
 
     def path_of(self, label: str) -> Path:
-        """Where the environment of a label is made."""
+        """Return the path at which the environment of a label is installed."""
         return self.folder / f"{label}-{make_environment_tag()}"
 
     def find(self, label: str) -> Environment | None:
-        """The environment of a label; None where there is no whole one. It is in use from now on."""
+        """Find the environment of a label, and mark it as used; None where there is no complete one."""
         name = self.path_of(label).name
-        for folder in (self.folder, *self.earlier):
-            self.use(folder / name)
-            found, _ = Environment.inspect(folder / name)
-            if found is not None:
-                found.note_use()
-                return found
+        for folder in (self.folder, *self.legacy_folders):
+            self.mark_used(folder / name)
+            environment, _ = Environment.inspect(folder / name)
+            if environment is not None:
+                environment.update_last_use()
+                return environment
         return None
 
     def ready(self, recipe: Recipe) -> Environment:
-        """The environment of a recipe, installed where it is not there.
+        """Return the environment of a recipe; install it if it does not exist.
 
         Raises:
-            ToolchainError: this is offline; it cannot be installed; what came is not what was asked for.
+            ToolchainError: this is offline, the installation fails, or it gives other versions than requested.
         """
-        if (found := self.find(recipe.label)) is not None:
-            return found
+        if (environment := self.find(recipe.label)) is not None:
+            return environment
         path = self.path_of(recipe.label)
-        _, why = Environment.inspect(path)
+        _, reason = Environment.inspect(path)
         if self.offline:
             hint = f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}"
-            raise ToolchainError(f"IREE {recipe.asked} is not installed: {path} {why}", hint)
-        with name_refusals(self.folder):
+            raise ToolchainError(f"IREE {recipe.asked} is not installed: {path} {reason}", hint)
+        with convert_file_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._hold_lock(path, recipe.label) as held:
-                # Somebody else may have made it meanwhile.
-                if (found := self.find(recipe.label)) is not None:
-                    return found
+            with self._hold_lock(path, recipe.label) as lock_fd:
+                # Another process may have installed it meanwhile.
+                if (environment := self.find(recipe.label)) is not None:
+                    return environment
                 if path.exists():
-                    self.news(f"{path} {why}: it is made again")
-                self._make(recipe, path, held)
-        found, why = Environment.inspect(path)
-        if found is None:
-            raise ToolchainError(f"{path} {why}, although it was just installed", "Look at the disk, and run again.")
-        return found
+                    self.news(f"{path} {reason}: it is made again")
+                self._install(recipe, path, lock_fd)
+        environment, reason = Environment.inspect(path)
+        if environment is None:
+            raise ToolchainError(f"{path} {reason}, although it was just installed", "Look at the disk, and run again.")
+        return environment
 
     def all(self) -> list[tuple[Path, Environment | None, str]]:
-        """Every environment of any Python and platform: folder, what it is, and what is wrong where it is none."""
-        return [row for folder in (self.folder, *self.earlier) for row in Environment.list_in(folder)]
+        """List every environment of any Python and platform: path, environment, or else why it is invalid."""
+        return [row for folder in (self.folder, *self.legacy_folders) for row in Environment.list_in(folder)]
 
-    def versions(self) -> list[Version]:
-        """The releases and nightlies that are here for this Python, rising; no folders of wheels."""
-        whole = [(path, found) for path, found, _ in self.all() if found is not None and found.label == found.compiler]
-        return sorted({Version(found.label) for path, found in whole if path.name == self.path_of(found.label).name})
+    def list_versions(self) -> list[Version]:
+        """List the installed releases and nightlies for this Python, ascending, without those of wheel folders."""
+        releases = [(path, env) for path, env, _ in self.all() if env is not None and env.label == env.compiler]
+        return sorted({Version(env.label) for path, env in releases if path.name == self.path_of(env.label).name})
 
     def remove(self, path: Path, label: str) -> None:
         """Delete an environment; the caller has made sure that it is not in use."""
-        with name_refusals(path), self._hold_lock(path, label):
+        with convert_file_errors(path), self._hold_lock(path, label):
             discard_folder(path)
 
     def _hold_lock(self, path: Path, label: str) -> AbstractContextManager[int]:
-        """Hold the lock of an environment; its descriptor."""
+        """Hold the lock of an environment; the context's value is its descriptor."""
 
-        def waiting(seconds: float) -> None:
+        def report_wait(seconds: float) -> None:
             self.news(f"waiting for another process that installs IREE {label} ({seconds:.0f} s so far)")
 
-        return file_lock(path.with_name(f".{path.name}.lock"), waiting)
+        return file_lock(path.with_name(f".{path.name}.lock"), report_wait)
 
-    def _make(self, recipe: Recipe, path: Path, held: int) -> None:
-        started = time.monotonic()
+    def _install(self, recipe: Recipe, path: Path, lock_fd: int) -> None:
+        start_time = time.monotonic()
 
         def news(text: str) -> None:
             self.news(f"IREE {recipe.label}: {text}")
 
         news(f"installing with uv into {path}")
-        with replace_folder(path) as new:
-            python = _locate_python(new)
-            self.installer.make_environment(new, held, news)
-            self.installer.install(python, recipe.requirements, recipe.sources, held, news)
-            for script in (new / "bin").iterdir():
+        with replace_folder(path) as new_folder:
+            python = _locate_python(new_folder)
+            self.installer.make_environment(new_folder, lock_fd, news)
+            self.installer.install(python, recipe.requirements, recipe.sources, lock_fd, news)
+            for script in (new_folder / "bin").iterdir():
                 if not script.name.startswith("python"):
                     script.unlink()
             search_path = [str(folder) for folder in find_site_packages(python)]
-            for kind, wanted in ((COMPILER_WHEEL, recipe.compiler), (RUNTIME_WHEEL, recipe.runtime)):
-                release = find_wheel(kind, search_path, str(python)).release if wanted else ""
-                if wanted and Version(release) != Version(wanted):
+            for kind, version in ((COMPILER_WHEEL, recipe.compiler), (RUNTIME_WHEEL, recipe.runtime)):
+                release = find_wheel(kind, search_path, str(python)).release if version else ""
+                if version and Version(release) != Version(version):
                     hint = "Look at the index settings, and at the wheel's metadata."
-                    raise ToolchainError(f"{kind.distribution} {wanted} was asked for, and {release} came", hint)
-            seal(new, SEAL, {**asdict(recipe), "installer": "uv"})
-        news(f"installed in {time.monotonic() - started:.0f} s")
+                    raise ToolchainError(f"{kind.distribution} {version} was asked for, and {release} came", hint)
+            seal(new_folder, SEAL, {**asdict(recipe), "installer": "uv"})
+        news(f"installed in {time.monotonic() - start_time:.0f} s")
 
 
 def _locate_python(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The IREE that was asked for (`--iree`, `--iree-compiler`, `--iree-runtime`), and where it is looked for."""
+"""Finding the requested IREE (`--iree`, `--iree-compiler`, `--iree-runtime`), in its possible locations."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.messages import news
 from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.toolchains.build_tree import BuildTree, find_bindings, find_compiler_of, find_runtime_of
+from iree_gauntlet.toolchains.build_tree import BuildTree, find_bindings, find_built_compiler, find_built_runtime
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import (
     Environment,
     Environments,
     Recipe,
-    empty_folder,
+    convert_file_errors,
     make_environment_tag,
-    name_refusals,
+    make_temporary_folder,
 )
 from iree_gauntlet.toolchains.installed import (
     COMPILER_WHEEL,
@@ -56,29 +56,29 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.settings import Configuration
-    from iree_gauntlet.toolchains.source_builds import Uses
+    from iree_gauntlet.toolchains.source_builds import UsageRegistry
 
 
-# In the order of looking.
+# The first variable that is set is used.
 _TOKEN_VARIABLES = ("GITHUB_TOKEN", "GH_TOKEN")
 _WORKFLOW = "pkgci.yml"
-_PER_PAGE = 100
-_SECONDS = 60.0
+_PAGE_SIZE = 100
+_REQUEST_SECONDS = 60.0
 _NEWS_SECONDS = 10.0
-_BLOCK = 1 << 20
-_NO_ACCESS = (401, 403, 429)
-_HASH = re.compile(r"sha256:([0-9a-f]{64})")
+_BLOCK_BYTES = 1 << 20
+_NO_ACCESS_CODES = (401, 403, 429)
+_SHA256_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 IREE_VARIABLE = "IREE_GAUNTLET_IREE"
-_VERSIONS = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY)
-# What lies in a folder of toolchains.
-_KINDS = ("envs", "builds", "work")
-# Of a commit's hash, in the name of its environment.
+_VERSION_KINDS = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY)
+# These are the subfolders of a folder of toolchains.
+_SUBFOLDERS = ("envs", "builds", "work")
+# So many digits of a commit's hash are in the name of its environment.
 _COMMIT_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class _CiArtifact(Recorded):
-    """What GitHub says of a file that a run of IREE's CI has left."""
+    """GitHub's description of an artifact of a CI run of IREE."""
 
     id: int
     name: str
@@ -89,22 +89,22 @@ class _CiArtifact(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class CommitPackages:
-    """Where packages of commits are."""
+    """The packages that IREE's CI has built of commits."""
 
     api: str
     environ: Mapping[str, str]
     news: Callable[[str], None]
 
-    def commit_of(self, beginning: str) -> str:
-        """The whole hash of a commit, by GitHub."""
-        return beginning if len(beginning) == 40 else str(self._ask(f"commits/{beginning}", beginning)["sha"])
+    def resolve_commit(self, prefix: str) -> str:
+        """Return the full hash of a commit, as GitHub resolves it."""
+        return prefix if len(prefix) == 40 else str(self._fetch_json(f"commits/{prefix}", prefix)["sha"])
 
     def fetch(self, commit: str, folder: Path) -> None:
-        """Downloads the packages of a commit, and lays its wheels into a folder.
+        """Download the packages of a commit, and unpack its wheels into a folder.
 
         Raises:
-            ToolchainError: there are none, they have expired, GitHub asks for a token or for patience, or what came is
-                damaged.
+            ToolchainError: there are no packages, they have expired, GitHub requires a token or limits the rate, or the
+                download is damaged.
         """
         artifact = self._find_artifact(commit)
         archive = folder / "artifact.zip"
@@ -113,121 +113,121 @@ class CommitPackages:
         try:
             _unpack(archive, folder)
         except (zipfile.BadZipFile, OSError, EOFError) as error:
-            what = f"the packages of commit {commit[:12]} came damaged: {error}"
-            raise ToolchainError(what, "Try again.") from error
+            message = f"the packages of commit {commit[:12]} came damaged: {error}"
+            raise ToolchainError(message, "Try again.") from error
         archive.unlink()
 
     def _find_artifact(self, commit: str) -> _CiArtifact:
-        """The artifact with the packages for this platform, of the newest run that has one."""
+        """Find the artifact with the packages for this platform, of the newest run that has one."""
         name = f"{platform.system().lower()}_{platform.machine()}_release_packages"
-        runs = list(self._list(f"actions/workflows/{_WORKFLOW}/runs?head_sha={commit}", "workflow_runs", commit))
-        expired, others = False, set()
+        runs = list(self._list_pages(f"actions/workflows/{_WORKFLOW}/runs?head_sha={commit}", "workflow_runs", commit))
+        has_expired, other_names = False, set()
         for run in runs:
-            for item in self._list(f"actions/runs/{run['id']}/artifacts", "artifacts", commit):
-                artifact = _CiArtifact.from_dict(item)
+            for entry in self._list_pages(f"actions/runs/{run['id']}/artifacts", "artifacts", commit):
+                artifact = _CiArtifact.from_dict(entry)
                 if artifact.name == name and not artifact.expired:
                     return artifact
-                expired = expired or artifact.name == name
-                others.add(artifact.name)
+                has_expired = has_expired or artifact.name == name
+                other_names.add(artifact.name)
         if not runs:
-            why = f"IREE's CI has not built commit {commit[:12]}"
-        elif expired:
-            why = f"the packages of commit {commit[:12]} have expired: GitHub keeps them for 90 days"
+            message = f"IREE's CI has not built commit {commit[:12]}"
+        elif has_expired:
+            message = f"the packages of commit {commit[:12]} have expired: GitHub keeps them for 90 days"
         else:
-            there = ", ".join(sorted(others)) or "nothing"
-            why = f"IREE's CI has no {name} of commit {commit[:12]}: there is {there}"
-        raise NoSuchToolchainError(why, _build_hint(commit))
+            available = ", ".join(sorted(other_names)) or "nothing"
+            message = f"IREE's CI has no {name} of commit {commit[:12]}: there is {available}"
+        raise NoSuchToolchainError(message, _make_build_hint(commit))
 
-    def _list(self, path: str, key: str, commit: str) -> Iterator[dict[str, Any]]:
-        """What all pages of a list hold."""
-        mark = "&" if "?" in path else "?"
-        page, seen = 1, 0
+    def _list_pages(self, path: str, key: str, commit: str) -> Iterator[dict[str, Any]]:
+        """Iterate over the entries of all pages of a list."""
+        separator = "&" if "?" in path else "?"
+        page, count = 1, 0
         while True:
-            answer = self._ask(f"{path}{mark}per_page={_PER_PAGE}&page={page}", commit)
-            yield from answer[key]
-            seen += len(answer[key])
-            if not answer[key] or seen >= answer.get("total_count", 0):
+            document = self._fetch_json(f"{path}{separator}per_page={_PAGE_SIZE}&page={page}", commit)
+            yield from document[key]
+            count += len(document[key])
+            if not document[key] or count >= document.get("total_count", 0):
                 return
             page += 1
 
-    def _ask(self, path: str, commit: str) -> Any:
-        response = self._get(f"{self.api}/{path}", commit)
+    def _fetch_json(self, path: str, commit: str) -> Any:
+        response = self._request(f"{self.api}/{path}", commit)
         try:
             return response.json()
         except ValueError as error:
             raise ToolchainError(f"{self.api}/{path} answers with no JSON", "Is that GitHub's API?") from error
 
     def _download(self, artifact: _CiArtifact, path: Path, commit: str) -> None:
-        response = self._get(f"{self.api}/actions/artifacts/{artifact.id}/zip", commit, stream=True)
-        digest, size, told = hashlib.sha256(), 0, time.monotonic()
+        response = self._request(f"{self.api}/actions/artifacts/{artifact.id}/zip", commit, stream=True)
+        digest, size, last_report = hashlib.sha256(), 0, time.monotonic()
         try:
             with response, path.open("wb") as file:
-                for block in response.iter_content(_BLOCK):
+                for block in response.iter_content(_BLOCK_BYTES):
                     file.write(block)
                     digest.update(block)
                     size += len(block)
-                    if time.monotonic() - told > _NEWS_SECONDS:
-                        told = time.monotonic()
+                    if time.monotonic() - last_report > _NEWS_SECONDS:
+                        last_report = time.monotonic()
                         self.news(f"commit:{commit[:12]}: {byte_size(size)} so far")
-        except OSError as error:  # as all of requests' are
-            what = f"the packages of commit {commit[:12]} were cut short after {byte_size(size)}: {error}"
-            raise ToolchainError(what, "Try again.") from error
-        known = _HASH.fullmatch(artifact.digest)
-        if known and digest.hexdigest() != known[1]:
-            what = f"the packages of commit {commit[:12]} came with another content than GitHub says"
-            raise ToolchainError(what, f"Try again. Expected sha256 {known[1]}, came {digest.hexdigest()}.")
+        except OSError as error:  # All of requests' errors are OSErrors.
+            message = f"the packages of commit {commit[:12]} were cut short after {byte_size(size)}: {error}"
+            raise ToolchainError(message, "Try again.") from error
+        digest_match = _SHA256_DIGEST.fullmatch(artifact.digest)
+        if digest_match and digest.hexdigest() != digest_match[1]:
+            message = f"the packages of commit {commit[:12]} came with another content than GitHub says"
+            raise ToolchainError(message, f"Try again. Expected sha256 {digest_match[1]}, came {digest.hexdigest()}.")
 
-    def _get(self, url: str, commit: str, *, stream: bool = False) -> requests.Response:
+    def _request(self, url: str, commit: str, *, stream: bool = False) -> requests.Response:
         import requests  # noqa: PLC0415 - a plan needs none
 
         token = next((self.environ[name] for name in _TOKEN_VARIABLES if self.environ.get(name)), "")
         headers = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
-        # requests leaves it out where GitHub sends it on to another host.
+        # requests drops this header where GitHub redirects to another host.
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            response = requests.get(url, headers=headers, timeout=_SECONDS, stream=stream)
+            response = requests.get(url, headers=headers, timeout=_REQUEST_SECONDS, stream=stream)
         except requests.RequestException as error:
             raise ToolchainError(
-                f"GitHub does not answer: {type(error).__name__} at {url}", _build_hint(commit)
+                f"GitHub does not answer: {type(error).__name__} at {url}", _make_build_hint(commit)
             ) from error
         if response.ok:
             return response
-        if response.status_code in _NO_ACCESS and (until := _read_patience(response.headers)):
-            more = "" if token else f" With a token in ${_TOKEN_VARIABLES[0]} there are more."
-            raise ToolchainError(f"GitHub answers no more questions {until}", f"{_build_hint(commit)}{more}")
-        if response.status_code in _NO_ACCESS:
-            what = f"GitHub gives no packages without a token that may read actions (status {response.status_code})"
+        if response.status_code in _NO_ACCESS_CODES and (limit := _describe_rate_limit(response.headers)):
+            token_hint = "" if token else f" With a token in ${_TOKEN_VARIABLES[0]} there are more."
+            raise ToolchainError(f"GitHub answers no more questions {limit}", f"{_make_build_hint(commit)}{token_hint}")
+        if response.status_code in _NO_ACCESS_CODES:
+            message = f"GitHub gives no packages without a token that may read actions (status {response.status_code})"
             if token:
-                what = f"the token may not read GitHub's actions (status {response.status_code})"
-            hint = f"Set ${_TOKEN_VARIABLES[0]}, such as to what `gh auth token` prints. {_build_hint(commit)}"
-            raise ToolchainError(what, hint)
+                message = f"the token may not read GitHub's actions (status {response.status_code})"
+            hint = f"Set ${_TOKEN_VARIABLES[0]}, such as to what `gh auth token` prints. {_make_build_hint(commit)}"
+            raise ToolchainError(message, hint)
         if response.status_code in (404, 422):
             raise NoSuchToolchainError(f"GitHub knows no commit {commit} at {self.api}", "Mind its spelling.")
-        raise ToolchainError(f"GitHub answers with status {response.status_code} at {url}", _build_hint(commit))
+        raise ToolchainError(f"GitHub answers with status {response.status_code} at {url}", _make_build_hint(commit))
 
 
-def _read_patience(headers: Mapping[str, str]) -> str:
-    """How long GitHub answers nothing more, by one of its two limits; empty where that is not why."""
+def _describe_rate_limit(headers: Mapping[str, str]) -> str:
+    """Describe how long GitHub rejects requests, by one of its two rate limits; empty if no limit is the cause."""
     if headers.get("x-ratelimit-remaining") == "0":
         return f"until {time.strftime('%H:%M UTC', time.gmtime(int(headers.get('x-ratelimit-reset') or 0)))}"
     wait = headers.get("retry-after", "")
     return f"for {wait} s" if wait.isdigit() else ""
 
 
-def _build_hint(commit: str) -> str:
+def _make_build_hint(commit: str) -> str:
     return f"Build it: source:DIR@{commit[:12]}, with a checkout of IREE."
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Lays the wheels of an archive into a folder; those of archives within it too."""
+    """Extract the wheels of an archive, also those of nested archives, into a folder."""
     with zipfile.ZipFile(archive) as outer:
-        for item in outer.infolist():
-            name = PurePosixPath(item.filename).name
-            if item.is_dir() or PurePosixPath(name).suffix not in (".whl", ".zip"):
+        for entry in outer.infolist():
+            name = PurePosixPath(entry.filename).name
+            if entry.is_dir() or PurePosixPath(name).suffix not in (".whl", ".zip"):
                 continue
             path = folder / name
-            with outer.open(item) as source, path.open("wb") as target:
-                while block := source.read(_BLOCK):
+            with outer.open(entry) as source, path.open("wb") as target:
+                while block := source.read(_BLOCK_BYTES):
                     target.write(block)
             if path.suffix == ".zip" and path != archive:
                 _unpack(path, folder)
@@ -236,7 +236,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolchainPlace:
-    """Where toolchains are looked for, in addition to those that are installed with this toolkit."""
+    """The locations of toolchains, in addition to those that are installed with this toolkit."""
 
     environments: Environments
     builds: SourceBuilds
@@ -248,93 +248,96 @@ class ToolchainPlace:
     python_path: str = ""
 
 
-def choose_halves(
+def parse_compiler_and_runtime(
     request: ToolchainRequest, environ: Mapping[str, str], default: ChoiceKind = ChoiceKind.INSTALLED
 ) -> tuple[Choice, Choice]:
-    """Compiler and runtime that are asked for, by their own options, else by `--iree`, else by the variable."""
+    """Parse the requested compiler and runtime: their own options, else `--iree`, else the variable."""
     iree, compiler, runtime = request.iree, request.iree_compiler, request.iree_runtime
-    named = environ.get(IREE_VARIABLE, "") or str(default)
-    whole = parse_choice(iree) if iree else parse_choice(named, f"${IREE_VARIABLE}")
+    from_variable = environ.get(IREE_VARIABLE, "") or str(default)
+    common = parse_choice(iree) if iree else parse_choice(from_variable, f"${IREE_VARIABLE}")
     return (
-        parse_choice(compiler, "--iree-compiler") if compiler else whole,
-        parse_choice(runtime, "--iree-runtime") if runtime else whole,
+        parse_choice(compiler, "--iree-compiler") if compiler else common,
+        parse_choice(runtime, "--iree-runtime") if runtime else common,
     )
 
 
 def find_requested(
-    request: ToolchainRequest, environ: Mapping[str, str], place: ToolchainPlace, *, as_shell: bool = False
+    request: ToolchainRequest, environ: Mapping[str, str], locations: ToolchainPlace, *, as_shell: bool = False
 ) -> Toolchain:
-    """The IREE that a command asks for, with why it is that one, where no option says it and several are here.
+    """Find the IREE that a command requests; note the reason where no option decides and several are available.
 
-    Where nothing says which, it is the wheels of this Python; `as_shell`, first what a shell would start.
+    By default it is the wheels of this Python; with `as_shell`, first the tools that a shell would start.
 
     Raises:
         UsageError: an option, or the variable, names no IREE.
         ToolchainError: as of `find_toolchain`.
     """
-    shell = [_find_shell_tool(tool, place.search_path) for tool in (COMPILE, RUN_MODULE, BENCHMARK_MODULE)]
-    other = next((path for path in shell if path), None)
-    default = ChoiceKind.PATH if as_shell and all(shell) else ChoiceKind.INSTALLED
-    choices = choose_halves(request, environ, default)
-    named = environ.get(IREE_VARIABLE, "")
+    shell_tools = [_find_shell_tool(tool, locations.search_path) for tool in (COMPILE, RUN_MODULE, BENCHMARK_MODULE)]
+    shell_tool = next((path for path in shell_tools if path), None)
+    default = ChoiceKind.PATH if as_shell and all(shell_tools) else ChoiceKind.INSTALLED
+    choices = parse_compiler_and_runtime(request, environ, default)
+    from_variable = environ.get(IREE_VARIABLE, "")
     try:
-        found = find_toolchain(*choices, place)
+        iree = find_toolchain(*choices, locations)
     except ToolchainError as error:
-        if other and not named and ChoiceKind.INSTALLED in (choice.kind for choice in choices):
-            error.hint += f"\n  Or use {other}, which is on the PATH: --iree path, or export {IREE_VARIABLE}=path."
+        if shell_tool and not from_variable and ChoiceKind.INSTALLED in (choice.kind for choice in choices):
+            error.hint += f"\n  Or use {shell_tool}, which is on the PATH: --iree path, or export {IREE_VARIABLE}=path."
         raise
-    why = ""
+    reason = ""
     if request.iree or (request.iree_compiler and request.iree_runtime):
-        return found
-    if named:
-        why = f"IREE is {found.source}, as ${IREE_VARIABLE} says: {named}"
+        return iree
+    if from_variable:
+        reason = f"IREE is {iree.source}, as ${IREE_VARIABLE} says: {from_variable}"
     elif default is ChoiceKind.PATH:
-        why = f"IREE is {found.source}, as its tools are on the PATH; {IREE_VARIABLE}=installed takes this Python's"
-    elif other:
-        why = f"IREE is {found.source}; {other}, which is on the PATH, is used with --iree path or {IREE_VARIABLE}=path"
-    return replace(found, why=why)
+        reason = f"IREE is {iree.source}, as its tools are on the PATH; {IREE_VARIABLE}=installed takes this Python's"
+    elif shell_tool:
+        reason = (
+            f"IREE is {iree.source}; {shell_tool}, which is on the PATH, "
+            f"is used with --iree path or {IREE_VARIABLE}=path"
+        )
+    return replace(iree, why=reason)
 
 
 def make_toolchain_place(
     folder: Path,
     cache_dir: Path,
     configuration: Configuration,
-    uses_of: Callable[[Path], Uses],
+    uses_of: Callable[[Path], UsageRegistry],
     hash_of: Callable[[Path], str],
     *,
     offline: bool,
     importer: bool = False,
 ) -> ToolchainPlace:
-    """Where toolchains are looked for, and installed and built unless this is offline: in a folder for all projects.
+    """Make the locations of toolchains; new ones, unless this is offline, go into a folder for all projects.
 
-    What a project's cache has from before is used as well. With `importer`, what is built imports ONNX programs too.
+    Existing toolchains in a project's cache are used as well. With `importer`, source builds import ONNX programs too.
     """
-    before = cache_dir.absolute() / "toolchains"
-    has_some = before != folder and any((before / kind).is_dir() for kind in _KINDS)
-    places = (folder, before) if has_some else (folder,)
-    uses = [uses_of(place) for place in places]
+    legacy_folder = cache_dir.absolute() / "toolchains"
+    has_legacy = legacy_folder != folder and any((legacy_folder / name).is_dir() for name in _SUBFOLDERS)
+    folders = (folder, legacy_folder) if has_legacy else (folder,)
+    registries = [uses_of(path) for path in folders]
 
-    def use(path: Path) -> None:
-        for each in uses:
-            each.use(path)
+    def mark_used(path: Path) -> None:
+        for registry in registries:
+            registry.use(path)
 
     environments = Environments(
         folder / "envs",
         Installer(),
         offline=offline,
-        use=use,
+        mark_used=mark_used,
         news=news,
-        earlier=tuple(place / "envs" for place in places[1:]),
+        legacy_folders=tuple(path / "envs" for path in folders[1:]),
     )
     builds = SourceBuilds(
         folder / "builds",
         configuration.build_options,
         os.environ,
         offline=offline,
-        uses=uses[0],
-        use=use,
+        uses=registries[0],
+        mark_used=mark_used,
         news=news,
-        earlier=tuple(place / "builds" for place in places[1:]),
+        legacy_folders=tuple(path / "builds" for path in folders[1:]),
     )
     packages = CommitPackages(configuration.packages_api, os.environ, news)
     links, search_path = configuration.nightly_links, os.environ.get("PATH", "")
@@ -342,77 +345,79 @@ def make_toolchain_place(
     return ToolchainPlace(environments, builds, packages, links, hash_of, search_path, importer, python_path)
 
 
-def find_toolchain(compiler: Choice, runtime: Choice, place: ToolchainPlace) -> Toolchain:
-    """Compiler and runtime that were asked for, installed where they are releases and are not there.
+def find_toolchain(compiler: Choice, runtime: Choice, locations: ToolchainPlace) -> Toolchain:
+    """Find the requested compiler and runtime; install releases that are not there.
 
     Raises:
         ToolchainError: one is not available, or lacks a tool.
     """
     if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
         return find_installed()
-    parts = frozenset((COMPILER, *([IMPORTER] if place.importer else [])))
-    # What is built is built once for both halves.
-    built = compiler == runtime and compiler.kind is ChoiceKind.SOURCE
-    found = _locate(compiler, place, parts | {RUNTIME} if built else parts)
-    if found is None:
-        half = find_installed().compiler
-    elif isinstance(found, BuildTree):
-        half = find_compiler_of(found, place.hash_of, place.environments.folder.with_name("bindings"))
+    parts = frozenset((COMPILER, *([IMPORTER] if locations.importer else [])))
+    # One source build serves for both.
+    is_common_build = compiler == runtime and compiler.kind is ChoiceKind.SOURCE
+    location = _locate(compiler, locations, parts | {RUNTIME} if is_common_build else parts)
+    if location is None:
+        tools = find_installed().compiler
+    elif isinstance(location, BuildTree):
+        tools = find_built_compiler(location, locations.hash_of, locations.environments.folder.with_name("bindings"))
     else:
-        half = find_compiler_on(*_describe_environment(found, compiler))
-    if not built:
-        found = _locate(runtime, place, {RUNTIME})
-    if found is None:
-        return Toolchain(half, find_installed().runtime)
-    if isinstance(found, BuildTree):
-        return Toolchain(half, find_runtime_of(found, place.hash_of))
-    return Toolchain(half, find_runtime_on(*_describe_environment(found, runtime)))
+        tools = find_compiler_on(*_describe_environment(location, compiler))
+    if not is_common_build:
+        location = _locate(runtime, locations, {RUNTIME})
+    if location is None:
+        return Toolchain(tools, find_installed().runtime)
+    if isinstance(location, BuildTree):
+        return Toolchain(tools, find_built_runtime(location, locations.hash_of))
+    return Toolchain(tools, find_runtime_on(*_describe_environment(location, runtime)))
 
 
 def _describe_environment(python: Path, choice: Choice) -> tuple[list[str], str, str]:
-    """The search path of an environment's Python, that Python, and what people call it."""
+    """Return the search path of an environment's Python, that Python, and its name for people."""
     name = str(choice.kind) if choice.folder or choice.kind is ChoiceKind.PATH else choice.text
     return [str(path) for path in find_site_packages(python)], str(python), name
 
 
-def _locate(choice: Choice, place: ToolchainPlace, parts: AbstractSet[str]) -> Path | BuildTree | None:
-    """The interpreter of an environment, or a build; None for what is installed."""
+def _locate(choice: Choice, locations: ToolchainPlace, parts: AbstractSet[str]) -> Path | BuildTree | None:
+    """Locate the interpreter of an environment, or a build; None for the installed wheels."""
     tools = (COMPILE,) if COMPILER in parts else (RUN_MODULE, BENCHMARK_MODULE)
     version = None
-    if choice.kind in _VERSIONS:
-        version = choice.version or _find_newest(choice, place, partial(list_versions_here, place.environments))
-    # What this Python has already is not installed again.
+    if choice.kind in _VERSION_KINDS:
+        version = choice.version or _find_newest(
+            choice, locations, partial(list_local_versions, locations.environments)
+        )
+    # A release that this Python has is not installed again.
     if choice.kind is ChoiceKind.INSTALLED or (version and version == find_installed_release()):
         return None
     if choice.kind is ChoiceKind.SOURCE:
-        build = place.builds.ready(choice, frozenset(parts))
+        build = locations.builds.ready(choice, frozenset(parts))
         return BuildTree(build.path, build.path / "tools", f"source: {build.title}", build.commit)
     if choice.kind is ChoiceKind.BUILD and choice.folder:
-        return BuildTree.of(choice.folder, tools)
+        return BuildTree.find(choice.folder, tools)
     if choice.kind is ChoiceKind.VENV and choice.folder:
         return _find_venv_python(choice.folder)
     if choice.kind is ChoiceKind.PATH:
-        tool = _find_on_path(tools, place.search_path)
-        native, python = tool.resolve(), tool.parent / "python"
+        tool = _find_on_path(tools, locations.search_path)
+        target, python = tool.resolve(), tool.parent / "python"
         with tool.open("rb") as file:
             is_script = file.read(2) == b"#!"
-        # A script belongs to the environment that it lies in.
-        folders = (Path(folder).absolute() for folder in place.python_path.split(os.pathsep) if folder)
+        # A script belongs to the environment in whose folder it is.
+        folders = (Path(folder).absolute() for folder in locations.python_path.split(os.pathsep) if folder)
         bindings = find_bindings(folders)
-        tree = BuildTree(native.parent.parent, native.parent, f"path: {native.parent}", bindings=bindings)
+        tree = BuildTree(target.parent.parent, target.parent, f"path: {target.parent}", bindings=bindings)
         return python if is_script and python.exists() else tree
-    environment = _provide_version(choice, version, place) if version else provide_environment(choice, place)
+    environment = _provide_version(choice, version, locations) if version else provide_environment(choice, locations)
     return environment.python
 
 
 def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
-    """The first one of several tools that belong together; the others must lie next to it."""
-    found = {tool: shutil.which(tool, path=search_path) for tool in tools}
-    missing = [tool for tool, path in found.items() if path is None]
+    """Find the first of several tools that belong together; the others must be next to it."""
+    tool_paths = {tool: shutil.which(tool, path=search_path) for tool in tools}
+    missing = [tool for tool, path in tool_paths.items() if path is None]
     if missing:
         hint = "Put the folder of IREE's tools on it: export PATH=<build>/tools:$PATH"
         raise ToolchainError(f"no {' and '.join(missing)} on the PATH: {search_path or 'it is empty'}", hint)
-    paths = [Path(path).absolute() for path in found.values() if path is not None]
+    paths = [Path(path).absolute() for path in tool_paths.values() if path is not None]
     folders = sorted({str(path.parent) for path in paths})
     if len(folders) > 1:
         hint = "Put the folder of one IREE first."
@@ -421,10 +426,10 @@ def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
 
 
 def _find_shell_tool(tool: str, search_path: str) -> Path | None:
-    """What a shell starts by a tool's name; None where there is none, or a script of the wheels in this Python."""
+    """Find what a shell starts by a tool's name; None for nothing, or a script of the wheels in this Python."""
     path = shutil.which(tool, path=search_path)
-    own = Path(sys.executable).parent.resolve()
-    return Path(path).absolute() if path and Path(path).absolute().parent.resolve() != own else None
+    python_folder = Path(sys.executable).parent.resolve()
+    return Path(path).absolute() if path and Path(path).absolute().parent.resolve() != python_folder else None
 
 
 def _find_venv_python(folder: Path) -> Path:
@@ -437,81 +442,81 @@ def _find_venv_python(folder: Path) -> Path:
     return python
 
 
-def provide_environment(choice: Choice, place: ToolchainPlace) -> Environment:
-    """The environment of the cache that a choice means: a release, a nightly, or wheels; UsageError for other kinds."""
+def provide_environment(choice: Choice, locations: ToolchainPlace) -> Environment:
+    """Return the cached environment of a release, a nightly, a commit or wheels; UsageError for other kinds."""
     if choice.kind is ChoiceKind.WHEELS and choice.folder:
-        return place.environments.ready(_make_wheels_recipe(choice.folder, place.hash_of))
+        return locations.environments.ready(_make_wheels_recipe(choice.folder, locations.hash_of))
     if choice.kind is ChoiceKind.COMMIT:
-        return _install_commit(choice, place)
-    if choice.kind in _VERSIONS:
-        version = choice.version or _find_newest(choice, place, place.environments.versions)
-        return _provide_version(choice, version, place)
+        return _install_commit(choice, locations)
+    if choice.kind in _VERSION_KINDS:
+        version = choice.version or _find_newest(choice, locations, locations.environments.list_versions)
+        return _provide_version(choice, version, locations)
     hint = "Name a release, a range, a nightly, commit:SHA or wheels:DIR."
     raise UsageError(f"{choice.text} is not installed by this toolkit", hint)
 
 
-def _make_sources(choice: Choice, place: ToolchainPlace) -> Sources:
-    # The exact version of a nightly allows itself; nothing else is to be a pre-release.
-    return Sources(place.nightly_links) if choice.kind is ChoiceKind.NIGHTLY else Sources()
+def _make_sources(choice: Choice, locations: ToolchainPlace) -> Sources:
+    # The exact version of a nightly permits itself; nothing else may be a pre-release.
+    return Sources(locations.nightly_links) if choice.kind is ChoiceKind.NIGHTLY else Sources()
 
 
-def _provide_version(choice: Choice, version: Version, place: ToolchainPlace) -> Environment:
-    environments, sources = place.environments, _make_sources(choice, place)
+def _provide_version(choice: Choice, version: Version, locations: ToolchainPlace) -> Environment:
+    environments, sources = locations.environments, _make_sources(choice, locations)
     try:
         requirements = (f"iree-base-compiler[onnx]=={version}", f"iree-base-runtime=={version}")
         return environments.ready(Recipe(str(version), requirements, sources, *(str(version),) * 3))
     except ToolchainError as error:
-        nearest = None if environments.offline else _find_nearest(version, place, sources)
-        if nearest is None:
+        suggestion = None if environments.offline else _find_nearest(version, locations, sources)
+        if suggestion is None:
             raise
-        raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error
+        raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", suggestion) from error
 
 
-def _install_commit(choice: Choice, place: ToolchainPlace) -> Environment:
-    """The environment with the packages of a commit; they are downloaded where it is not there."""
-    environments = place.environments
+def _install_commit(choice: Choice, locations: ToolchainPlace) -> Environment:
+    """Return the environment with the packages of a commit; download them if it does not exist."""
+    environments = locations.environments
     label = f"commit-{choice.ref[:_COMMIT_DIGITS]}"
-    known = [found.label for _, found, _ in environments.all() if found and found.label.startswith(label)]
-    if len(known) == 1 and (found := environments.find(known[0])):
-        return found
+    labels = [env.label for _, env, _ in environments.all() if env and env.label.startswith(label)]
+    if len(labels) == 1 and (env := environments.find(labels[0])):
+        return env
     if environments.offline:
         hint = f"Install it where there is a network: gauntlet toolchain.install {choice.text}"
         raise ToolchainError(f"{choice.text} is not installed, and this is offline", hint)
-    commit = place.packages.commit_of(choice.ref)
+    commit = locations.packages.resolve_commit(choice.ref)
     label = f"commit-{commit[:_COMMIT_DIGITS]}"
-    with name_refusals(environments.folder):
+    with convert_file_errors(environments.folder):
         environments.folder.mkdir(parents=True, exist_ok=True)
         with file_lock(environments.folder / f".{label}.download.lock"):
-            if found := environments.find(label):
-                return found
-            with empty_folder(environments.folder / f".downloading-{label}") as folder:
-                place.packages.fetch(commit, folder)
-                recipe = _make_wheels_recipe(folder, place.hash_of)
+            if env := environments.find(label):
+                return env
+            with make_temporary_folder(environments.folder / f".downloading-{label}") as folder:
+                locations.packages.fetch(commit, folder)
+                recipe = _make_wheels_recipe(folder, locations.hash_of)
                 return environments.ready(replace(recipe, label=label, asked=choice.text))
 
 
-def _find_newest(choice: Choice, place: ToolchainPlace, list_here: Callable[[], list[Version]]) -> Version:
-    """The newest version of a range, or the newest nightly; without a network, of those that are here."""
-    environments, sources = place.environments, _make_sources(choice, place)
-    wanted = choice.range if choice.range is not None else SpecifierSet()
+def _find_newest(choice: Choice, locations: ToolchainPlace, list_local: Callable[[], list[Version]]) -> Version:
+    """Return the newest version of a range, or the newest nightly; without a network, of the locally available ones."""
+    environments, sources = locations.environments, _make_sources(choice, locations)
+    specifiers = choice.range if choice.range is not None else SpecifierSet()
     if environments.offline:
-        here = list_here()
-        some = [version for version in here if choice.range is not None or version.is_prerelease]
-        fitting = list(wanted.filter(some, prereleases=None if choice.range is not None else True))
-        if not fitting:
-            have = ", ".join(map(str, here)) or "none"
+        local_versions = list_local()
+        candidates = [version for version in local_versions if choice.range is not None or version.is_prerelease]
+        matches = list(specifiers.filter(candidates, prereleases=None if choice.range is not None else True))
+        if not matches:
+            names = ", ".join(map(str, local_versions)) or "none"
             raise ToolchainError(
-                f"no IREE here is {choice.text}, and this is offline: installed are {have}",
+                f"no IREE here is {choice.text}, and this is offline: installed are {names}",
                 f"Install one where there is a network: gauntlet toolchain.install '{choice.text}'",
             )
-        return max(fitting)
-    asked = sources if choice.range is not None else Sources(sources.find_links, only_links=True, pre=True)
-    versions = environments.installer.versions(COMPILER_WHEEL.distribution, wanted, asked)
+        return max(matches)
+    index_sources = sources if choice.range is not None else Sources(sources.find_links, only_links=True, pre=True)
+    versions = environments.installer.list_versions(COMPILER_WHEEL.distribution, specifiers, index_sources)
     if not versions and choice.range is not None:
-        known = environments.installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(), asked)
+        releases = environments.installer.list_versions(COMPILER_WHEEL.distribution, SpecifierSet(), index_sources)
         raise NoSuchToolchainError(
             f"no release of IREE is {choice.text}",
-            f"There are {known[0]} to {known[-1]}." if known else "The index has none: check its settings.",
+            f"There are {releases[0]} to {releases[-1]}." if releases else "The index has none: check its settings.",
         )
     if not versions:
         hint = "Name its page in gauntlet.toml: [toolchains] nightly_links."
@@ -519,61 +524,61 @@ def _find_newest(choice: Choice, place: ToolchainPlace, list_here: Callable[[], 
     return versions[-1]
 
 
-def list_versions_here(environments: Environments) -> list[Version]:
-    """Releases and nightlies that need no network, rising: those of environments, and what this Python has."""
-    installed = find_installed_release()
-    return sorted({*environments.versions(), *([installed] if installed else [])})
+def list_local_versions(environments: Environments) -> list[Version]:
+    """List the releases and nightlies that need no network, ascending: of environments, and of this Python."""
+    release = find_installed_release()
+    return sorted({*environments.list_versions(), *([release] if release else [])})
 
 
-def _find_nearest(version: Version, place: ToolchainPlace, sources: Sources) -> str | None:
-    """The versions close to one that does not exist; None where it does."""
-    installer = place.environments.installer
+def _find_nearest(version: Version, locations: ToolchainPlace, sources: Sources) -> str | None:
+    """Suggest the versions close to one that does not exist; None if it exists."""
+    installer = locations.environments.installer
     sources = replace(sources, pre=version.is_prerelease)
 
-    def there(text: str) -> list[Version]:
-        return installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(text), sources)
+    def list_versions(text: str) -> list[Version]:
+        return installer.list_versions(COMPILER_WHEEL.distribution, SpecifierSet(text), sources)
 
-    if there(f"=={version}"):
+    if list_versions(f"=={version}"):
         return None
-    near = [*there(f"<{version}")[-1:], *there(f">{version}")[:1]]
-    if not near:
+    neighbors = [*list_versions(f"<{version}")[-1:], *list_versions(f">{version}")[:1]]
+    if not neighbors:
         return f"The index has no {COMPILER_WHEEL.distribution} at all: check its settings."
-    return f"Nearest: {' and '.join(map(str, near))}."
+    return f"Nearest: {' and '.join(map(str, neighbors))}."
 
 
 def _make_wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
-    """What is installed of a folder of wheels: the one of each kind that fits this Python."""
+    """Make the recipe of a folder of wheels: the one of each distribution that fits this Python."""
     if not folder.is_dir():
         raise NoSuchToolchainError(f"wheels:{folder} is not a folder", "Name the folder that holds IREE's wheels.")
     tags = frozenset(sys_tags())
-    fitting: dict[str, list[tuple[Version, Path]]] = {}
-    others = []
+    matches: dict[str, list[tuple[Version, Path]]] = {}
+    other_names = []
     for path in sorted(folder.glob("*.whl")):
         try:
-            name, version, _, made_for = parse_wheel_filename(path.name)
+            name, version, _, wheel_tags = parse_wheel_filename(path.name)
         except InvalidWheelFilename:
-            others.append(path.name)
+            other_names.append(path.name)
             continue
-        if name in (COMPILER_WHEEL.distribution, RUNTIME_WHEEL.distribution) and made_for & tags:
-            fitting.setdefault(name, []).append((version, path))
+        if name in (COMPILER_WHEEL.distribution, RUNTIME_WHEEL.distribution) and wheel_tags & tags:
+            matches.setdefault(name, []).append((version, path))
         else:
-            others.append(path.name)
-    if not fitting:
-        there = ", ".join(others[:6]) or "no wheel"
+            other_names.append(path.name)
+    if not matches:
+        available = ", ".join(other_names[:6]) or "no wheel"
         raise ToolchainError(
             f"no wheel of iree-base-compiler or iree-base-runtime for {make_environment_tag()} in {folder}: "
-            f"it has {there}",
+            f"it has {available}",
             "Name the folder of wheels that were built for this Python and platform.",
         )
-    for found in fitting.values():
-        if len(found) > 1:
-            names = ", ".join(path.name for _, path in found)
+    for wheels in matches.values():
+        if len(wheels) > 1:
+            names = ", ".join(path.name for _, path in wheels)
             raise ToolchainError(f"several wheels of one kind in {folder}: {names}", "Leave one of each kind.")
-    chosen = {kind: fitting[kind][0] for kind in sorted(fitting)}
-    digest = hashlib.sha256("".join(f"{kind} {hash_of(path)}\n" for kind, (_, path) in chosen.items()).encode())
+    by_name = {name: matches[name][0] for name in sorted(matches)}
+    digest = hashlib.sha256("".join(f"{name} {hash_of(path)}\n" for name, (_, path) in by_name.items()).encode())
     extras = {COMPILER_WHEEL.distribution: "[onnx]"}
-    requirements = [f"{kind}{extras.get(kind, '')} @ {path.resolve().as_uri()}" for kind, (_, path) in chosen.items()]
-    versions = {kind: str(version) for kind, (version, _) in chosen.items()}
+    requirements = [f"{name}{extras.get(name, '')} @ {path.resolve().as_uri()}" for name, (_, path) in by_name.items()]
+    versions = {name: str(version) for name, (version, _) in by_name.items()}
     return Recipe(
         label=f"wheels-{digest.hexdigest()[:16]}",
         requirements=tuple(requirements),

@@ -1,8 +1,8 @@
-"""The flags that a tool knows, and flags as a spec writes them → as this release of the tool knows them.
+"""The flags that a tool supports, and the translation of a spec's flags to a release's spelling.
 
-A tool's flags are read from its own help; it is asked once for each identity, and the answer is kept. A flag that the
-tool knows is left as it is. One that it knows under another name is written so, with a note. All others are reported,
-never dropped: a spec that asks for something must not silently get something else.
+A tool's flags are read from its own help; the tool runs once for each identity, and the result is cached. A supported
+flag stays unchanged. A flag that is supported under another name is renamed, with a note. All others are reported,
+never dropped: a spec that requests something must not silently get something else.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
-# An option of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
+# An option in the help of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
 # `  --flag`; six spaces where several flags set one value. Descriptions continue far to the right.
 _COMPILER_OPTION = re.compile(r"^ {2,8}--?(\w[\w.+-]*)([= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE)
 # A flag of IREE's runtime: `--flag=default`, or `# --flag=...` where it has no default.
 _RUNTIME_FLAG = re.compile(r"^(?:# )?--(\w+)(=(?!(?:true|false)$).*)?(?:=.*)?$")
 # Google Benchmark's own usage text: `[--benchmark_filter=<regex>]`.
 _BENCHMARK_FLAG = re.compile(r"\[--(\w+)=(\{true\|false\})?")
-# To be raised whenever the parsers change what they find.
-_FORMAT = 1
-# What makes a tool list all of its flags.
-_HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
-# Flags that every release has: help in which they are missing was not understood.
-_LANDMARKS = {COMPILE: "iree-hal-target-backends", RUN_MODULE: "module", BENCHMARK_MODULE: "module"}
-# Flags that have a tool print something and end, whatever it was started for.
-_LISTING = {
+# Increase this whenever the parsers change what they find.
+_FILE_FORMAT = 1
+# These flags make a tool list all of its flags.
+_HELP_FLAGS = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
+# Every release has these flags: help without them was not parsed correctly.
+_EXPECTED_FLAGS = {COMPILE: "iree-hal-target-backends", RUN_MODULE: "module", BENCHMARK_MODULE: "module"}
+# These flags make a tool print something and exit, whatever its other flags.
+_PRINTING_FLAGS = {
     COMPILE: re.compile(r"h|help(-list)?(-hidden)?|version|iree-list-plugins|iree-(hal|llvmcpu)-list-[a-z-]+"),
     RUN_MODULE: re.compile(r"help|agents_md|list_[a-z]+|dump_devices|dump_task_topologies"),
     BENCHMARK_MODULE: re.compile(r"help|agents_md|list_[a-z]+|dump_devices|dump_task_topologies|benchmark_list_tests"),
@@ -50,13 +50,13 @@ _LISTING = {
 FLAG_RELEASES = Path(__file__).with_name("flag_releases.toml")
 
 # The ROCm backend's flags were named after HIP, its driver.
-_ROCM = (
+_ROCM_FLAGS = (
     *("bc-dir", "denormal-fp-math-f32", "emit-debug-info", "enable-register-spill-warning", "enable-tensor-ukernels"),
     *("enable-ukernels", "encoding-layout-resolver", "llvm-global-isel", "llvm-slp-vec", "specialize-dispatches"),
     *("target", "target-features", "waves-per-eu"),
 )
-_TRUE = ("", "true", "1")
-_FALSE = ("false", "0")
+_TRUE_VALUES = ("", "true", "1")
+_FALSE_VALUES = ("false", "0")
 _DEFAULT_RTOL = 1e-5
 
 
@@ -65,23 +65,23 @@ class FlagSet:
     """The flags of one tool.
 
     Attributes:
-        valued: those that need a value; LLVM's library takes the next argument where none is attached.
+        value_flags: those that need a value; LLVM's library takes the next argument where none is attached.
     """
 
     names: frozenset[str]
-    valued: frozenset[str] = frozenset()
+    value_flags: frozenset[str] = frozenset()
 
-    def nearest(self, name: str) -> str:
-        """The known name that is spelled most alike; empty where none is close."""
-        # Most of a compiler's flags are LLVM's: a mistyped IREE flag must not be taken for one of them.
+    def find_nearest(self, name: str) -> str:
+        """Return the name that is spelled most alike; empty where none is close."""
+        # Most of a compiler's flags are LLVM's: a mistyped IREE flag must not be matched with one of them.
         prefix = "iree-" if name.startswith("iree-") else ""
-        candidates = [known for known in self.names if known.startswith(prefix)]
+        candidates = [candidate for candidate in self.names if candidate.startswith(prefix)]
         return next(iter(difflib.get_close_matches(name, sorted(candidates), n=1, cutoff=0.7)), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag as it stands on a command line, or an argument that is none.
+    """A flag as written on a command line, or an argument that is no flag.
 
     Attributes:
         name: without dashes; empty for an argument that is no flag.
@@ -94,19 +94,19 @@ class Flag:
 
     @property
     def text(self) -> str:
-        """As written, with `=`."""
+        """The flag in its form with `=`."""
         return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
 
 
-def split_flags(words: Sequence[str], valued: frozenset[str]) -> Iterator[Flag]:
-    """Flags of a command line, with one dash or two, and with `=value` or a separate value.
+def split_flags(words: Sequence[str], value_flags: frozenset[str]) -> Iterator[Flag]:
+    """Yield the flags of a command line, with one dash or two, and with `=value` or a separate value.
 
-    A separate value belongs to a flag only where the flag is one of `valued`. What follows `--` is no flag.
+    A separate value belongs to a flag only where that is one of `value_flags`. The arguments after `--` are no flags.
     """
-    rest = iter(words)
-    for word in rest:
+    remaining = iter(words)
+    for word in remaining:
         if word == "--":
-            yield Flag("", None, (word, *rest))
+            yield Flag("", None, (word, *remaining))
             return
         if len(word) < 2 or not word.startswith("-"):
             yield Flag("", None, (word,))
@@ -114,14 +114,14 @@ def split_flags(words: Sequence[str], valued: frozenset[str]) -> Iterator[Flag]:
         name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
         if equals:
             yield Flag(name, value, (word,))
-        elif name in valued and (following := next(rest, None)) is not None:
-            yield Flag(name, following, (word, following))
+        elif name in value_flags and (next_word := next(remaining, None)) is not None:
+            yield Flag(name, next_word, (word, next_word))
         else:
             yield Flag(name, None, (word,))
 
 
 def parse_compiler_help(text: str) -> FlagSet:
-    """Flags from `iree-compile --help-list-hidden`, the help of LLVM's command line library.
+    """Parse the flags from `iree-compile --help-list-hidden`, the help of LLVM's command line library.
 
     Lines of values (`    =none`) and continued descriptions are no flags.
     """
@@ -129,166 +129,166 @@ def parse_compiler_help(text: str) -> FlagSet:
 
 
 def parse_runtime_help(text: str) -> FlagSet:
-    """Flags from the `--help` of a runtime tool, which is a flag file with comments.
+    """Parse the flags from the `--help` of a runtime tool, which is a flag file with comments.
 
-    A flag without a default is written as a comment of its own, the last of its paragraph; that tells it
-    from a sentence that happens to start a line with a flag. `valued` holds all but the switches; the tools
+    A flag without a default is written as a comment of its own, the last of its paragraph; that distinguishes it
+    from a sentence that happens to start a line with a flag. `value_flags` has all but the switches; the tools
     take values with `=` only.
     """
     lines = text.splitlines()
-    found = [(name, not switch) for name, switch in _BENCHMARK_FLAG.findall(text)]
-    for line, following in zip_longest(lines, lines[1:], fillvalue=""):
-        flag = _RUNTIME_FLAG.match(line)
-        if flag and (not line.startswith("#") or not following.strip()):
-            found.append((flag[1], bool(flag[2])))
-    return _make_flag_set(found)
+    flags = [(name, not switch) for name, switch in _BENCHMARK_FLAG.findall(text)]
+    for line, next_line in zip_longest(lines, lines[1:], fillvalue=""):
+        match = _RUNTIME_FLAG.match(line)
+        if match and (not line.startswith("#") or not next_line.strip()):
+            flags.append((match[1], bool(match[2])))
+    return _make_flag_set(flags)
 
 
-def _make_flag_set(found: Iterable[tuple[str, bool]]) -> FlagSet:
-    """Of the names of flags, and whether each takes a value."""
-    flags = list(found)
-    return FlagSet(frozenset(name for name, _ in flags), frozenset(name for name, valued in flags if valued))
+def _make_flag_set(pairs: Iterable[tuple[str, bool]]) -> FlagSet:
+    """Make a flag set from the names of flags, and whether each takes a value."""
+    flags = list(pairs)
+    return FlagSet(frozenset(name for name, _ in flags), frozenset(name for name, takes_value in flags if takes_value))
 
 
-# Of no tool any.
-NO_FLAGS: Mapping[str, FlagSet] = dict.fromkeys(_HELP, FlagSet(frozenset()))
+# No tool has any flags.
+NO_FLAGS: Mapping[str, FlagSet] = dict.fromkeys(_HELP_FLAGS, FlagSet(frozenset()))
 
 
 def read_known_flags(toolchain: Toolchain, cache_dir: Path) -> dict[str, FlagSet]:
-    """The flags that a toolchain's tools know, by the tools' names.
+    """Return the flags that a toolchain's tools support, by the tools' names.
 
-    They are kept in `<cache_dir>/toolchains/<identity>.json`, a file for the compiler and one for the
-    runtime. A file that is damaged is made again; a cache that cannot be written costs the question again
-    in the next process, and nothing else.
+    They are cached in `<cache_dir>/toolchains/<identity>.json`, a file for the compiler and one for the
+    runtime. A damaged file is rewritten; if the cache cannot be written, the next process runs the tools
+    again, and nothing else is lost.
     """
-    compiler = _find_kept(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
-    return compiler | _find_kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
+    compiler = _load_flags(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
+    return compiler | _load_flags(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
 
 
-def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:
-    path, question = toolchain.tool(tool), _HELP[tool]
-    answer = ask([path, question], timeout=60.0)
-    found = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(answer.stdout)
-    if answer.exit_code != 0 or _LANDMARKS[tool] not in found.names:
-        last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
+def _read_tool_flags(toolchain: Toolchain, tool: str) -> FlagSet:
+    path, help_flag = toolchain.tool(tool), _HELP_FLAGS[tool]
+    result = ask([path, help_flag], timeout=60.0)
+    flags = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(result.stdout)
+    if result.exit_code != 0 or _EXPECTED_FLAGS[tool] not in flags.names:
+        error = (result.stderr.strip().splitlines() or ["no error message"])[-1]
         hint = "run it by hand; reinstall the toolchain where it does not start"
-        raise ToolchainError(f"{path} {question} did not list its flags (exit code {answer.exit_code}): {last}", hint)
-    return found
+        raise ToolchainError(f"{path} {help_flag} did not list its flags (exit code {result.exit_code}): {error}", hint)
+    return flags
 
 
-def _find_kept(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tuple[str, ...]) -> dict[str, FlagSet]:
-    """What the file of an identity holds, or what the tools say where it holds nothing that can be used."""
+def _load_flags(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tuple[str, ...]) -> dict[str, FlagSet]:
+    """Read the flags from an identity's cache file, or run the tools if it has no usable content."""
     path = cache_dir / "toolchains" / f"{identity}.json"
-    # None, or one that is damaged or of another format: it is made again.
+    # A file that is missing, damaged or of another format is rewritten.
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         document = json.loads(path.read_bytes())
-        kept = document["tools"]
-        if document["format"] == _FORMAT and document["sha256"] == _digest(kept) and kept.keys() == set(tools):
-            return {tool: FlagSet(*(frozenset(kept[tool][field]) for field in ("names", "valued"))) for tool in tools}
-    made = {tool: _ask_tool(toolchain, tool) for tool in tools}
-    body = {tool: {"names": sorted(f.names), "valued": sorted(f.valued)} for tool, f in made.items()}
-    document = {"format": _FORMAT, "sha256": _digest(body), "tools": body}
-    with suppress(OSError):  # a cache that is read-only or full: the answer is as good without being kept
+        tables = document["tools"]
+        if document["format"] == _FILE_FORMAT and document["sha256"] == _digest(tables) and tables.keys() == set(tools):
+            return {tool: FlagSet(*(frozenset(tables[tool][field]) for field in ("names", "valued"))) for tool in tools}
+    flag_sets = {tool: _read_tool_flags(toolchain, tool) for tool in tools}
+    tables = {tool: {"names": sorted(f.names), "valued": sorted(f.value_flags)} for tool, f in flag_sets.items()}
+    document = {"format": _FILE_FORMAT, "sha256": _digest(tables), "tools": tables}
+    with suppress(OSError):  # If the cache is read-only or full, the result is as good without being cached.
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(document))
-    return made
+    return flag_sets
 
 
-def _digest(body: object) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+def _digest(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Rename:
+class FlagRename:
     """One flag under two names.
 
     Attributes:
-        to_new: value under the old name → value under the new one, both in lower case; empty where values
-            stay as they are. The key "" is the flag without a value. What is not listed cannot be said.
-        with_new: a flag and value that must be given with the new name to mean the same.
+        new_values: value under the old name → value under the new one, both in lower case; empty where values
+            stay as they are. The key "" is the flag without a value. Values that are not listed cannot be translated.
+        companion: a flag and value that must be given with the new name to mean the same.
     """
 
     old: str
     new: str
     last_old: str = "3.9.0"
     first_new: str = "3.12.0"
-    to_new: tuple[tuple[str, str], ...] = ()
-    to_old: tuple[tuple[str, str], ...] = ()
-    with_new: tuple[str, str] | None = None
+    new_values: tuple[tuple[str, str], ...] = ()
+    old_values: tuple[tuple[str, str], ...] = ()
+    companion: tuple[str, str] | None = None
     tools: tuple[str, ...] = (COMPILE,)
 
     @property
-    def when(self) -> str:
-        """For messages."""
+    def release_note(self) -> str:
+        """The releases of the rename, for messages."""
         return f"renamed between {self.last_old} and {self.first_new}"
 
 
-# Read off the full help of 3.5.0, 3.9.0, 3.12.0 and 3.13.0: a change is known to lie between two of these.
-# Names are without dashes. A renamed flag means the same under both names, in both directions.
-RENAMED: tuple[Rename, ...] = (
-    *(Rename(f"iree-hip-{flag}", f"iree-rocm-{flag}") for flag in _ROCM),
+# This table is from the full help of 3.5.0, 3.9.0, 3.12.0 and 3.13.0: each change is between two of these. Names are
+# without dashes. A renamed flag means the same under both names, in both directions.
+FLAG_RENAMES: tuple[FlagRename, ...] = (
+    *(FlagRename(f"iree-hip-{flag}", f"iree-rocm-{flag}") for flag in _ROCM_FLAGS),
     # A switch became a number of stages: 0 and 1 are off, 2 is what the switch turned on.
-    Rename(
+    FlagRename(
         "iree-llvmgpu-enable-prefetch",
         "iree-llvmgpu-prefetch-num-stages",
-        to_new=(*((value, "2") for value in _TRUE), *((value, "0") for value in _FALSE)),
-        to_old=(("0", "false"), ("1", "false"), ("2", "true")),
+        new_values=(*((value, "2") for value in _TRUE_VALUES), *((value, "0") for value in _FALSE_VALUES)),
+        old_values=(("0", "false"), ("1", "false"), ("2", "true")),
     ),
-    Rename("iree-opt-import-parameters", "iree-parameter-import"),
-    Rename("iree-opt-import-parameter-keys", "iree-parameter-import-keys"),
-    Rename("iree-opt-import-parameter-maximum-size", "iree-parameter-import-maximum-size"),
-    Rename("iree-opt-export-parameter-minimum-size", "iree-parameter-export-minimum-size"),
-    # 3.13.0 still takes these two under their old names.
-    Rename("iree-opt-export-parameters", "iree-parameter-export"),
-    Rename("iree-opt-splat-parameters", "iree-parameter-splat"),
-    Rename(
+    FlagRename("iree-opt-import-parameters", "iree-parameter-import"),
+    FlagRename("iree-opt-import-parameter-keys", "iree-parameter-import-keys"),
+    FlagRename("iree-opt-import-parameter-maximum-size", "iree-parameter-import-maximum-size"),
+    FlagRename("iree-opt-export-parameter-minimum-size", "iree-parameter-export-minimum-size"),
+    # 3.13.0 still accepts these two under their old names.
+    FlagRename("iree-opt-export-parameters", "iree-parameter-export"),
+    FlagRename("iree-opt-splat-parameters", "iree-parameter-splat"),
+    FlagRename(
         "iree-global-opt-enable-demote-contraction-inputs-to-bf16",
         "iree-global-opt-demote-contraction-inputs-operations",
-        with_new=("iree-global-opt-demote-contraction-inputs-type", "bf16"),
+        companion=("iree-global-opt-demote-contraction-inputs-type", "bf16"),
     ),
     # Two flags became one.
-    Rename("iree-llvmcpu-general-matmul-tile-bytes", "iree-llvmcpu-matmul-tile-bytes"),
-    Rename("iree-llvmcpu-narrow-matmul-tile-bytes", "iree-llvmcpu-matmul-tile-bytes"),
-    # This pair is inferred from the names; the help says the same of both.
-    Rename(
+    FlagRename("iree-llvmcpu-general-matmul-tile-bytes", "iree-llvmcpu-matmul-tile-bytes"),
+    FlagRename("iree-llvmcpu-narrow-matmul-tile-bytes", "iree-llvmcpu-matmul-tile-bytes"),
+    # This pair is inferred from the names; the help describes both in the same words.
+    FlagRename(
         "iree-dispatch-creation-experimental-data-tiling",
         "iree-dispatch-creation-data-tiling",
         last_old="3.5.0",
         first_new="3.9.0",
     ),
-    Rename("device_profiling_file", "device_profiling_output", tools=(RUN_MODULE, BENCHMARK_MODULE)),
+    FlagRename("device_profiling_file", "device_profiling_output", tools=(RUN_MODULE, BENCHMARK_MODULE)),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FlagReleases:
-    """Which releases have the flags that not all of them have."""
+    """The releases that have the flags that not all of them have."""
 
-    compared: tuple[str, ...]
-    having: Mapping[str, Mapping[str, tuple[str, ...]]]
+    releases: tuple[str, ...]
+    releases_by_flag: Mapping[str, Mapping[str, tuple[str, ...]]]
 
     def with_flag(self, tool: str, flag: str) -> tuple[str, ...]:
-        """The compared releases whose tool has a flag, by its name without dashes; none for one that is not listed."""
-        return self.having[tool].get(flag, ())
+        """Return the listed releases whose tool has a flag, by its name without dashes; none for an unlisted flag."""
+        return self.releases_by_flag[tool].get(flag, ())
 
 
 @functools.cache
 def read_flag_releases() -> FlagReleases:
-    """What `flag_releases.toml` says, read once."""
+    """Read `flag_releases.toml` once."""
     document = tomllib.loads(FLAG_RELEASES.read_text(encoding="utf-8"))
-    compared = tuple(document.pop("compared"))
+    releases = tuple(document.pop("compared"))
     tables: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in ("compile", "runtime", "benchmark")}
     for name, rows in document.items():
         for pattern, flags in rows.items():
-            having = tuple(release for release, has in zip(compared, pattern, strict=True) if has == "x")
-            tables[name] |= dict.fromkeys(flags, having)
+            supporting = tuple(release for release, mark in zip(releases, pattern, strict=True) if mark == "x")
+            tables[name] |= dict.fromkeys(flags, supporting)
     compiler, runtime, benchmark = tables.values()
-    return FlagReleases(compared, {COMPILE: compiler, RUN_MODULE: runtime, BENCHMARK_MODULE: runtime | benchmark})
+    return FlagReleases(releases, {COMPILE: compiler, RUN_MODULE: runtime, BENCHMARK_MODULE: runtime | benchmark})
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownFlag:
-    """A flag (its word as written) that the tool does not know under any name, or with which it does nothing else."""
+    """A flag (as written) that the tool does not support under any name, or that makes it only print something."""
 
     flag: str
     message: str
@@ -297,11 +297,11 @@ class UnknownFlag:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """What became of a list of flags.
+    """The result of translating a list of flags.
 
     Attributes:
-        flags: what to give to the tool; unknown flags are among them as written.
-        notes: one line for each flag that was written otherwise.
+        flags: the arguments for the tool; unknown flags are among them as written.
+        notes: one line for each flag that was rewritten.
     """
 
     flags: tuple[str, ...]
@@ -309,141 +309,143 @@ class Translation:
     unknown: tuple[UnknownFlag, ...]
 
 
-class _CannotSayError(Exception):
-    """The tool has no way to say what a flag says; the text is the hint for people."""
+class _UntranslatableError(Exception):
+    """The tool has no equivalent of a flag; the text is the hint for people."""
 
 
-def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
-    """Flags of one command line (one dash or two, `--flag=value` or `--flag` and `value`) in the spelling of a tool."""
-    # Other names of flags that take a value.
-    same = [rename for rename in RENAMED if not rename.to_new]
-    renamed = {rename.old for rename in same if rename.new in known.valued}
-    renamed |= {rename.new for rename in same if rename.old in known.valued}
-    written = list(split_flags(flags, known.valued | renamed))
+def translate(flags: Sequence[str], flag_set: FlagSet, tool: str) -> Translation:
+    """Translate flags of one command line (one dash or two, `--flag=value` or `--flag` and `value`) for a tool."""
+    # These are other names of flags that take a value.
+    value_renames = [rename for rename in FLAG_RENAMES if not rename.new_values]
+    renamed_flags = {rename.old for rename in value_renames if rename.new in flag_set.value_flags}
+    renamed_flags |= {rename.new for rename in value_renames if rename.old in flag_set.value_flags}
+    parsed_flags = list(split_flags(flags, flag_set.value_flags | renamed_flags))
     words: list[str] = []
     notes: list[str] = []
     unknown: list[UnknownFlag] = []
-    for flag in written:
-        # The runtime's tools read a flag with `=` alone.
-        readable = tool == COMPILE or flag.words == (flag.text,)
-        if _LISTING[tool].fullmatch(flag.name) and (flag.value or "").lower() not in _FALSE:
+    for flag in parsed_flags:
+        # The runtime's tools only accept a flag with `=`.
+        has_readable_form = tool == COMPILE or flag.words == (flag.text,)
+        if _PRINTING_FLAGS[tool].fullmatch(flag.name) and (flag.value or "").lower() not in _FALSE_VALUES:
             words.extend(flag.words)
-            what = f"with {flag.words[0]} {tool} prints something and ends: nothing would be done"
-            unknown.append(UnknownFlag(flag.words[0], what, "Remove it."))
+            message = f"with {flag.words[0]} {tool} prints something and ends: nothing would be done"
+            unknown.append(UnknownFlag(flag.words[0], message, "Remove it."))
             continue
-        if not flag.name or (flag.name in known.names and readable):
+        if not flag.name or (flag.name in flag_set.names and has_readable_form):
             words.extend(flag.words)
             continue
         if _is_implied(flag, tool):
             notes.append(f"{' '.join(flag.words)} was left out: this release allows no more than that without it")
             continue
         try:
-            successors, why = _find_successors(flag, written, known, tool)
-        except _CannotSayError as hint:
+            successors, reason = _find_successors(flag, parsed_flags, flag_set, tool)
+        except _UntranslatableError as hint:
             words.extend(flag.words)
             unknown.append(UnknownFlag(flag.words[0], f"{tool} does not know {' '.join(flag.words)}", str(hint)))
             continue
         words.extend(successor.text for successor in successors)
-        spelled = " ".join(flag.words)
+        original = " ".join(flag.words)
         if successors:
-            notes.append(f"{spelled} was written as {' '.join(s.text for s in successors)} ({why})")
+            notes.append(f"{original} was written as {' '.join(s.text for s in successors)} ({reason})")
         else:
-            notes.append(f"{spelled} is said by another flag here ({why})")
+            notes.append(f"{original} is said by another flag here ({reason})")
     return Translation(tuple(words), tuple(notes), tuple(unknown))
 
 
 def _is_implied(flag: Flag, tool: str) -> bool:
-    """Whether a tool that does not know a flag does what it says, or is stricter."""
+    """Return whether a tool without a flag behaves as the flag requests, or more strictly."""
     try:
         return tool == RUN_MODULE and flag.name == "expected_rtol" and float(flag.value or "nan") == _DEFAULT_RTOL
     except ValueError:
         return False
 
 
-def _find_successors(flag: Flag, written: Sequence[Flag], known: FlagSet, tool: str) -> tuple[list[Flag], str]:
-    """What says the same as a flag, and why it is written so."""
-    if flag.name in known.names:
+def _find_successors(flag: Flag, parsed_flags: Sequence[Flag], flag_set: FlagSet, tool: str) -> tuple[list[Flag], str]:
+    """Return the equivalents of a flag, and the reason for rewriting it."""
+    if flag.name in flag_set.names:
         return [Flag(flag.name, flag.value, ())], f"{tool} reads no other form"
-    renames = [rename for rename in RENAMED if tool in rename.tools]
+    renames = [rename for rename in FLAG_RENAMES if tool in rename.tools]
     for rename in renames:
-        if rename.old == flag.name and rename.new in known.names:
-            return _translate_forward(flag, rename, written), rename.when
-    backward = [rename for rename in renames if rename.new == flag.name and rename.old in known.names]
-    if backward:
-        for rename in backward:
-            if rename.with_new is not None:
-                _require_companion(rename, rename.with_new, written)
-        older = [Flag(rename.old, _map_value(flag, rename.to_old, rename.old), ()) for rename in backward]
-        return older, backward[0].when
+        if rename.old == flag.name and rename.new in flag_set.names:
+            return _translate_to_new(flag, rename, parsed_flags), rename.release_note
+    to_old = [rename for rename in renames if rename.new == flag.name and rename.old in flag_set.names]
+    if to_old:
+        for rename in to_old:
+            if rename.companion is not None:
+                _require_companion(rename, rename.companion, parsed_flags)
+        old_flags = [Flag(rename.old, _map_value(flag, rename.old_values, rename.old), ()) for rename in to_old]
+        return old_flags, to_old[0].release_note
     for rename in renames:
-        if rename.with_new and rename.with_new[0] == flag.name and rename.old in known.names:
-            _require_companion(rename, rename.with_new, written)
-            return [], rename.when
-    raise _CannotSayError(_hint(flag, renames, known, tool))
+        if rename.companion and rename.companion[0] == flag.name and rename.old in flag_set.names:
+            _require_companion(rename, rename.companion, parsed_flags)
+            return [], rename.release_note
+    raise _UntranslatableError(_make_unknown_flag_hint(flag, renames, flag_set, tool))
 
 
-def _translate_forward(flag: Flag, rename: Rename, written: Sequence[Flag]) -> list[Flag]:
-    """Old name → new name."""
-    successors = [Flag(rename.new, _map_value(flag, rename.to_new, rename.new), ())]
-    if rename.with_new is not None:
-        successors.append(Flag(*rename.with_new, ()))
-    siblings = [other.old for other in RENAMED if other.new == rename.new]
-    if len(siblings) == 1 and rename.with_new is None:
+def _translate_to_new(flag: Flag, rename: FlagRename, parsed_flags: Sequence[Flag]) -> list[Flag]:
+    """Translate an old name into the new one."""
+    successors = [Flag(rename.new, _map_value(flag, rename.new_values, rename.new), ())]
+    if rename.companion is not None:
+        successors.append(Flag(*rename.companion, ()))
+    old_names = [sibling.old for sibling in FLAG_RENAMES if sibling.new == rename.new]
+    if len(old_names) == 1 and rename.companion is None:
         return successors
-    # The compiler takes such a flag once, so all that says it must agree.
+    # The compiler accepts such a flag once, so all of its sources must agree.
     for name in successors:
-        sources = [name.name, *(siblings if name.name == rename.new else [])]
-        others = [other for other in written if other.name in sources and other is not flag]
-        differing = next((other for other in others if other.value != name.value), None)
+        sources = [name.name, *(old_names if name.name == rename.new else [])]
+        peers = [peer for peer in parsed_flags if peer.name in sources and peer is not flag]
+        differing = next((peer for peer in peers if peer.value != name.value), None)
         if differing is not None:
-            raise _CannotSayError(f"it is called --{name.name} here, which {differing.text} sets too: keep one of them")
-    # What another flag gives already is not said again.
-    if any(other.name in siblings and other.value == flag.value for other in written[: written.index(flag)]):
+            raise _UntranslatableError(
+                f"it is called --{name.name} here, which {differing.text} sets too: keep one of them"
+            )
+    # A value that another flag gives already is not repeated.
+    if any(peer.name in old_names and peer.value == flag.value for peer in parsed_flags[: parsed_flags.index(flag)]):
         return []
-    return [successor for successor in successors if all(other.name != successor.name for other in written)]
+    return [successor for successor in successors if all(peer.name != successor.name for peer in parsed_flags)]
 
 
-def _require_companion(rename: Rename, companion: tuple[str, str], written: Sequence[Flag]) -> None:
-    """The old flag says what the new flag and its companion say together."""
+def _require_companion(rename: FlagRename, companion: tuple[str, str], parsed_flags: Sequence[Flag]) -> None:
+    """Check that the new flag and its companion, together equivalent to the old flag, are both given."""
     name, value = companion
-    values = [other.value for other in written if other.name == name]
-    if values != [value] or all(other.name != rename.new for other in written):
-        raise _CannotSayError(
+    values = [parsed_flag.value for parsed_flag in parsed_flags if parsed_flag.name == name]
+    if values != [value] or all(parsed_flag.name != rename.new for parsed_flag in parsed_flags):
+        raise _UntranslatableError(
             f"it is called --{rename.old} here, which means --{rename.new}=... "
             f"together with --{name}={value}: the spec must give both"
         )
 
 
 def _map_value(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str | None:
-    """A flag's value under another name."""
+    """Return a flag's value under another name."""
     table = dict(values)
     if not table:
         return flag.value
     value = table.get((flag.value or "").lower())
     if value is None:
-        sayable = ", ".join(written for written in table if written)
-        raise _CannotSayError(f"it is called --{name} here, which can say --{flag.name}={sayable} only")
+        values_text = ", ".join(old_value for old_value in table if old_value)
+        raise _UntranslatableError(f"it is called --{name} here, which can say --{flag.name}={values_text} only")
     return value
 
 
-def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> str:
-    """What to do about a flag that is known under no name."""
+def _make_unknown_flag_hint(flag: Flag, renames: Sequence[FlagRename], flag_set: FlagSet, tool: str) -> str:
+    """Make the hint for a flag that is known under no name."""
     releases = read_flag_releases()
-    having = releases.with_flag(tool, flag.name)
-    if having and not any(flag.name in (rename.old, rename.new) for rename in renames):
-        lacking = [release for release in releases.compared if release not in having]
-        newest = having[-1] == releases.compared[-1]
-        advice = "use one of those that have it" if newest else "nothing took its place: remove it from the spec"
-        return f"{_list_having(having)} it, {_list_having(lacking)} not; {advice}"
+    supporting = releases.with_flag(tool, flag.name)
+    if supporting and not any(flag.name in (rename.old, rename.new) for rename in renames):
+        missing = [release for release in releases.releases if release not in supporting]
+        is_in_newest = supporting[-1] == releases.releases[-1]
+        advice = "use one of those that have it" if is_in_newest else "nothing took its place: remove it from the spec"
+        return f"{_format_supporting_releases(supporting)} it, {_format_supporting_releases(missing)} not; {advice}"
     for rename in renames:
         if flag.name in (rename.old, rename.new):
-            other = rename.new if flag.name == rename.old else rename.old
-            return f"its other name, --{other}, is not known either ({rename.when})"
-    nearest = known.nearest(flag.name)
-    return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP[tool]}"
+            other_name = rename.new if flag.name == rename.old else rename.old
+            return f"its other name, --{other_name}, is not known either ({rename.release_note})"
+    nearest = flag_set.find_nearest(flag.name)
+    return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP_FLAGS[tool]}"
 
 
-def _list_having(releases: Sequence[str]) -> str:
-    """`3.5.0, 3.9.0 and 3.12.0 have`."""
-    *most, last = releases
-    return f"{', '.join(most)} and {last} have" if most else f"{last} has"
+def _format_supporting_releases(releases: Sequence[str]) -> str:
+    """Format a list of releases: `3.5.0, 3.9.0 and 3.12.0 have`."""
+    *earlier, last = releases
+    return f"{', '.join(earlier)} and {last} have" if earlier else f"{last} has"

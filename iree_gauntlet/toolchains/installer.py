@@ -1,7 +1,7 @@
-"""uv: making environments, installing into them, and asking for versions.
+"""uv: making environments, installing into them, and listing versions.
 
 It is started as the user would start it, so its own settings apply: indexes, mirrors, credentials, proxies. Where
-its variables name no index, pip's do.
+its variables name no index, pip's variables are used.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 
-_ASK_SECONDS = 180.0
+_RESOLVE_SECONDS = 180.0
 _TAIL_LINES = 12
-_UNANSWERED = "uv cannot say what there is of {}"
-_CHECK = "Check the network and uv's index settings."
-# A path, and the system's number of what it refused.
-_REFUSED = re.compile(r"`([^`\n]+)`: [^`\n]*\(os error (\d+)\)")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_REFUSALS = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-# What pip's variables are called by uv.
+_RESOLVE_FAILED_MESSAGE = "uv cannot say what there is of {}"
+_NETWORK_HINT = "Check the network and uv's index settings."
+# The message has a path, and the number of the operating system's error.
+_OS_ERROR = re.compile(r"`([^`\n]+)`: [^`\n]*\(os error (\d+)\)")
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_EXPLAINED_ERRNOS = (*_DISK_FULL_ERRNOS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+# uv's names for pip's variables.
 _PIP_VARIABLES = {
     "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
     "PIP_EXTRA_INDEX_URL": "UV_INDEX",
@@ -47,17 +47,17 @@ _PIP_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where packages come from, in addition to the user's own settings, such as a page with links to wheels."""
+    """The sources of packages, in addition to the user's own settings, such as a page with links to wheels."""
 
     find_links: str = ""
     only_links: bool = False
     pre: bool = False
 
-    def flags(self) -> list[str]:
-        """As uv spells them."""
+    def make_flags(self) -> list[str]:
+        """Return the sources as uv's flags."""
         links = ["--find-links", self.find_links] if self.find_links else []
-        pre = ["--prerelease=allow"] if self.pre else []
-        return [*links, *(["--no-index"] if self.only_links else []), *pre]
+        prerelease = ["--prerelease=allow"] if self.pre else []
+        return [*links, *(["--no-index"] if self.only_links else []), *prerelease]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,85 +66,86 @@ class Installer:
 
     program: str = ""
 
-    def make_environment(self, folder: Path, held: int, news: Callable[[str], None]) -> None:
+    def make_environment(self, folder: Path, lock_fd: int, news: Callable[[str], None]) -> None:
         """Make an empty virtual environment of this Python in a folder that does not exist.
 
-        The lock whose descriptor is `held` is held for as long as the program lives.
+        The lock of the descriptor `lock_fd` is held while the program runs.
         """
         argv = ["venv", "--quiet", "--no-project", "--python", sys.executable, str(folder)]
-        self._run(argv, held, news, f"cannot make a virtual environment in {folder}")
+        self._run(argv, lock_fd, news, f"cannot make a virtual environment in {folder}")
 
     def install(
-        self, python: Path, requirements: Sequence[str], sources: Sources, held: int, news: Callable[[str], None]
+        self, python: Path, requirements: Sequence[str], sources: Sources, lock_fd: int, news: Callable[[str], None]
     ) -> None:
-        """Install into an environment that `make_environment` has made; errors hint at what the program said."""
-        argv = ["pip", "install", "--python", str(python), *sources.flags(), *requirements]
-        self._run(argv, held, news, f"uv cannot install {' '.join(requirements)}")
+        """Install into an environment that `make_environment` has made; errors end with the program's output."""
+        argv = ["pip", "install", "--python", str(python), *sources.make_flags(), *requirements]
+        self._run(argv, lock_fd, news, f"uv cannot install {' '.join(requirements)}")
 
-    def versions(self, distribution: str, wanted: SpecifierSet, sources: Sources) -> list[Version]:
-        """Versions in a range that fit this Python, in order: at least the lowest and the highest; none for none."""
-        # It answers with one version at a time, and with no list when there is none.
-        found = [self._resolve(f"{distribution}{wanted}", sources, way) for way in ("lowest-direct", "highest")]
-        return sorted({version for version in found if version is not None})
+    def list_versions(self, distribution: str, specifiers: SpecifierSet, sources: Sources) -> list[Version]:
+        """Return versions in a range that fit this Python, ascending: at least the lowest and the highest, if any."""
+        # uv resolves to one version at a time, and lists none if there is none.
+        ends = [self._resolve(f"{distribution}{specifiers}", sources, mode) for mode in ("lowest-direct", "highest")]
+        return sorted({version for version in ends if version is not None})
 
-    def _resolve(self, requirement: str, sources: Sources, way: str) -> Version | None:
+    def _resolve(self, requirement: str, sources: Sources, mode: str) -> Version | None:
         argv = ["pip", "compile", "--color=never", "--no-header", "--no-annotate", "--no-deps"]
-        argv += ["--python", sys.executable, "--resolution", way, *sources.flags(), "-"]
+        argv += ["--python", sys.executable, "--resolution", mode, *sources.make_flags(), "-"]
         try:
-            answer = self._run_uv(argv, timeout=_ASK_SECONDS, stdin=requirement)
+            result = self._run_uv(argv, timeout=_RESOLVE_SECONDS, stdin=requirement)
         except subprocess.TimeoutExpired as error:
             hint = "Check the network and its index settings."
-            raise ToolchainError(f"uv did not answer within {_ASK_SECONDS:g} s", hint) from error
-        if answer.exit_code != 0:
-            if "No solution found" in answer.text and "network" not in answer.text.lower():
+            raise ToolchainError(f"uv did not answer within {_RESOLVE_SECONDS:g} s", hint) from error
+        if result.exit_code != 0:
+            if "No solution found" in result.text and "network" not in result.text.lower():
                 return None
-            raise _explain_failure(_UNANSWERED.format(requirement), answer, _CHECK)
-        for line in answer.text.splitlines():
+            raise _make_uv_error(_RESOLVE_FAILED_MESSAGE.format(requirement), result, _NETWORK_HINT)
+        for line in result.text.splitlines():
             if line.startswith(Requirement(requirement).name + "=="):
                 return Version(line.partition("==")[2])
-        raise _explain_failure(_UNANSWERED.format(requirement), answer, _CHECK)
+        raise _make_uv_error(_RESOLVE_FAILED_MESSAGE.format(requirement), result, _NETWORK_HINT)
 
-    def _run(self, argv: Sequence[str], held: int, news: Callable[[str], None], what: str) -> None:
-        # With the lock's descriptor: if we are killed, no other process begins again while this still writes.
-        answer = self._run_uv(
+    def _run(self, argv: Sequence[str], lock_fd: int, news: Callable[[str], None], message: str) -> None:
+        # The program inherits the lock's descriptor: if this process is killed, no other one starts while uv still
+        # writes.
+        result = self._run_uv(
             argv,
             timeout=math.inf,
             grace=5.0,
-            held=(held,),
+            held=(lock_fd,),
             news=lambda seconds: news(f"uv is at work ({seconds:.0f} s so far)"),
         )
-        if answer.exit_code != 0:
-            raise _explain_failure(what, answer)
+        if result.exit_code != 0:
+            raise _make_uv_error(message, result)
 
-    def _run_uv(self, argv: Sequence[str], **how: Any) -> Answer:
-        ours = dict(os.environ)
-        # It would break its lines there, and the paths and numbers in them are read.
-        ours.pop("COLUMNS", None)
-        # The indexes of pip's variables, where no variable of uv's own names any.
-        if not any(ours.get(name) for name in (*_PIP_VARIABLES.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")):
-            of_pip = {name: ours[pip].split() for pip, name in _PIP_VARIABLES.items() if ours.get(pip)}
-            ours |= {name: ("," if name == "UV_FIND_LINKS" else " ").join(values) for name, values in of_pip.items()}
-            # pip takes the best version of all indexes; uv by itself that of the first index that has any.
-            if "UV_INDEX" in of_pip:
-                ours.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+    def _run_uv(self, argv: Sequence[str], **options: Any) -> Answer:
+        env = dict(os.environ)
+        # With COLUMNS, uv would wrap its lines, which are parsed for paths and numbers.
+        env.pop("COLUMNS", None)
+        # pip's indexes are used where none of uv's variables names any.
+        if not any(env.get(name) for name in (*_PIP_VARIABLES.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")):
+            pip_values = {name: env[pip].split() for pip, name in _PIP_VARIABLES.items() if env.get(pip)}
+            env |= {name: ("," if name == "UV_FIND_LINKS" else " ").join(values) for name, values in pip_values.items()}
+            # pip takes the best version of all indexes; uv by default that of the first index that has any.
+            if "UV_INDEX" in pip_values:
+                env.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
         try:
             from uv import find_uv_bin  # noqa: PLC0415 - large, and a machine without a network may lack it
 
-            return run_short([self.program or find_uv_bin(), *argv], environment=ours, **how)
+            return run_short([self.program or find_uv_bin(), *argv], environment=env, **options)
         except OSError as error:
             hint = f"Reinstall it: {sys.executable} -m pip install uv"
             raise ToolchainError(f"uv cannot be started: {error}", hint) from error
 
 
-def _explain_failure(what: str, answer: Answer, hint: str = "") -> ToolchainError:
-    """Why uv ended badly: what the system refused, and where, or else what it said."""
-    refused = next((found for found in _REFUSED.finditer(answer.text) if int(found[2]) in _REFUSALS), None)
-    how = f" (exit code {answer.exit_code})"
-    if refused is not None:
-        number = int(refused[2])
-        how = f": {refused[1]}: {'disk full' if number in _FULL else os.strerror(number)}"
-        hint = "Free disk space there" if number in _FULL else "Give the right to write there"
+def _make_uv_error(message: str, result: Answer, hint: str = "") -> ToolchainError:
+    """Make the error of a failed uv run: the operating system's error with its path, or else uv's output."""
+    os_error = next((match for match in _OS_ERROR.finditer(result.text) if int(match[2]) in _EXPLAINED_ERRNOS), None)
+    cause = f" (exit code {result.exit_code})"
+    if os_error is not None:
+        number = int(os_error[2])
+        cause = f": {os_error[1]}: {'disk full' if number in _DISK_FULL_ERRNOS else os.strerror(number)}"
+        hint = "Free disk space there" if number in _DISK_FULL_ERRNOS else "Give the right to write there"
         hint += f", or name other folders: $UV_CACHE_DIR is uv's own, ${TOOLCHAINS_VARIABLE} that of IREEs."
-    elif any(os.strerror(number) in answer.text for number in _FULL):
-        how, hint = ": disk full", "Free disk space."
-    return ToolchainError(f"{what}{how}", f"{hint}\n{show_last_words('uv', answer.text, _TAIL_LINES)}".strip())
+    elif any(os.strerror(number) in result.text for number in _DISK_FULL_ERRNOS):
+        cause, hint = ": disk full", "Free disk space."
+    return ToolchainError(f"{message}{cause}", f"{hint}\n{show_last_words('uv', result.text, _TAIL_LINES)}".strip())

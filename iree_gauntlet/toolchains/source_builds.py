@@ -1,14 +1,14 @@
-"""IREE that is built here from a checkout, kept as other toolchains are.
+"""Builds of IREE from a checkout, cached as other toolchains are.
 
     <toolchains>/builds/<commit>-<options>-<parts>/  a finished build of a commit, `gauntlet-build.json` in it
-    <toolchains>/builds/tree-<name>-<options>-<content>/    one of a work tree as it was
-    <toolchains>/work/<name>-<options>/              where it is built: `tree` (a git worktree, of commits alone),
+    <toolchains>/builds/tree-<name>-<options>-<content>/    a finished build of a work tree
+    <toolchains>/work/<name>-<options>/              the build directory: `tree` (a git worktree, of commits alone),
                                                            `build` (CMake's), `log.txt`, `python` (for the bindings)
-    <toolchains>/work/.<name>.lock                   held while it is built; dies with its holder
+    <toolchains>/work/.<name>.lock                   held during a build; released when its holder dies
 
-A finished build is a copy of the programs and libraries that are run, so that the next build changes nothing under
-somebody's feet. The work folder stays: the next commit, or the work tree after a change, is built from where it is.
-CMake configures it, Ninja builds.
+A finished build is a copy of the programs and libraries that are run, so that the next build changes no file that is
+in use. The work folder stays: the next commit, or the changed work tree, is built incrementally. CMake configures it,
+Ninja builds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from iree_gauntlet.system.file_lock import file_lock, take_lock
 from iree_gauntlet.system.short_process import ask, run_logged
 from iree_gauntlet.toolchains.build_tree import list_shipped_files
 from iree_gauntlet.toolchains.checkout import Checkout
-from iree_gauntlet.toolchains.environments import Sealed, name_refusals, seal
+from iree_gauntlet.toolchains.environments import SealedFolder, convert_file_errors, seal
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from iree_gauntlet.toolchains.toolchain import compute_identity
 
@@ -47,28 +47,28 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.choice import Choice
 
 
-_SEAL = "gauntlet-build.json"
-_LATEST = "latest.json"
-_WHOLE_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
-# How folders of work trees' builds begin.
-_TREE = "tree-"
+_SEAL_FILE = "gauntlet-build.json"
+_LATEST_FILE = "latest.json"
+_FULL_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
+# The prefix of the folders of work trees' builds.
+_TREE_PREFIX = "tree-"
 _TARGETS = {
     "compiler": ("iree-compile", "iree-opt"),
     "runtime": ("iree-run-module", "iree-benchmark-module"),
     "importer": ("IREECompilerPythonModules",),
 }
 COMPILER, RUNTIME, IMPORTER = _TARGETS
-# Built where a checkout has it: it reads the profiles that the runtime writes from 3.12 on.
+# This target is built where a checkout has it: it reads the profiles that the runtime writes from 3.12 on.
 _OPTIONAL_TARGETS = ("iree-profile",)
 _REQUIREMENTS = "runtime/bindings/python/iree/runtime/build_requirements.txt"
 _NO_COMPILER = "-DIREE_BUILD_COMPILER=OFF"
-# What IREE's CMakeLists.txt asks for; and the first Ninja with dynamic dependencies.
-_LEAST = {"cmake": Version("3.21"), "ninja": Version("1.10")}
+# IREE's CMakeLists.txt requires this CMake; this Ninja is the first one with dynamic dependencies.
+_MIN_VERSIONS = {"cmake": Version("3.21"), "ninja": Version("1.10")}
 _VERSION = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
 _ASK_SECONDS = 60.0
 _LAUNCHERS = ("ccache", "sccache")
-_CONFIGURED = "gauntlet-configured.json"
-# IREE's documented settings for its developers; and nothing that no tool of ours runs.
+_CONFIGURE_STAMP = "gauntlet-configured.json"
+# IREE's documented settings for its developers, without targets that this toolkit does not run.
 _SETTINGS = (
     "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
     "-DIREE_ENABLE_ASSERTIONS=ON",
@@ -76,29 +76,29 @@ _SETTINGS = (
     "-DIREE_ENABLE_THIN_ARCHIVES=ON",
     "-DIREE_BUILD_TESTS=OFF",
     "-DIREE_BUILD_SAMPLES=OFF",
-    # What is built is copied out of its folder.
+    # The built files are copied out of the build directory.
     "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",
 )
-# Of a link of LLVM with debug information.
-_BYTES_A_LINK = 4 << 30
-# What a build of the compiler takes on the disk, and one of the runtime alone.
-_BYTES_OF_LLVM, _BYTES_OF_RUNTIME = 25 << 30, 1 << 30
-_STATUS = re.compile(r"\[(\d+)/(\d+)\] ")
-_FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(\S+)")
-_ERROR = re.compile(r"([^\s:(][^:(\n]*)[:(](\d+)(?:[:,](\d+))?\)?: (?:fatal )?error: (.+)")
+# The memory that linking LLVM with debug information takes.
+_BYTES_PER_LINK = 4 << 30
+# The disk space that a build of the compiler takes, and one of the runtime alone.
+_LLVM_BUILD_BYTES, _RUNTIME_BUILD_BYTES = 25 << 30, 1 << 30
+_NINJA_STATUS = re.compile(r"\[(\d+)/(\d+)\] ")
+_NINJA_FAILURE = re.compile(r"FAILED: (?:\[code=\d+\] )?(\S+)")
+_COMPILE_ERROR = re.compile(r"([^\s:(][^:(\n]*)[:(](\d+)(?:[:,](\d+))?\)?: (?:fatal )?error: (.+)")
 _LINK_ERROR = re.compile(r".*(?:undefined reference to|ld(?:\.lld)?: error:|error: ).*")
 _CMAKE_ERROR = re.compile(r"CMake Error(?: at ([^:\n]+):(\d+).*?)?:\s*(.*)")
-# Indented names, which end where a line is not.
-_UNUSED = re.compile(r"Manually-specified variables were not used.*\n((?:[ \t]+\S.*\n|[ \t]*\n)*)")
-_DISK_FULL = ("No space left on device", "Disk quota exceeded")
+# The names are indented; a line without indentation ends the list.
+_UNUSED_OPTIONS = re.compile(r"Manually-specified variables were not used.*\n((?:[ \t]+\S.*\n|[ \t]*\n)*)")
+_DISK_FULL_MESSAGES = ("No space left on device", "Disk quota exceeded")
 _NEWS_SECONDS = 10.0
-# Ninja reads the files of a build first, which are large.
+# Ninja first reads the files of a build, which are large.
 _QUERY_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class BuildTools:
-    """The programs that build; the launcher is a compiler cache, if there is one."""
+    """The build programs; `launcher` is a compiler cache, or empty."""
 
     cmake: str
     ninja: str
@@ -109,25 +109,25 @@ class BuildTools:
     compiler: str
 
     def make_settings_key(self, options: Sequence[str]) -> str:
-        """Hex digest of what makes two builds of one commit differ: options and compiler, but no cache of compiles."""
-        said = [("compiler", f"{self.compiler} {self.cc} {self.cxx} {self.lld}")]
+        """Return the hex digest of the options and the compiler, by which a commit's builds differ; caches don't."""
+        key_inputs = [("compiler", f"{self.compiler} {self.cc} {self.cxx} {self.lld}")]
         settings = enumerate((*_SETTINGS, *options))
-        return compute_identity([*said, *((f"option {index}", text) for index, text in settings)])
+        return compute_identity([*key_inputs, *((f"option {index}", text) for index, text in settings)])
 
 
 def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
-    """The machine's own tools where they are new enough, else those of the wheels next to this Python.
+    """Find the machine's own tools where they are recent enough, else those of the wheels next to this Python.
 
-    `$CC` and `$CXX` count, as for CMake. ToolchainError names all that are missing, and what installs them.
+    `$CC` and `$CXX` are used as by CMake. ToolchainError lists all missing tools, and the command that installs them.
     """
     search_path = environ.get("PATH", "")
     missing: list[str] = []
-    found = {name: _find_new_enough(name, search_path, missing) for name in _LEAST}
-    cc, cxx = (_find_by_variable(name, environ, missing) for name in ("CC", "CXX"))
+    tools = {name: _find_recent_tool(name, search_path, missing) for name in _MIN_VERSIONS}
+    cc, cxx = (_find_compiler_by_variable(name, environ, missing) for name in ("CC", "CXX"))
     for names in (("clang", "clang++"), ("cc", "c++"), ("gcc", "g++")):
         if cc is None or cxx is None:
-            here = [shutil.which(name, path=search_path) for name in names]
-            cc, cxx = (here[0], here[1]) if all(here) else (cc, cxx)
+            paths = [shutil.which(name, path=search_path) for name in names]
+            cc, cxx = (paths[0], paths[1]) if all(paths) else (cc, cxx)
     if (cc is None or cxx is None) and not any(text.startswith("$C") for text in missing):
         missing.append("a C and a C++ compiler")
     if missing or cc is None or cxx is None:
@@ -136,53 +136,53 @@ def find_build_tools(environ: Mapping[str, str]) -> BuildTools:
             "Install: sudo apt install cmake ninja-build clang lld; CMake and Ninja also come with "
             "pip install 'iree-gauntlet[source]'",
         )
-    said = ask([cxx, "--version"], timeout=_ASK_SECONDS).stdout.splitlines()
-    compiler = said[0] if said else cxx
+    version_lines = ask([cxx, "--version"], timeout=_ASK_SECONDS).stdout.splitlines()
+    compiler = version_lines[0] if version_lines else cxx
     launcher = next(filter(None, (shutil.which(name, path=search_path) for name in _LAUNCHERS)), "")
     lld = "clang" in compiler and shutil.which("ld.lld", path=search_path) is not None
-    return BuildTools(found["cmake"], found["ninja"], cc, cxx, lld, launcher, compiler)
+    return BuildTools(tools["cmake"], tools["ninja"], cc, cxx, lld, launcher, compiler)
 
 
-def _find_by_variable(name: str, environ: Mapping[str, str], missing: list[str]) -> str | None:
-    """Path of the compiler that a variable names; None where it names none. One that is not there is missing."""
-    named = environ.get(name, "")
-    path = shutil.which(named, path=environ.get("PATH", "")) if named else None
-    if named and path is None:
-        missing.append(f"${name}, which is {named!r} and no program on the PATH")
+def _find_compiler_by_variable(name: str, environ: Mapping[str, str], missing: list[str]) -> str | None:
+    """Return the path of the compiler that a variable names, or None; append a nonexistent one to `missing`."""
+    program = environ.get(name, "")
+    path = shutil.which(program, path=environ.get("PATH", "")) if program else None
+    if program and path is None:
+        missing.append(f"${name}, which is {program!r} and no program on the PATH")
     return path
 
 
-def _find_new_enough(name: str, search_path: str, missing: list[str]) -> str:
-    """Path of a tool; where none is new enough, that is added to what is missing."""
-    least, old = _LEAST[name], ""
-    for place in (search_path, sysconfig.get_path("scripts")):
-        path = shutil.which(name, path=place)
+def _find_recent_tool(name: str, search_path: str, missing: list[str]) -> str:
+    """Return the path of a tool; where none is recent enough, append the requirement to `missing`."""
+    min_version, old_version_note = _MIN_VERSIONS[name], ""
+    for folder in (search_path, sysconfig.get_path("scripts")):
+        path = shutil.which(name, path=folder)
         if path is None:
             continue
         version = _VERSION.search(ask([path, "--version"], timeout=_ASK_SECONDS).stdout)
-        if version and Version(version[1]) >= least:
+        if version and Version(version[1]) >= min_version:
             return path
-        old = f" ({path} is {version[1] if version else 'of no known version'})"
-    missing.append(f"{name} {least} or newer{old}")
+        old_version_note = f" ({path} is {version[1] if version else 'of no known version'})"
+    missing.append(f"{name} {min_version} or newer{old_version_note}")
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildFolder:
-    """Where CMake builds; the caller holds its lock."""
+    """A CMake build directory; the caller holds its lock."""
 
     title: str
     source: Path
     folder: Path
     log: Path
     tools: BuildTools
-    held: int
+    lock_fd: int
     news: Callable[[str], None]
 
     def configure(self, options: Sequence[str]) -> None:
-        """Has CMake write the build's files, unless they are there for the same options; errors as `_run`."""
+        """Run CMake, unless the build's files exist for the same options; errors as of `_run`."""
         tools = self.tools
-        links = max(1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_A_LINK)
+        links = max(1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_PER_LINK)
         languages = ("C", "CXX") if tools.launcher else ()
         argv = [tools.cmake, "-G", "Ninja", "-S", str(self.source), "-B", str(self.folder)]
         argv += [
@@ -196,126 +196,126 @@ class BuildFolder:
             "-DCMAKE_JOB_POOL_LINK=gauntlet_links",
             *options,
         ]
-        stamp = self.folder / _CONFIGURED
+        stamp = self.folder / _CONFIGURE_STAMP
         try:
-            before = json.loads(stamp.read_bytes())
+            previous_argv = json.loads(stamp.read_bytes())
         except (OSError, ValueError):
-            before = None
-        if before == argv and (self.folder / "build.ninja").is_file():
+            previous_argv = None
+        if previous_argv == argv and (self.folder / "build.ninja").is_file():
             return
-        if before is not None and before[3:7] != argv[3:7]:
+        if previous_argv is not None and previous_argv[3:7] != argv[3:7]:
             self.news("the folder of this build has another place than it had: it begins again")
             shutil.rmtree(self.folder)
         stamp.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.news("configuring with CMake")
-        unused = _UNUSED.search(self._run(argv, "cannot configure"))
-        names = unused[1].split() if unused else []
-        if ours := [name for name in names if any(option.startswith(f"-D{name}") for option in options)]:
-            self.news(f"CMake says that the project has no option {', '.join(ours)}: is it misspelt?")
+        match = _UNUSED_OPTIONS.search(self._run(argv, "cannot configure"))
+        names = match[1].split() if match else []
+        if unused_options := [name for name in names if any(option.startswith(f"-D{name}") for option in options)]:
+            self.news(f"CMake says that the project has no option {', '.join(unused_options)}: is it misspelt?")
         write_atomic(stamp, json.dumps(argv))
 
     def build(self, targets: Sequence[str], seconds_before: float) -> bool:
-        """Builds what is not up to date; whether there was anything. Errors as `_run`.
+        """Build what is not up to date, and return whether there was anything to build; errors as of `_run`.
 
-        The last build that began from nothing took `seconds_before`; 0 where that is not known.
+        The last build from nothing took `seconds_before`; 0 where that is unknown.
         """
-        began = told = time.monotonic()
-        worked = False
+        start_time = last_report = time.monotonic()
+        has_built = False
 
         def follow(line: str) -> None:
-            """Tells how far Ninja is, now and then, and how long it may take."""
-            nonlocal told, worked
-            status = _STATUS.match(line)
+            """Report Ninja's progress at intervals, with an estimate of the remaining time."""
+            nonlocal last_report, has_built
+            status = _NINJA_STATUS.match(line)
             now = time.monotonic()
-            worked = worked or status is not None
-            if status is None or now - told < _NEWS_SECONDS:
+            has_built = has_built or status is not None
+            if status is None or now - last_report < _NEWS_SECONDS:
                 return
-            told, done, total = now, int(status[1]), int(status[2])
-            left = (now - began) * (total - done) / max(done, 1)
-            if seconds_before and done * 10 < total:
-                # The first files say little.
-                left = max(0.0, seconds_before - (now - began))
-            self.news(f"built {done:,} of {total:,} files, about {duration(left)} left")
+            last_report, finished, total = now, int(status[1]), int(status[2])
+            remaining_seconds = (now - start_time) * (total - finished) / max(finished, 1)
+            if seconds_before and finished * 10 < total:
+                # The first files allow no estimate.
+                remaining_seconds = max(0.0, seconds_before - (now - start_time))
+            self.news(f"built {finished:,} of {total:,} files, about {duration(remaining_seconds)} left")
 
         self._run([self.tools.ninja, "-C", str(self.folder), *targets], "cannot build", follow)
-        return worked
+        return has_built
 
-    def known(self, targets: Sequence[str]) -> list[str]:
-        """Those of some targets that the configured build has."""
-        # Ninja knows the targets of the commit that was built last until it has had CMake write them again.
+    def filter_known_targets(self, targets: Sequence[str]) -> list[str]:
+        """Return those of some targets that the configured build has."""
+        # Ninja lists the targets of the previously built commit until CMake has rewritten its files.
         self._run([self.tools.ninja, "-C", str(self.folder), "build.ninja"], "cannot configure")
         query = [self.tools.ninja, "-C", str(self.folder), "-t", "query"]
         return [name for name in targets if ask([*query, name], timeout=_QUERY_SECONDS).exit_code == 0]
 
     def require_space(self, *, runtime_only: bool) -> None:
-        """GauntletError where the disk has no space for a build from nothing."""
+        """Raise a GauntletError if the disk has too little space for a build from nothing."""
         if (self.folder / "build.ninja").is_file():
             return
-        whole = not runtime_only and (self.source / "third_party/llvm-project/llvm/CMakeLists.txt").is_file()
-        needed = _BYTES_OF_LLVM if whole else _BYTES_OF_RUNTIME
-        place = next(path for path in self.folder.parents if path.exists())
-        if (free := shutil.disk_usage(place).free) < needed:
+        builds_llvm = not runtime_only and (self.source / "third_party/llvm-project/llvm/CMakeLists.txt").is_file()
+        required_bytes = _LLVM_BUILD_BYTES if builds_llvm else _RUNTIME_BUILD_BYTES
+        folder = next(path for path in self.folder.parents if path.exists())
+        if (free := shutil.disk_usage(folder).free) < required_bytes:
             raise GauntletError(
-                f"a build needs about {byte_size(needed)}, and {place} has {byte_size(free)} left",
+                f"a build needs about {byte_size(required_bytes)}, and {folder} has {byte_size(free)} left",
                 f"Free disk space (toolchain.remove), or name another folder with ${TOOLCHAINS_VARIABLE}.",
             )
 
-    def _run(self, argv: Sequence[str], what: str, follow: Callable[[str], None] = lambda _: None) -> str:
-        """What a program says; ToolchainError with its first error where it fails, GauntletError for a full disk."""
+    def _run(self, argv: Sequence[str], action: str, follow: Callable[[str], None] = lambda _: None) -> str:
+        """Run a program and return its output; ToolchainError with its first error, GauntletError for a full disk."""
         start = self.log.stat().st_size if self.log.exists() else 0
         environment = os.environ | {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
         try:
-            code = run_logged(argv, self.log, environment=environment, held=(self.held,), follow=follow)
+            code = run_logged(argv, self.log, environment=environment, held=(self.lock_fd,), follow=follow)
         except OSError as error:
             raise ToolchainError(f"{argv[0]} cannot be started: {error}", "Install it again.") from error
         with self.log.open("rb") as file:
             file.seek(start)
-            said = file.read().decode("utf-8", "replace")
+            output = file.read().decode("utf-8", "replace")
         if code == 0:
-            return said
-        if any(words in said for words in _DISK_FULL):
-            # No fault of what is built: whoever tries several commits stops here.
-            raise GauntletError(f"{what} {self.title}: disk full", f"Free space, and run again. Log: {self.log}")
-        ended = f"it was ended with signal {-code}" if code < 0 else f"exit code {code}"
-        first = find_first_error(said).removeprefix(f"{self.source}/") or ended
-        raise ToolchainError(f"{what} {self.title}: {first}", f"Log: {self.log}\n  To repeat: {shlex.join(argv)}")
+            return output
+        if any(text in output for text in _DISK_FULL_MESSAGES):
+            # The build is not at fault: a search over several commits stops here.
+            raise GauntletError(f"{action} {self.title}: disk full", f"Free space, and run again. Log: {self.log}")
+        exit_reason = f"it was ended with signal {-code}" if code < 0 else f"exit code {code}"
+        summary = find_first_error(output).removeprefix(f"{self.source}/") or exit_reason
+        raise ToolchainError(f"{action} {self.title}: {summary}", f"Log: {self.log}\n  To repeat: {shlex.join(argv)}")
 
 
-def find_first_error(said: str) -> str:
-    """The first error that CMake, a compiler or a linker reports, with file and line where it has them."""
-    lines = said.splitlines()
-    failed = next((index for index, line in enumerate(lines) if _FAILED.match(line)), None)
-    for index, line in enumerate(lines if failed is None else ()):
-        # Also of a build that configures itself again, before what Ninja says of that.
-        if found := _CMAKE_ERROR.match(line):
-            text = found[3] or next((words.strip() for words in lines[index + 1 :] if words.strip()), "")
-            return f"{found[1]}:{found[2]}: {text}" if found[1] else text
-    for pattern in (_ERROR, _LINK_ERROR):
-        for line in lines[failed or 0 :]:
-            if found := pattern.match(line):
-                return f"{found[1]}:{found[2]}: {found[4]}" if found.lastindex else found[0].strip()
+def find_first_error(output: str) -> str:
+    """Return the first error that CMake, a compiler or a linker reports, with file and line where it has them."""
+    lines = output.splitlines()
+    failure_index = next((index for index, line in enumerate(lines) if _NINJA_FAILURE.match(line)), None)
+    for index, line in enumerate(lines if failure_index is None else ()):
+        # This includes a build that reconfigures itself; Ninja's own message about that comes later.
+        if match := _CMAKE_ERROR.match(line):
+            text = match[3] or next((following.strip() for following in lines[index + 1 :] if following.strip()), "")
+            return f"{match[1]}:{match[2]}: {text}" if match[1] else text
+    for pattern in (_COMPILE_ERROR, _LINK_ERROR):
+        for line in lines[failure_index or 0 :]:
+            if match := pattern.match(line):
+                return f"{match[1]}:{match[2]}: {match[4]}" if match.lastindex else match[0].strip()
     return next((line for line in lines if "error" in line.lower()), "")
 
 
-class Uses(Protocol):
-    """What of a folder is in use by a living process."""
+class UsageRegistry(Protocol):
+    """The folders of a toolchain cache that living processes use."""
 
     def use(self, path: Path) -> None:
-        """Say that this process uses a folder, before it is looked for."""
+        """Register that this process uses a folder, before looking for it."""
 
     def collecting(self) -> AbstractContextManager[None]:
-        """While nobody may begin to use anything."""
+        """Keep every process from starting to use a folder."""
 
     def in_use(self) -> set[str]:
-        """Paths relative to the folder that it is of."""
+        """Return paths relative to the toolchain folder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Build(Sealed):
+class Build(SealedFolder):
     """A finished build."""
 
-    seal_name = _SEAL
+    seal_name = _SEAL_FILE
 
     source: str
     commit: str
@@ -327,18 +327,18 @@ class Build(Sealed):
 
     @property
     def of_tree(self) -> bool:
-        """Whether it is of a work tree, and not of a commit."""
-        return self.label.startswith(_TREE)
+        """True if it was built from a work tree instead of a commit."""
+        return self.label.startswith(_TREE_PREFIX)
 
     @property
     def title(self) -> str:
-        """For people: `abc123def456 of /home/me/iree, modified`."""
+        """The build for people: `abc123def456 of /home/me/iree, modified`."""
         return f"{self.commit[:12]} of {self.source}{', modified' if self.modified else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class _WorkFolder:
-    """Where a checkout is built with some options."""
+    """The folder in which a checkout is built with some options."""
 
     folder: Path
     checkout: Checkout
@@ -346,8 +346,8 @@ class _WorkFolder:
     tools: BuildTools
     key: str
 
-    def label(self, commit: str, parts: Iterable[str]) -> str:
-        """Of the finished build of a commit."""
+    def make_label(self, commit: str, parts: Iterable[str]) -> str:
+        """Return the label of the finished build of a commit."""
         return f"{commit[:12]}-{self.key}-{''.join(sorted(part[0] for part in parts))}"
 
 
@@ -356,10 +356,10 @@ class SourceBuilds:
     """The source builds of a folder.
 
     Attributes:
-        uses: of the folder above it.
-        use: what says that a build is used, wherever it is.
-        earlier: folders of projects' caches, where they were made before: builds there are used, and no others made;
-            what is built in beside them goes on there.
+        uses: the usage records of the toolchain folder, its parent.
+        mark_used: registers that a build is used, whatever its folder.
+        legacy_folders: folders of projects' caches, where builds were made before: finished builds there are used, none
+            added; work folders next to them are reused.
     """
 
     folder: Path
@@ -367,240 +367,241 @@ class SourceBuilds:
     environ: Mapping[str, str]
     _: KW_ONLY
     offline: bool
-    uses: Uses
-    use: Callable[[Path], None]
+    uses: UsageRegistry
+    mark_used: Callable[[Path], None]
     news: Callable[[str], None]
-    earlier: tuple[Path, ...] = ()
+    legacy_folders: tuple[Path, ...] = ()
 
     def ready(self, choice: Choice, parts: frozenset[str]) -> Build:
-        """The build of a commit, or of a work tree as it is now, with the parts that are needed; built where it is not.
+        """Return the build of a commit, or of the current work tree, with the required parts; build it if necessary.
 
         Raises:
-            ToolchainError: there is no such checkout or commit, something is missing that builds it, or it does not
-                build; or this is offline, and it is not built.
+            ToolchainError: there is no such checkout or commit, a build tool is missing, or the build fails; or this is
+                offline, and there is no such build.
         """
-        checkout = Checkout.of(choice.folder, self.environ.get("PATH", ""))
-        commit = checkout.commit_of(choice.ref or "HEAD")
+        checkout = Checkout.open(choice.folder, self.environ.get("PATH", ""))
+        commit = checkout.resolve_commit(choice.ref or "HEAD")
         try:
             tools = find_build_tools(self.environ)
         except ToolchainError:
-            # What was built where these were there, or by another compiler that is gone, can be run all the same.
-            if choice.ref and (found := self._find_by_commit(commit, parts)):
-                return found
+            # An existing build can be run even if these are missing, or its compiler is gone.
+            if choice.ref and (build := self._find_by_commit(commit, parts)):
+                return build
             raise
-        whole = self._work(checkout, tools, tree=not choice.ref, runtime_only=False)
-        alone = self._work(checkout, tools, tree=not choice.ref, runtime_only=True)
-        for work in (whole, alone) if parts == {RUNTIME} else (whole,):
-            if (choice.ref or self.offline) and (found := self._find_finished(work, choice, commit, parts)):
+        full_work = self._make_work(checkout, tools, tree=not choice.ref, runtime_only=False)
+        runtime_work = self._make_work(checkout, tools, tree=not choice.ref, runtime_only=True)
+        for work in (full_work, runtime_work) if parts == {RUNTIME} else (full_work,):
+            if (choice.ref or self.offline) and (build := self._find_finished(work, choice, commit, parts)):
                 if not choice.ref:
-                    self.news(f"{choice.text}: its last build is used, {found.title}; the work tree is not looked at")
-                return found
+                    self.news(f"{choice.text}: its last build is used, {build.title}; the work tree is not looked at")
+                return build
         if self.offline:
-            what = f"{choice.text} is not built: nothing is in {self.folder} for {commit[:12]} and these options"
-            raise ToolchainError(what, f"Build it: gauntlet toolchain.build {choice.text}")
-        work = alone if parts == {RUNTIME} else whole
+            message = f"{choice.text} is not built: nothing is in {self.folder} for {commit[:12]} and these options"
+            raise ToolchainError(message, f"Build it: gauntlet toolchain.build {choice.text}")
+        work = runtime_work if parts == {RUNTIME} else full_work
         lock = work.folder.with_name(f".{work.folder.name}.lock")
-        with name_refusals(self.folder):
+        with convert_file_errors(self.folder):
             lock.parent.mkdir(parents=True, exist_ok=True)
-            with file_lock(lock, self._tell_waiting(work.folder.name)) as held:
-                # Somebody else may have built it meanwhile.
-                if choice.ref and (found := self._find_finished(work, choice, commit, parts)):
-                    return found
-                return self._make(work, choice, commit, parts, held)
+            with file_lock(lock, self._make_wait_reporter(work.folder.name)) as lock_fd:
+                # Another process may have built it meanwhile.
+                if choice.ref and (build := self._find_finished(work, choice, commit, parts)):
+                    return build
+                return self._build(work, choice, commit, parts, lock_fd)
 
     def all(self) -> list[tuple[Path, Build | None, str]]:
-        """Every finished build: folder, what it is, and what is wrong where it is none."""
+        """List every finished build: folder, build, or else the reason that it is invalid."""
         return [row for folder in self._folders for row in Build.list_in(folder)]
 
     def work_folders(self) -> list[Path]:
-        """Folders that are built in."""
-        works = [folder.with_name("work") for folder in self._folders]
-        return sorted(path for work in works if work.is_dir() for path in work.iterdir() if path.is_dir())
+        """List the build directories."""
+        parents = [folder.with_name("work") for folder in self._folders]
+        return sorted(path for parent in parents if parent.is_dir() for path in parent.iterdir() if path.is_dir())
 
     @property
     def _folders(self) -> tuple[Path, ...]:
-        return (self.folder, *self.earlier)
+        return (self.folder, *self.legacy_folders)
 
     def remove(self, path: Path) -> None:
-        """Deletes a finished build, which the caller has made sure is not in use."""
-        with name_refusals(path):
+        """Delete a finished build; the caller has made sure that no process uses it."""
+        with convert_file_errors(path):
             discard_folder(path)
 
     def remove_work(self, path: Path) -> None:
-        """Deletes a folder that is built in, and its worktrees, unless somebody builds there."""
-        with name_refusals(path), ExitStack() as held:
-            lock = take_lock(path.with_name(f".{path.name}.lock"))
-            if lock is None:
+        """Delete a build directory and its worktrees, unless a process builds there."""
+        with convert_file_errors(path), ExitStack() as stack:
+            lock_fd = take_lock(path.with_name(f".{path.name}.lock"))
+            if lock_fd is None:
                 raise ToolchainError(f"a running process builds in {path}", "Remove it when that has ended.")
-            held.callback(os.close, lock)
+            stack.callback(os.close, lock_fd)
             source = json.loads((path / "source.json").read_bytes()) if (path / "source.json").is_file() else ""
             tree = path / "tree"
-            # Git forgets by itself what a checkout that is gone, or none any more, had laid out.
+            # Git itself prunes the worktrees of a deleted or invalid checkout.
             with suppress(ToolchainError):
                 if tree.exists() and source:
-                    Checkout.of(Path(source), self.environ.get("PATH", "")).forget(tree)
+                    Checkout.open(Path(source), self.environ.get("PATH", "")).remove_worktree(tree)
             shutil.rmtree(path)
 
-    def _work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _WorkFolder:
+    def _make_work(self, checkout: Checkout, tools: BuildTools, *, tree: bool, runtime_only: bool) -> _WorkFolder:
         options = (*self.options, *([_NO_COMPILER] if runtime_only else []))
         key = tools.make_settings_key(options)[:8]
-        place = compute_identity([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
-        name = f"{checkout.folder.name}-{place}-{key}"
-        works = [folder.with_name("work") / name for folder in self._folders]
-        # What was begun goes on where it is: a folder of CMake's cannot be moved.
-        folder = next((work for work in works if work.is_dir()), works[0])
+        checkout_key = compute_identity([("checkout", str(checkout.folder.resolve())), ("tree", str(tree))])[:8]
+        name = f"{checkout.folder.name}-{checkout_key}-{key}"
+        candidates = [folder.with_name("work") / name for folder in self._folders]
+        # An existing directory is reused where it is: CMake's folders cannot be moved.
+        folder = next((path for path in candidates if path.is_dir()), candidates[0])
         return _WorkFolder(folder, checkout, options, tools, key)
 
     def _find_by_commit(self, commit: str, parts: frozenset[str]) -> Build | None:
-        """A finished build of a commit by any compiler, with these options."""
-        for path, found, _ in self.all():
-            if found and found.commit == commit and found.options == self.options and parts <= set(found.parts):
-                self.use(path)
+        """Find a finished build of a commit by any compiler, with these options."""
+        for path, build, _ in self.all():
+            if build and build.commit == commit and build.options == self.options and parts <= set(build.parts):
+                self.mark_used(path)
                 return Build.inspect(path)[0]
         return None
 
     def _find_finished(self, work: _WorkFolder, choice: Choice, commit: str, parts: frozenset[str]) -> Build | None:
-        """The finished build of a commit, or the last one of a work tree; None where it has not all that is needed."""
+        """Find the finished build of a commit, or the last one of a work tree; None if it lacks a required part."""
         for path in self._list_paths(work, choice, commit):
-            self.use(path)
-            found, _ = Build.inspect(path)
-            if found and parts <= set(found.parts):
-                found.note_use()
-                return found
+            self.mark_used(path)
+            build, _ = Build.inspect(path)
+            if build and parts <= set(build.parts):
+                build.update_last_use()
+                return build
         return None
 
     def _list_paths(self, work: _WorkFolder, choice: Choice, commit: str) -> list[Path]:
-        """Where that build is, if there is one; the most of it first."""
+        """List the candidate paths of that build, those with most parts first."""
         if choice.ref:
-            like = f"{work.label(commit, ())}*"
-            there = [path for folder in self._folders for path in folder.glob(like)]
-            return sorted(there, key=lambda path: -len(path.name))
+            pattern = f"{work.make_label(commit, ())}*"
+            paths = [path for folder in self._folders for path in folder.glob(pattern)]
+            return sorted(paths, key=lambda path: -len(path.name))
         try:
-            label = str(json.loads((work.folder / _LATEST).read_bytes()))
+            label = str(json.loads((work.folder / _LATEST_FILE).read_bytes()))
             return [folder / label for folder in self._folders]
         except (OSError, ValueError):
             return []
 
-    def _make(self, work: _WorkFolder, choice: Choice, commit: str, parts: frozenset[str], held: int) -> Build:
+    def _build(self, work: _WorkFolder, choice: Choice, commit: str, parts: frozenset[str], lock_fd: int) -> Build:
         runtime_only = _NO_COMPILER in work.options
-        began = time.monotonic()
+        start_time = time.monotonic()
         tree = work.checkout.folder
         work.checkout.require_submodules(commit, runtime_only=runtime_only)
         for folder in (work.folder, self.folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_atomic(work.folder / "source.json", json.dumps(str(work.checkout.folder)))
 
-        named = _WHOLE_HASH.sub(r"\1", choice.text)
+        short_text = _FULL_HASH.sub(r"\1", choice.text)
 
         def news(text: str) -> None:
-            self.news(f"{named}: {text}")
+            self.news(f"{short_text}: {text}")
 
         title = f"{tree} at {commit[:12]}" if choice.ref else str(tree)
-        build = BuildFolder(title, tree, work.folder / "build", work.folder / "log.txt", work.tools, held, news)
-        build.require_space(runtime_only=runtime_only)
+        builder = BuildFolder(title, tree, work.folder / "build", work.folder / "log.txt", work.tools, lock_fd, news)
+        builder.require_space(runtime_only=runtime_only)
         if choice.ref:
             tree = work.folder / "tree"
             news(f"checking out {commit[:12]} in {tree}")
-            work.checkout.lay_out(commit, tree, runtime_only=runtime_only)
-            build = replace(build, source=tree)
+            work.checkout.create_worktree(commit, tree, runtime_only=runtime_only)
+            builder = replace(builder, source=tree)
         options = [*work.options, "-DIREE_BUILD_PYTHON_BINDINGS=OFF"]
-        # What was built before is not left out now. It is looked at, and not in use yet: if it is replaced, it may go.
-        before = [found for path in self._list_paths(work, choice, commit) if (found := Build.inspect(path)[0])]
-        wanted = parts.union(*(found.parts for found in before))
-        if IMPORTER in wanted:
-            python = self._provide_python(work.folder / "python", tree, held, news)
+        # Parts of earlier builds are kept. These builds are read without being marked as used: a replaced one may be
+        # deleted.
+        old_builds = [build for path in self._list_paths(work, choice, commit) if (build := Build.inspect(path)[0])]
+        required_parts = parts.union(*(build.parts for build in old_builds))
+        if IMPORTER in required_parts:
+            python = self._provide_python(work.folder / "python", tree, lock_fd, news)
             options[-1:] = ["-DIREE_BUILD_PYTHON_BINDINGS=ON", f"-DPython3_EXECUTABLE={python}"]
-        build.configure(options)
-        # The longest of the builds with these options.
-        before_took = max(
-            (found.seconds for _, found, _ in self.all() if found and work.key in found.label), default=0.0
+        builder.configure(options)
+        # This is the longest of the builds with these options.
+        previous_seconds = max(
+            (build.seconds for _, build, _ in self.all() if build and work.key in build.label), default=0.0
         )
-        worked = build.build(_choose_targets(build, wanted), before_took)
+        has_built = builder.build(_choose_targets(builder, required_parts), previous_seconds)
         modified = not choice.ref and work.checkout.is_modified()
-        if not worked and (found := self._find_finished(work, choice, commit, wanted)):
-            return replace(found, commit=commit, modified=modified)
-        said: dict[str, Any] = {
+        if not has_built and (build := self._find_finished(work, choice, commit, required_parts)):
+            return replace(build, commit=commit, modified=modified)
+        document: dict[str, Any] = {
             "source": str(work.checkout.folder),
             "commit": commit,
             "modified": modified,
             "options": work.options,
             "compiler": work.tools.compiler,
-            "parts": sorted(wanted),
-            "seconds": round(time.monotonic() - began, 1),
+            "parts": sorted(required_parts),
+            "seconds": round(time.monotonic() - start_time, 1),
         }
-        like = work.label(commit, ()) if choice.ref else f"{_TREE}{work.folder.name}-"
-        label = work.label(commit, wanted) if choice.ref else f"{like}{_hash_content(build.folder)}"
-        with file_lock(self.folder / f".{label}.lock", self._tell_waiting(label)):
-            # A commit may be built from two checkouts; and what was built again may be what it was.
-            if fresh := Build.inspect(self.folder / label)[0] is None:
-                self._ship(build.folder, self.folder / label, said)
+        prefix = work.make_label(commit, ()) if choice.ref else f"{_TREE_PREFIX}{work.folder.name}-"
+        label = work.make_label(commit, required_parts) if choice.ref else f"{prefix}{_hash_content(builder.folder)}"
+        with file_lock(self.folder / f".{label}.lock", self._make_wait_reporter(label)):
+            # A commit may be built from two checkouts, and a rebuild may give the same content.
+            if is_new := Build.inspect(self.folder / label)[0] is None:
+                self._copy_build(builder.folder, self.folder / label, document)
         if not choice.ref:
-            write_atomic(work.folder / _LATEST, json.dumps(label))
-        self._prune(like, label)
-        found, why = Build.inspect(self.folder / label)
-        if found is None:
-            raise ToolchainError(f"{self.folder / label} {why}, although it was just built", "Look at the disk.")
-        news(f"built in {found.seconds:.0f} s" if fresh else "up to date: nothing of what is run has changed")
-        return found if fresh else replace(found, commit=commit, modified=modified)
+            write_atomic(work.folder / _LATEST_FILE, json.dumps(label))
+        self._remove_replaced_builds(prefix, label)
+        build, reason = Build.inspect(self.folder / label)
+        if build is None:
+            raise ToolchainError(f"{self.folder / label} {reason}, although it was just built", "Look at the disk.")
+        news(f"built in {build.seconds:.0f} s" if is_new else "up to date: nothing of what is run has changed")
+        return build if is_new else replace(build, commit=commit, modified=modified)
 
-    def _ship(self, build: Path, path: Path, said: Mapping[str, Any]) -> None:
-        """Copies what is run out of the folder that it was built in."""
-        self.use(path)
-        names, real = list_shipped_files(build), build.resolve()
-        with replace_folder(path) as new:
-            for name in names:
-                (new / name).parent.mkdir(parents=True, exist_ok=True)
-                target = (build / name).resolve()
-                inside = target.relative_to(real).as_posix() if target.is_relative_to(real) else name
-                if inside != name and inside in names:
-                    # The bindings' links to the compiler's library, which is large.
-                    (new / name).symlink_to(os.path.relpath(new / inside, (new / name).parent))
+    def _copy_build(self, build: Path, path: Path, document: Mapping[str, Any]) -> None:
+        """Copy the files that are run out of the build directory."""
+        self.mark_used(path)
+        files, real_build = list_shipped_files(build), build.resolve()
+        with replace_folder(path) as new_folder:
+            for file in files:
+                (new_folder / file).parent.mkdir(parents=True, exist_ok=True)
+                target = (build / file).resolve()
+                inner_path = target.relative_to(real_build).as_posix() if target.is_relative_to(real_build) else file
+                if inner_path != file and inner_path in files:
+                    # The bindings link to the compiler's library, which is large.
+                    (new_folder / file).symlink_to(os.path.relpath(new_folder / inner_path, (new_folder / file).parent))
                 else:
-                    shutil.copy2(target, new / name)
-            seal(new, _SEAL, {"label": path.name, **said})
+                    shutil.copy2(target, new_folder / file)
+            seal(new_folder, _SEAL_FILE, {"label": path.name, **document})
 
-    def _prune(self, prefix: str, label: str) -> None:
-        """Deletes what a build has replaced, and nobody uses: earlier ones of a work tree, or with less of a commit."""
+    def _remove_replaced_builds(self, prefix: str, label: str) -> None:
+        """Delete unused builds that a new one replaces: of a work tree, or of a commit with fewer parts."""
         root = self.folder.parent
         with self.uses.collecting():
-            used = self.uses.in_use()
+            used_paths = self.uses.in_use()
             for path in self.folder.glob(f"{prefix}*"):
-                if path.name != label and path.relative_to(root).as_posix() not in used:
+                if path.name != label and path.relative_to(root).as_posix() not in used_paths:
                     discard_folder(path)
 
-    def _provide_python(self, folder: Path, source: Path, held: int, news: Callable[[str], None]) -> Path:
-        """A Python that IREE's bindings are built for, with what that and the importer need."""
+    def _provide_python(self, folder: Path, source: Path, lock_fd: int, news: Callable[[str], None]) -> Path:
+        """Return a Python for which IREE's bindings are built, with the packages that they and the importer need."""
         python = folder / "bin" / "python"
         if not os.access(python, os.X_OK):
             news(f"installing what the Python bindings need into {folder}")
-            with replace_folder(folder) as new:
+            with replace_folder(folder) as venv:
                 installer = Installer()
-                installer.make_environment(new, held, news)
-                listing = source / _REQUIREMENTS
-                listed = ("-r", str(listing)) if listing.is_file() else ()
-                installer.install(new / "bin" / "python", (*listed, "numpy", "onnx"), Sources(), held, news)
+                installer.make_environment(venv, lock_fd, news)
+                requirements_file = source / _REQUIREMENTS
+                requirements = ("-r", str(requirements_file)) if requirements_file.is_file() else ()
+                installer.install(venv / "bin" / "python", (*requirements, "numpy", "onnx"), Sources(), lock_fd, news)
         return python
 
-    def _tell_waiting(self, name: str) -> Callable[[float], None]:
+    def _make_wait_reporter(self, name: str) -> Callable[[float], None]:
         return lambda seconds: self.news(f"waiting for another process that builds in {name} ({seconds:.0f} s so far)")
 
 
-def _choose_targets(build: BuildFolder, wanted: frozenset[str]) -> list[str]:
-    """What Ninja builds for some parts."""
-    known = build.known(_OPTIONAL_TARGETS) if RUNTIME in wanted else []
+def _choose_targets(build: BuildFolder, required_parts: frozenset[str]) -> list[str]:
+    """Return Ninja's targets for some parts."""
+    optional_targets = build.filter_known_targets(_OPTIONAL_TARGETS) if RUNTIME in required_parts else []
     for name in _OPTIONAL_TARGETS:
-        if name not in known:
-            # Of another commit, which was built here before.
+        if name not in optional_targets:
+            # A previous commit may have left one here.
             (build.folder / "tools" / name).unlink(missing_ok=True)
-    return [target for part in _TARGETS if part in wanted for target in _TARGETS[part]] + known
+    return [target for part in _TARGETS if part in required_parts for target in _TARGETS[part]] + optional_targets
 
 
 def _hash_content(build: Path) -> str:
-    """What a build's programs and libraries are, in eight letters; by their content: some are copied by each build."""
+    """Return a digest of 8 digits of the programs' and libraries' content; their times change with each build."""
 
-    def facts() -> Iterator[tuple[str, str]]:
+    def read_hashes() -> Iterator[tuple[str, str]]:
         for name in list_shipped_files(build):
             with (build / name).open("rb") as file:
                 yield name, hashlib.file_digest(file, "sha256").hexdigest()
 
-    return compute_identity(facts())[:8]
+    return compute_identity(read_hashes())[:8]

@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# Names of the tools, as IREE's documentation and our messages spell them.
+# These names of the tools are those of IREE's documentation and of this toolkit's messages.
 COMPILE = "iree-compile"
 RUN_MODULE = "iree-run-module"
 BENCHMARK_MODULE = "iree-benchmark-module"
-# Of a runtime that was built without anything that tells its version.
+# The version of a runtime that was built without version files.
 UNKNOWN_VERSION = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What compilers and runtimes have in common.
+    """The common fields of compilers and runtimes.
 
     Attributes:
-        source: where it comes from, for people (`installed: <site-packages>`).
-        version: what it calls itself (`3.13.0rc20261016`).
+        source: its origin, for people (`installed: <site-packages>`).
+        version: the version that it reports (`3.13.0rc20261016`).
         release: the release that was installed (`3.13.0`); goldens are written for releases.
         commit: IREE's commit that it was built from; empty where unknown.
         identity: hex digest that changes where its output or behaviour may change.
@@ -42,13 +42,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler(Part):
-    """A compiler and what belongs to it.
+    """A compiler with its Python and its other tools.
 
     Attributes:
         python: the interpreter that imports ONNX programs; empty where there is none (a build without bindings).
         compile: path of the native `iree-compile`.
         import_onnx: argument vector that starts the ONNX importer; it works only where `onnx_version` is set.
-        onnx_version: of the onnx package in that Python; empty where it is not installed.
+        onnx_version: version of the onnx package in that Python; empty where it is not installed.
         ir_tool: path of the native `iree-opt`; empty where there is none.
     """
 
@@ -60,7 +60,7 @@ class Compiler(Part):
 
     @property
     def site_packages(self) -> str:
-        """The folder that it is installed in; empty where it is no wheel."""
+        """The folder in which it is installed; empty where it is no wheel."""
         folder = Path(self.compile).parent
         return str(folder.parents[2]) if folder.parts[-3:] == ("iree", "compiler", "_mlir_libs") else ""
 
@@ -75,12 +75,12 @@ class Runtime(Part):
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """One IREE, fully known: making one starts no process, and neither does reading it.
+    """One IREE, completely described: making or reading one starts no process.
 
     Compiler and runtime may come from different places.
 
     Attributes:
-        why: a sentence that says why it is this one, where several are here and no option says which.
+        why: a sentence with the reason for this selection, where several are available and no option decides.
     """
 
     compiler: Compiler
@@ -89,12 +89,12 @@ class Toolchain:
 
     @property
     def source(self) -> str:
-        """Where it comes from, for people; it names each of the two where they differ."""
+        """The origin, for people; it names each of the two where they differ."""
         compiler, runtime = self.compiler.source, self.runtime.source
         return compiler if runtime == compiler else f"compiler {compiler}; runtime {runtime}"
 
     def tool(self, name: str) -> str:
-        """Path of a tool by its name (`iree-compile`); KeyError for another name."""
+        """Return the path of a tool by its name (`iree-compile`); KeyError for another name."""
         return {
             COMPILE: self.compiler.compile,
             RUN_MODULE: self.runtime.run_module,
@@ -115,13 +115,13 @@ class Toolchain:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The same, for other records."""
+        """Return `facts` as a dict, for other records."""
         return self.facts.as_dict()
 
 
-def compute_identity(ingredients: Iterable[tuple[str, str]]) -> str:
-    """Hex SHA-256 of named ingredients; their order does not matter, their names do."""
+def compute_identity(key_inputs: Iterable[tuple[str, str]]) -> str:
+    """Return the hex SHA-256 of named inputs; their order does not matter, their names do."""
     digest = hashlib.sha256()
-    for name, value in sorted(ingredients):
+    for name, value in sorted(key_inputs):
         digest.update(f"{len(name)}:{name}={len(value)}:{value};".encode())
     return digest.hexdigest()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.locations import outside
-from iree_gauntlet.dialects.op_tests import file_of, read_flagfile
+from iree_gauntlet.dialects.locations import is_outside
+from iree_gauntlet.dialects.op_tests import find_argument_file, read_flagfile
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_no_flagfile_makes_the_reader_fail(text: str) -> None:
 )
 def test_files_of_arguments(line: str, file: str) -> None:
     (flag,), _ = read_flagfile(line, "f")
-    assert file_of(flag) == file
+    assert find_argument_file(flag) == file
 
 
 def test_files_outside_of_a_folder() -> None:
-    assert [name for name in ("a", "a/b", "/a", "../a", "a/../../b", ".", "a\\b", "./a", "..a") if outside(name)] == [
-        *("/a", "../a", "a/../../b", ".", "a\\b")
-    ]
+    assert [
+        name for name in ("a", "a/b", "/a", "../a", "a/../../b", ".", "a\\b", "./a", "..a") if is_outside(name)
+    ] == [*("/a", "../a", "a/../../b", ".", "a\\b")]

@@ -9,7 +9,7 @@ import pytest
 
 from iree_gauntlet.cases import Origin
 from iree_gauntlet.dialects.load import ExpectedFailure, read_specs, read_torch_specs
-from iree_gauntlet.dialects.locations import target_of_flags
+from iree_gauntlet.dialects.locations import find_target
 from iree_gauntlet.dialects.selection import Include, explain_no_match
 from iree_gauntlet.figures import Figure, Statistic
 from iree_gauntlet.stages import Stage
@@ -70,7 +70,7 @@ def only(cases: CaseSet) -> Problem:
     ],
 )
 def test_targets_of_flags(flags: str, name: str) -> None:
-    target = target_of_flags(flags.split())
+    target = find_target(flags.split())
     assert target.name == name
     assert target.sku == ""
 

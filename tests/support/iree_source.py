@@ -100,7 +100,7 @@ def builds_in(cache: Path, *, offline: bool = False, options: tuple[str, ...] = 
     """The source builds of a cache; what they say is printed."""
     folder, uses = cache / "toolchains" / "builds", Leases(cache / "toolchains")
     environ = {**os.environ, **environ}
-    return SourceBuilds(folder, options, environ, offline=offline, uses=uses, use=uses.use, news=print)
+    return SourceBuilds(folder, options, environ, offline=offline, uses=uses, mark_used=uses.use, news=print)
 
 
 def packages_at(api: str = "http://127.0.0.1:9/nothing", **environ: str) -> CommitPackages:
@@ -119,7 +119,7 @@ def place_in(
 ) -> ToolchainPlace:
     """Where toolchains are looked for in a cache; its environments keep to themselves what they do."""
     envs = environments or cache / "envs"
-    made = Environments(envs, Installer(), offline=offline, use=lambda _: None, news=lambda _: None)
+    made = Environments(envs, Installer(), offline=offline, mark_used=lambda _: None, news=lambda _: None)
     builds = builds_in(cache, offline=offline)
     return ToolchainPlace(made, builds, packages or packages_at(), nightlies, hash_file, search_path)
 

@@ -8,7 +8,7 @@ import stat
 import zipfile
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.toolchains.installed import find_on, find_site_packages
+from iree_gauntlet.toolchains.installed import find_site_packages, find_wheels_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,4 +62,4 @@ def release_wheels(folder: Path, *versions: str) -> Path:
 
 def found_in(python: Path) -> Toolchain:
     """The wheels in the virtual environment of an interpreter."""
-    return find_on([str(folder) for folder in find_site_packages(python)], str(python))
+    return find_wheels_on([str(folder) for folder in find_site_packages(python)], str(python))

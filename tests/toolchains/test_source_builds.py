@@ -98,7 +98,7 @@ def test_builds_of_a_projects_cache_from_before_are_used_and_go_on(
     built = own.ready(of(source, "main"), _BOTH)
     (work,) = own.work_folders()
     capsys.readouterr()
-    shared = replace(builds_in(tmp_path / "user"), earlier=(own.folder,))
+    shared = replace(builds_in(tmp_path / "user"), legacy_folders=(own.folder,))
     assert shared.ready(of(source, "main"), _BOTH) == built
     assert capsys.readouterr().out == "", "it is not built again"
     second = source.commit("second")

@@ -14,10 +14,10 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.toolchains import find
-from iree_gauntlet.toolchains.build_tree import BuildTree, find_compiler_of, find_runtime_of
+from iree_gauntlet.toolchains.build_tree import BuildTree, find_built_compiler, find_built_runtime
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.find import ToolchainPlace, find_requested, find_toolchain
-from iree_gauntlet.toolchains.installed import find_installed, find_on
+from iree_gauntlet.toolchains.installed import find_installed, find_wheels_on
 from tests.support.iree_source import place_in
 from tests.support.toy_project import Project
 
@@ -111,14 +111,14 @@ def test_tools_are_found_in_every_layout(tmp_path: Path, tools: str) -> None:
 def test_a_build_of_the_runtime_alone(tmp_path: Path, noted: str) -> None:
     root = sketch(tmp_path / "build")
     (root / "tools" / "iree-compile").unlink()
-    tree = BuildTree.of(root, ("iree-run-module", "iree-benchmark-module"))
-    assert find_runtime_of(tree, hash_file).version == "unknown"
+    tree = BuildTree.find(root, ("iree-run-module", "iree-benchmark-module"))
+    assert find_built_runtime(tree, hash_file).version == "unknown"
     (root / noted).mkdir(parents=True)
     (root / noted / "version.py").write_text(_NOTED)
-    assert find_runtime_of(tree, hash_file).version == "3.14.0.dev"
-    assert find_runtime_of(tree, hash_file).commit == "0123456789ab"
+    assert find_built_runtime(tree, hash_file).version == "3.14.0.dev"
+    assert find_built_runtime(tree, hash_file).commit == "0123456789ab"
     with pytest.raises(ToolchainError, match="no iree-compile in the build folder"):
-        BuildTree.of(root, ("iree-compile",))
+        BuildTree.find(root, ("iree-compile",))
 
 
 def test_the_content_makes_the_identity(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_the_content_makes_the_identity(tmp_path: Path) -> None:
             path = root / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return find_compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path / "bindings").identity
+        return find_built_compiler(BuildTree.find(root, ("iree-compile",)), hash_file, tmp_path / "bindings").identity
 
     same = identity("a")
     assert identity("b") == same
@@ -143,7 +143,7 @@ def test_the_content_makes_the_identity(tmp_path: Path) -> None:
 def test_a_build_that_is_not_there_or_elsewhere(tmp_path: Path) -> None:
     def error(folder: Path) -> ToolchainError:
         with pytest.raises(ToolchainError) as raised:
-            BuildTree.of(folder, ("iree-compile",))
+            BuildTree.find(folder, ("iree-compile",))
         return raised.value
 
     root = sketch(tmp_path / "iree" / "build")
@@ -154,10 +154,10 @@ def test_a_build_that_is_not_there_or_elsewhere(tmp_path: Path) -> None:
     assert "not the sources" in error(tmp_path / "empty").hint
     (root / "tools" / "iree-compile").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
     with pytest.raises(ToolchainError, match=r"does not say its version \(exit code 1\): broken"):
-        find_compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path)
+        find_built_compiler(BuildTree.find(root, ("iree-compile",)), hash_file, tmp_path)
     (root / "tools" / "iree-compile").chmod(0o644)
     with pytest.raises(ToolchainError, match="may not be executed"):
-        find_compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path)
+        find_built_compiler(BuildTree.find(root, ("iree-compile",)), hash_file, tmp_path)
 
 
 def test_tools_on_the_path(tmp_path: Path) -> None:
@@ -282,6 +282,6 @@ def test_bindings_of_a_build_that_are_imported_are_no_wheel_and_the_way_on_is_na
     (tmp_path / "iree" / "compiler").mkdir(parents=True)
     (tmp_path / "iree" / "compiler" / "version.py").write_text('VERSION = "9"\n')
     with pytest.raises(ToolchainError) as raised:
-        find_on([str(tmp_path)], "python")
+        find_wheels_on([str(tmp_path)], "python")
     assert "was not installed from a wheel" in raised.value.what
     assert raised.value.hint.endswith("or by its tools on the PATH, --iree path (IREE_GAUNTLET_IREE=path)")

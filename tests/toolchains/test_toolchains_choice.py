@@ -12,7 +12,7 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.tasks.program import _name_words
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import choose_halves
+from iree_gauntlet.toolchains.find import parse_compiler_and_runtime
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,13 +88,16 @@ def test_no_text_is_more_than_a_usage_error(text: str) -> None:
 
 def test_one_side_overrides_the_whole_which_overrides_the_variable() -> None:
     environ = {"IREE_GAUNTLET_IREE": "3.5.0"}
-    assert [choice.text for choice in choose_halves(ToolchainRequest(), {})] == ["installed", "installed"]
-    assert [choice.text for choice in choose_halves(ToolchainRequest(), environ)] == ["3.5.0", "3.5.0"]
-    assert [choice.text for choice in choose_halves(ToolchainRequest(iree="path"), environ)] == ["path", "path"]
+    assert [choice.text for choice in parse_compiler_and_runtime(ToolchainRequest(), {})] == ["installed", "installed"]
+    assert [choice.text for choice in parse_compiler_and_runtime(ToolchainRequest(), environ)] == ["3.5.0", "3.5.0"]
+    assert [choice.text for choice in parse_compiler_and_runtime(ToolchainRequest(iree="path"), environ)] == [
+        "path",
+        "path",
+    ]
     options = ToolchainRequest(iree="3.9.0", iree_runtime="3.12.0")
-    assert [choice.text for choice in choose_halves(options, environ)] == ["3.9.0", "3.12.0"]
+    assert [choice.text for choice in parse_compiler_and_runtime(options, environ)] == ["3.9.0", "3.12.0"]
     with pytest.raises(UsageError, match="IREE_GAUNTLET_IREE nonsense"):
-        choose_halves(ToolchainRequest(), {"IREE_GAUNTLET_IREE": "nonsense"})
+        parse_compiler_and_runtime(ToolchainRequest(), {"IREE_GAUNTLET_IREE": "nonsense"})
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from iree_gauntlet.toolchains.find import ToolchainPlace, provide_environment
 from iree_gauntlet.toolchains.installer import Installer
 folder, wanted, program = sys.argv[1:]
 environments = Environments(
-    Path(folder), Installer(program), offline=False, use=lambda path: None, news=lambda text: print(text, flush=True)
+    Path(folder), Installer(program), offline=False, mark_used=lambda _: None, news=lambda text: print(text, flush=True)
 )
 provide_environment(parse_choice(wanted), ToolchainPlace(environments, None, None, "", None, ""))
 """
@@ -64,7 +64,7 @@ class Releases:
 
     def place(self, *, offline: bool = False, news: Callable[[str], None] | None = None) -> ToolchainPlace:
         environments = Environments(
-            self.folder, Installer(), offline=offline, use=self.used.append, news=news or self.news.append
+            self.folder, Installer(), offline=offline, mark_used=self.used.append, news=news or self.news.append
         )
         return ToolchainPlace(
             environments, builds_in(self.folder, offline=offline), packages_at(), str(self.links), hash_file, ""
@@ -177,7 +177,7 @@ def test_indexes_of_pips_variables_hold_where_uvs_name_none(
     uv = tmp_path / "uv"
     uv.write_text(f"#!/bin/sh\nenv > '{tmp_path}/env.txt'\necho iree-base-compiler==3.9.0\n")
     uv.chmod(0o755)
-    found = Installer(str(uv)).versions("iree-base-compiler", SpecifierSet(), Sources())
+    found = Installer(str(uv)).list_versions("iree-base-compiler", SpecifierSet(), Sources())
     assert found == [Version("3.9.0")]
     inherited = dict(line.split("=", 1) for line in (tmp_path / "env.txt").read_text().splitlines() if "=" in line)
     assert {name: value for name, value in inherited.items() if name.startswith("UV_")} == expected
@@ -191,7 +191,7 @@ def test_pips_own_variables_suffice(releases: Releases, shared: Path, monkeypatc
 
 def test_without_uv_the_message_names_it(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"^uv cannot be started: .*/none") as raised:
-        Installer(str(tmp_path / "none")).versions("iree-base-compiler", SpecifierSet(), Sources())
+        Installer(str(tmp_path / "none")).list_versions("iree-base-compiler", SpecifierSet(), Sources())
     assert raised.value.hint.endswith("-m pip install uv")
 
 
@@ -378,7 +378,7 @@ def test_what_the_system_refuses_uv_is_no_fault_of_the_network(
     program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 2\n")
     program.chmod(0o755)
     with pytest.raises(ToolchainError) as raised:
-        Installer(str(program)).versions("iree-base-compiler", SpecifierSet(">=3"), Sources())
+        Installer(str(program)).list_versions("iree-base-compiler", SpecifierSet(">=3"), Sources())
     assert raised.value.what.startswith("uv cannot say what there is of iree-base-compiler>=3")
     assert raised.value.what.endswith(what)
     assert raised.value.hint.startswith(hint)

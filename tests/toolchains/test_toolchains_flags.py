@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.flags import (
     FLAG_RELEASES,
-    RENAMED,
+    FLAG_RENAMES,
     FlagSet,
     parse_compiler_help,
     parse_runtime_help,
@@ -41,7 +41,7 @@ _TO_BF16 = "--iree-global-opt-enable-demote-contraction-inputs-to-bf16"
 _TYPE = "--iree-global-opt-demote-contraction-inputs-type"
 _OPERATIONS = "--iree-global-opt-demote-contraction-inputs-operations"
 _NEW = FlagSet(
-    frozenset(rename.new for rename in RENAMED)
+    frozenset(rename.new for rename in FLAG_RENAMES)
     | {"iree-global-opt-demote-contraction-inputs-type", "iree-opt-const-eval", "verify"},
     frozenset({"iree-rocm-target", "iree-rocm-target-features", "iree-rocm-waves-per-eu"}),
 )
@@ -60,9 +60,9 @@ def known(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_compiler_help_of_an_older_release() -> None:
     flags = parse_compiler_help((_DATA / "iree-compile-3.9.0.txt").read_text(encoding="utf-8"))
     assert {"o", "h", "debug-counter", "arm-default-it", "amdgpu-use-native", "verify"} <= flags.names
-    assert {"iree-hip-target", "iree-opt-level", "o", "iree-opt-splat-parameters"} <= flags.valued
+    assert {"iree-hip-target", "iree-opt-level", "o", "iree-opt-splat-parameters"} <= flags.value_flags
     # Switches, and flags whose value must be attached, leave the next argument alone.
-    assert not {"iree-llvmgpu-enable-prefetch", "amdgpu-use-native", "verify"} & flags.valued
+    assert not {"iree-llvmgpu-enable-prefetch", "amdgpu-use-native", "verify"} & flags.value_flags
     # Values, headings and continued descriptions are no flags.
     assert not {"none", "auto", "conv", "At", "IT", "x"} & flags.names
 
@@ -70,8 +70,8 @@ def test_compiler_help_of_an_older_release() -> None:
 def test_runtime_help_of_an_older_release() -> None:
     flags = parse_runtime_help((_DATA / "iree-benchmark-module-3.9.0.txt").read_text(encoding="utf-8"))
     assert {"help", "module", "device_profiling_file", "benchmark_repetitions", "v"} <= flags.names
-    assert {"module", "hip_dylib_path", "benchmark_min_time", "function", "batch_size"} <= flags.valued
-    assert not {"cuda_use_streams", "help", "print_statistics", "benchmark_list_tests"} & flags.valued
+    assert {"module", "hip_dylib_path", "benchmark_min_time", "function", "batch_size"} <= flags.value_flags
+    assert not {"cuda_use_streams", "help", "print_statistics", "benchmark_list_tests"} & flags.value_flags
     # Named in a sentence only, at the start of a line.
     assert "task_topology_max_group_count" not in flags.names
 
@@ -79,7 +79,7 @@ def test_runtime_help_of_an_older_release() -> None:
 @given(st.text())
 def test_any_text_can_be_parsed(text: str) -> None:
     for flags in (parse_compiler_help(text), parse_runtime_help(text)):
-        assert flags.valued <= flags.names
+        assert flags.value_flags <= flags.names
 
 
 @given(
@@ -119,23 +119,23 @@ def test_splitting_loses_no_word(words: list[str], valued: set[str]) -> None:
 
 def test_the_nearest_name_of_an_iree_flag_is_one_of_irees() -> None:
     flags = FlagSet(frozenset({"iree-rocm-target", "tree-rocm-target", "verify"}))
-    assert flags.nearest("iree-rcm-target") == "iree-rocm-target"
-    assert flags.nearest("verfy") == "verify"
-    assert not flags.nearest("something-else")
+    assert flags.find_nearest("iree-rcm-target") == "iree-rocm-target"
+    assert flags.find_nearest("verfy") == "verify"
+    assert not flags.find_nearest("something-else")
 
 
 @pytest.mark.iree
 def test_the_real_tools_flags(known: dict[str, FlagSet]) -> None:
     assert len(known[COMPILE].names) > 1500
     assert {"o", "iree-hal-target-device", "mlir-disable-threading"} <= known[COMPILE].names
-    assert {"iree-rocm-target", "iree-llvmcpu-target-cpu", "o"} <= known[COMPILE].valued
+    assert {"iree-rocm-target", "iree-llvmcpu-target-cpu", "o"} <= known[COMPILE].value_flags
     assert {"module", "device", "expected_output", "list_devices"} <= known[RUN_MODULE].names
     assert {"benchmark_repetitions", "device_allocator", "module"} <= known[BENCHMARK_MODULE].names
 
 
 @pytest.mark.iree
 def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known: dict[str, FlagSet]) -> None:
-    iree = sorted(name for name in known[COMPILE].names - known[COMPILE].valued if name.startswith("iree-"))
+    iree = sorted(name for name in known[COMPILE].names - known[COMPILE].value_flags if name.startswith("iree-"))
     # The flags that end the program when they are met.
     switches = tuple(f"--{name}" for name in iree if "-list-" not in name)
     assert not flag_complaints(toolchain, switches)
@@ -149,7 +149,7 @@ def test_the_compiler_agrees_on_what_takes_the_next_word(
     # A flag that takes the next word takes --version, which is then not obeyed.
     argv = [toolchain.compiler.compile, f"--{name}", "--version", "/nowhere.mlir"]
     obeyed = "LLVM version" in subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-    assert (name in known[COMPILE].valued) == (not obeyed)
+    assert (name in known[COMPILE].value_flags) == (not obeyed)
 
 
 @pytest.mark.iree
@@ -205,34 +205,34 @@ def test_the_compilers_own_complaints(toolchain: Toolchain) -> None:
 
 @pytest.mark.iree
 def test_the_tables_agree_with_the_installed_tools(known: dict[str, FlagSet]) -> None:
-    for rename in RENAMED:
+    for rename in FLAG_RENAMES:
         for tool in rename.tools:
             assert rename.new in known[tool].names, rename
             assert (rename.old in known[tool].names) == (rename.old in _BOTH), rename
-            if rename.with_new is not None:
-                assert rename.with_new[0] in known[tool].names
+            if rename.companion is not None:
+                assert rename.companion[0] in known[tool].names
 
 
 def test_the_tables_agree_with_an_older_release() -> None:
-    seen_old = {rename.old for rename in RENAMED if rename.last_old == "3.9.0" and COMPILE in rename.tools}
+    seen_old = {rename.old for rename in FLAG_RENAMES if rename.last_old == "3.9.0" and COMPILE in rename.tools}
     assert seen_old <= _OLD.names
-    assert not {rename.new for rename in RENAMED if rename.first_new == "3.12.0"} & _OLD.names
+    assert not {rename.new for rename in FLAG_RENAMES if rename.first_new == "3.12.0"} & _OLD.names
     assert "device_profiling_file" in _OLD_BENCHMARK.names
 
 
 @pytest.mark.parametrize(("tool", "flags"), [(COMPILE, _OLD), (BENCHMARK_MODULE, _OLD_BENCHMARK)])
 def test_what_an_older_release_has_not(tool: str, flags: FlagSet) -> None:
     # The kept help is an excerpt: it proves what is missing from the tables, not what is missing from the release.
-    having = read_flag_releases().having[tool]
+    having = read_flag_releases().releases_by_flag[tool]
     assert all("3.9.0" in having[name] for name in having.keys() & flags.names)
 
 
 @pytest.mark.iree
 def test_what_the_installed_release_has_and_has_not(known: dict[str, FlagSet]) -> None:
     release = find_installed().compiler.release
-    if release not in read_flag_releases().compared:
+    if release not in read_flag_releases().releases:
         pytest.skip("an IREE that was not compared")
-    for tool, having in read_flag_releases().having.items():
+    for tool, having in read_flag_releases().releases_by_flag.items():
         names = known[tool].names
         assert [name for name, releases in having.items() if (name in names) != (release in releases)] == []
 
@@ -249,7 +249,7 @@ def test_no_flag_is_in_two_rows() -> None:
 
 
 def test_the_table_knows_every_rename() -> None:
-    for rename in RENAMED:
+    for rename in FLAG_RENAMES:
         for tool in rename.tools:
             releases_with = read_flag_releases().with_flag
             assert rename.last_old in releases_with(tool, rename.old) or rename.old in _BOTH
@@ -258,9 +258,9 @@ def test_the_table_knows_every_rename() -> None:
 
 
 def test_no_name_means_two_things() -> None:
-    olds = [rename.old for rename in RENAMED]
+    olds = [rename.old for rename in FLAG_RENAMES]
     assert len(olds) == len(set(olds))
-    assert not set(olds) & {rename.new for rename in RENAMED}
+    assert not set(olds) & {rename.new for rename in FLAG_RENAMES}
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,9 @@ def test_no_word_is_dropped_silently(words: list[str]) -> None:
     assert list(translation.flags) == words
 
 
-@given(st.sampled_from([r for r in RENAMED if COMPILE in r.tools and not r.to_new and not r.with_new]), st.text())
+@given(
+    st.sampled_from([r for r in FLAG_RENAMES if COMPILE in r.tools and not r.new_values and not r.companion]), st.text()
+)
 def test_a_round_trip_says_the_same(rename: object, value: str) -> None:
     old, new = getattr(rename, "old", ""), getattr(rename, "new", "")
     forward = translate([f"--{old}={value}"], FlagSet(frozenset({new})), COMPILE)
