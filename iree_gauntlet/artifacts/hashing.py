@@ -1,7 +1,7 @@
 """Compute the SHA-256 of files, and cache it until a file changes.
 
 A cached hash is a small JSON file in a folder of stamps. It is valid as long as the file has the size, inode and times
-of modification and change (nanoseconds) that it had when it was hashed; so a 16 GB archive is read once, not at every
+of modification and change (nanoseconds) as when it was hashed; so a 16 GB archive is read once, not at every
 run, and again after a change of its rights, its owner or its hard links. A stamp contains its own checksum: a damaged
 stamp is ignored.
 """
@@ -118,10 +118,10 @@ class VerifiedHashes:
         stamp = _Stamp.read(self._locate_stamp(path))
         return stamp is None or stamp.vouched
 
-    def sha256(self, path: Path, expected: str = "") -> str:
+    def sha256(self, path: Path, expected_sha256: str = "") -> str:
         """Return the SHA-256 of a file, cached if it has not changed, otherwise by reading it.
 
-        A hash that differs from `expected` is not cached: it would replace the expected one.
+        A hash that differs from `expected_sha256` is not cached: it would replace the expected one.
         """
         cached_hash = self.known(path)
         if cached_hash:
@@ -132,7 +132,7 @@ class VerifiedHashes:
         status_after = path.stat()
         is_unchanged = _Stamp.of(path, status, "") == _Stamp.of(path, status_after, "")
         is_old_enough = status.st_ctime_ns + _CLOCK_TICK_NS < started_ns
-        if is_unchanged and is_old_enough and sha256 == (expected or sha256):
+        if is_unchanged and is_old_enough and sha256 == (expected_sha256 or sha256):
             self._store(_Stamp.of(path, status, sha256, vouched=self.is_vouched(path)))
         return sha256
 

@@ -1,4 +1,4 @@
-"""List the content of a cache by names, sizes and times alone: no content is hashed.
+"""List the content of a cache by names, sizes and times only: no content is hashed.
 
 A module's size and name are those in its `entry.json`, whose modification time is its last use; an artifact's last use
 is the time of its stamp, see `hashing`. Sizes are disk usage, so that the holes of a running download do not count.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.sources import local_name, make_arrival_name
-from iree_gauntlet.artifacts.transfer import look, merge_blocks
+from iree_gauntlet.artifacts.transfer import merge_blocks, read_partial
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _list_artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterato
 
 def _describe_unfinished(root: Path, folder: Path) -> Item:
     item = _describe_path(root, folder, ItemKind.UNFINISHED)
-    header, blocks = look(folder)
+    header, blocks = read_partial(folder)
     # Its hard links are next to it, in the folder of its check.
     item = replace(item, shared_bytes=0, present=sum(block.stop - block.start for block in merge_blocks(blocks)))
     return replace(item, name=header.url, total=header.size) if header else item

@@ -121,12 +121,12 @@ class Leases:
     def _list_leases(self) -> Iterator[tuple[Path, bool]]:
         """Yield each lease file, and True if its process is alive; a dead one's is locked until the next step."""
         for file in sorted(self._folder.glob("*.txt")):
-            with try_lock(file, shared=True) as locked:
-                yield file, not locked
+            with try_lock(file, shared=True) as has_lock:
+                yield file, not has_lock
 
     def _append_path(self, lease: _Lease, relative: str) -> None:
         self._lock_path.parent.mkdir(parents=True, exist_ok=True)
-        shared = wait_for_lock(self._lock_path, exclusive=False)
+        lock_fd = wait_for_lock(self._lock_path, exclusive=False)
         try:
             if lease.descriptor < 0:
                 self._folder.mkdir(exist_ok=True)
@@ -138,11 +138,11 @@ class Leases:
             if error.errno in _EXHAUSTION_ERRNOS:
                 # There is no space for the line: the shared lock, kept to the end, protects the complete cache.
                 _close(lease.guard)
-                lease.guard = shared
+                lease.guard = lock_fd
                 return
-            _close(shared)
+            _close(lock_fd)
             raise
-        _close(shared)
+        _close(lock_fd)
 
 
 class _Lease:

@@ -96,7 +96,7 @@ class AzureAccess:
 
     Attributes:
         sas: a shared access signature, without the question mark; empty for none.
-        said_by: the source of the credentials, or why there are none; for messages.
+        credentials_source: the source of the credentials, or why there are none; for messages.
     """
 
     account: str
@@ -180,12 +180,12 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
 
 def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
     """Return SAS, key, and their source (or why they are not used)."""
-    configured = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+    own_account = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
     variable = next((name for name in _SECRETS if environ.get(name)), "")
     if not variable:
         return "", "", ""
-    if configured != account:
-        reason = f"AZURE_STORAGE_ACCOUNT is {configured!r}" if configured else "AZURE_STORAGE_ACCOUNT is not set"
+    if own_account != account:
+        reason = f"AZURE_STORAGE_ACCOUNT is {own_account!r}" if own_account else "AZURE_STORAGE_ACCOUNT is not set"
         return "", "", f"not used: {variable}, as {reason}"
     return (
         (environ[variable], "", variable)
@@ -282,8 +282,8 @@ def open_store(
         return _open_s3(bucket, path, url, configuration, client)
     if scheme == "gs":
         return _open_gcs(bucket, path, url, configuration, client)
-    expected = "Expected az://account/container/path, s3://bucket/path, gs://bucket/path or file:///folder"
-    raise ArtifactError(url, f"no object store: {url}", expected)
+    hint = "Expected az://account/container/path, s3://bucket/path, gs://bucket/path or file:///folder"
+    raise ArtifactError(url, f"no object store: {url}", hint)
 
 
 def open_azure(

@@ -1,10 +1,10 @@
 """Find the parameters that a program references, without loading the program, and describe their layout in memory.
 
 Text is searched chunk by chunk; bytecode is read only at its parameters, from the file, without any tool and without
-its weights. Only bytecode that is newer than this module goes through the toolchain's `iree-opt`.
+its weights. Only bytecode that is newer than this module is read with the toolchain's `iree-opt`.
 
 An attribute whose dialect defines no encoding is stored in the bytecode as its assembly text, and a parameter
-reference is such an attribute in IREE's stream and flow dialects. The table of offsets says where each attribute is, so
+reference is such an attribute in IREE's stream and flow dialects. The table of offsets locates each attribute, so
 that everything else (weights, operations) is skipped. This is also the only way that keeps every name
 right: a tool that prints the program as text prints names without escapes, and a backslash in them would be parsed a
 second time.
@@ -252,7 +252,7 @@ def _parse_reference(text: _Text, start: int, *, has_outer_bracket: bool) -> tup
         position = match.end()
         if text[position : position + 1] == b"<":
             position = _skip_brackets(text, position)
-        type_text = _STRING_OR_BLANK.sub(lambda ignored: ignored[1] or b"", text[begin:position])
+        type_text = _STRING_OR_BLANK.sub(lambda token: token[1] or b"", text[begin:position])
     scope_text, name_text = (part.decode(errors="surrogateescape") for part in (scope, name))
     return ParameterReference(scope_text, name_text, type_text.decode(errors="backslashreplace")), position
 

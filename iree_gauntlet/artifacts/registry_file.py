@@ -131,19 +131,19 @@ class Pins:
 def _parse_entry(line: str, location: str) -> RegistryEntry | None:
     if not line or line.startswith("#"):
         return None
-    expected = "Expected: name sha256:<64 hexadecimal digits> url"
+    hint = "Expected: name sha256:<64 hexadecimal digits> url"
     try:
         fields = line.split() if _QUOTE_FREE_LINE.match(line) else shlex.split(line)
     except ValueError as error:
-        raise ArtifactError("", f"{location}: {error}: {line!r}", expected) from error
+        raise ArtifactError("", f"{location}: {error}: {line!r}", hint) from error
     if len(fields) not in (2, 3):
-        raise ArtifactError("", f"{location}: {len(fields)} words instead of 2 or 3: {line!r}", expected)
+        raise ArtifactError("", f"{location}: {len(fields)} words instead of 2 or 3: {line!r}", hint)
     name, digest, url = (*fields, "")[:3]
     algorithm, colon, hexdigest = digest.rpartition(":")
     if colon and algorithm.lower() != "sha256":
-        raise ArtifactError(url, f"{location}: hash of algorithm {algorithm!r}, not sha256", expected)
+        raise ArtifactError(url, f"{location}: hash of algorithm {algorithm!r}, not sha256", hint)
     if not _SHA256.match(hexdigest.lower()):
-        raise ArtifactError(url, f"{location}: not a SHA-256: {digest!r}", expected)
+        raise ArtifactError(url, f"{location}: not a SHA-256: {digest!r}", hint)
     if name.startswith(("/", "\\")) or ".." in name.split("/") or not name:
-        raise ArtifactError(url, f"{location}: a name outside the store: {name!r}", expected)
+        raise ArtifactError(url, f"{location}: a name outside the store: {name!r}", hint)
     return RegistryEntry(name, hexdigest.lower(), url)

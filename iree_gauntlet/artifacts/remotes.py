@@ -128,7 +128,7 @@ class HttpRemote:
     _session: requests.Session = field(default_factory=requests.Session)
 
     def _get_request_url(self) -> tuple[str, bool]:
-        """Return the URL to request, and whether it comes from an earlier response."""
+        """Return the URL to request, and True if it comes from an earlier response."""
         if resolved_url := self._resolved_url:
             return resolved_url, True
         return (self.target() if self.target else self.url), False
@@ -153,9 +153,9 @@ class HttpRemote:
 
     def _send(self, start: int, stop: int | None, version: str) -> requests.Response:
         """Request a range; use the URL of an earlier response while it works."""
-        url, is_resolved = self._get_request_url()
-        response = self._request(url, start, stop, version, extra=not is_resolved)
-        if is_resolved and response.status_code in _AUTH_STATUSES | _MISSING_STATUSES:
+        url, is_redirect = self._get_request_url()
+        response = self._request(url, start, stop, version, extra=not is_redirect)
+        if is_redirect and response.status_code in _AUTH_STATUSES | _MISSING_STATUSES:
             # Redirections and signatures are valid for minutes or hours; large files take longer.
             response.close()
             self._resolved_url = ""
@@ -167,8 +167,8 @@ class HttpRemote:
             # An empty file has no ranges; ranges of an encoded body are not ranges of the file; and of an unknown size,
             # the end of the last part cannot be determined.
             response.close()
-            url, is_resolved = self._get_request_url()
-            response = self._request(url, 0, None, version, extra=not is_resolved)
+            url, is_redirect = self._get_request_url()
+            response = self._request(url, 0, None, version, extra=not is_redirect)
         requested_url = response.history[0].url if response.history else response.url
         if response.ok and (not self.headers or urlsplit(response.url).netloc != urlsplit(requested_url).netloc):
             # The headers are for the host of the first request: another host neither needs nor gets them.

@@ -280,20 +280,20 @@ def _parse_value(text: str) -> tuple[tuple[int, ...], str]:
 
 
 def _parse_parameters(distribution: str, element_type: str, query: str) -> dict[str, int | float]:
-    allowed = _DEFAULTS[distribution]
+    defaults = _DEFAULTS[distribution]
     parameters: dict[str, int | float] = {}
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
         raise _SourceError(f"{error}", "Write parameters as ?seed=1&low=0.") from error
     for name, text in pairs:
-        if name not in allowed:
-            suggestion = _suggest_nearest(name, allowed)
-            hint = f"Parameters of {distribution}: {', '.join(allowed) or 'none'}."
+        if name not in defaults:
+            suggestion = _suggest_nearest(name, defaults)
+            hint = f"Parameters of {distribution}: {', '.join(defaults) or 'none'}."
             raise _SourceError(f"{distribution} has no parameter {name!r}{suggestion}", hint)
         if name in parameters:
             raise _SourceError(f"parameter {name!r} is given twice", "Keep one of them.")
-        parameters[name] = _parse_number(name, text, integer=not isinstance(allowed[name], float))
+        parameters[name] = _parse_number(name, text, integer=not isinstance(defaults[name], float))
     if distribution == "integers":
         minimum, maximum = 0, 1
         if element_type != "i1":
@@ -305,7 +305,7 @@ def _parse_parameters(distribution: str, element_type: str, query: str) -> dict[
             hint = f"low < high (exclusive) are wanted, within {minimum} and {maximum + 1}."
             raise _SourceError(f"{element_type} integers from {low} below {high} do not exist", hint)
         return parameters
-    parameters = {name: parameters.get(name, default) for name, default in allowed.items() if default is not None}
+    parameters = {name: parameters.get(name, default) for name, default in defaults.items() if default is not None}
     if distribution == "formula" and (seed := parameters["seed"]) > _MAX_FORMULA_SEED:
         raise _SourceError(f"seed={seed} is too large", f"NumPy takes seeds up to {_MAX_FORMULA_SEED}.")
     low, high = parameters.get("low", 0.0), parameters.get("high", 1.0)
@@ -355,8 +355,8 @@ def _make_npy_header(array: NDArray[Any]) -> bytes:
     """Return the header of NPY 1.0, written here so that it does not depend on the NumPy version."""
     description = f"{{'descr': {array.dtype.str!r}, 'fortran_order': False, 'shape': {array.shape!r}, }}"
     prefix = b"\x93NUMPY\x01\x00"
-    unpadded = len(prefix) + 2 + len(description) + 1
-    text = description + " " * (-unpadded % 64) + "\n"
+    header_size = len(prefix) + 2 + len(description) + 1
+    text = description + " " * (-header_size % 64) + "\n"
     return prefix + len(text).to_bytes(2, "little") + text.encode("latin-1")
 
 

@@ -1,6 +1,6 @@
 """Parse the sources of artifacts: the meaning of a URL, and the file's name in the store.
 
-Names depend on the URL alone, so that a plan has every path before any download. They
+Names depend only on the URL, so that a plan has every path before any download. They
 are a function of the URL without collisions, also on file systems that ignore case:
 
 - A component is *plain* if it has only `a-z 0-9 _ + - .`, does not begin with a dot and has at most 100

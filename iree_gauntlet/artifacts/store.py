@@ -47,7 +47,7 @@ from iree_gauntlet.artifacts.sources import (
     missing,
     parse_source,
 )
-from iree_gauntlet.artifacts.transfer import Policy, Transfer, discard
+from iree_gauntlet.artifacts.transfer import Policy, Transfer, remove_partial
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.progress import Progress, Recorder
@@ -100,7 +100,7 @@ class _Fetch:
     store: ArtifactStore
     source: MadeSource
     folder: Path
-    expected: Pin | None
+    pin: Pin | None
     progress: Progress
     failures: list[ArtifactError] = field(default_factory=list)
 
@@ -139,14 +139,14 @@ class _Fetch:
 
     def _download(self) -> CheckedFile:
         """Download the file from the first location that has it."""
-        from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
+        from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries import slowly
 
         url = self.source.url
         for location in places(url, self.store.configuration):
             if self.store.offline and not location.startswith(("/", "file:")):
                 continue
-            if checked := self._try_location(location):
-                return checked
+            if checked_file := self._try_location(location):
+                return checked_file
         if self.store.offline:
             message = f"offline, and no usable copy of {url} is in the cache"
             raise ArtifactError(url, message, "Fetch once with network access, or `cache.import` an archive.")
@@ -173,7 +173,7 @@ class _Fetch:
         while True:
             try:
                 remote = next(remotes, None)
-                checked = self._fetch(remote) if remote else None
+                checked_file = self._fetch(remote) if remote else None
             except ArtifactError as error:
                 if is_mirror and not isinstance(error, MissingError):
                     self.progress.note(url, f"not from the mirror: {error.what}")
@@ -181,25 +181,25 @@ class _Fetch:
                 if isinstance(error.__cause__, UnresolvedError):
                     self.store.unresolved.add(error.__cause__.host)
                 continue
-            if remote is None or checked is None or not is_mirror:
-                return checked
-            if self.expected is None:
+            if remote is None or checked_file is None or not is_mirror:
+                return checked_file
+            if self.pin is None:
                 self.progress.note(url, f"its hash is learnt from the mirror {remote.url}, not from itself")
-            return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}"))
+            return replace(checked_file, notes=(*checked_file.notes, f"from the mirror {remote.url}"))
 
     def _fetch(self, remote: Remote) -> CheckedFile:
         """Fetch the file from one server; reuse an earlier attempt's bytes once, then distrust them."""
         url, store = self.source.url, self.store
-        is_pinned = self.expected is not None
+        has_pin = self.pin is not None
         for fresh in (False, True):
-            transfer = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress, is_pinned)
+            transfer = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress, has_pin)
             download = transfer.run(fresh=fresh)
             try:
-                checked = self._check(partial(link_or_move, download.path), download.file)
-                note = f"resuming at {byte_size(download.resumed)} of {byte_size(checked.size)}"
-                return replace(checked, notes=(note,)) if download.resumed else checked
+                checked_file = self._check(partial(link_or_move, download.path), download.file)
+                note = f"resuming at {byte_size(download.resumed)} of {byte_size(checked_file.size)}"
+                return replace(checked_file, notes=(note,)) if download.resumed else checked_file
             except _WrongContentError as error:
-                discard(self.folder)
+                remove_partial(self.folder)
                 if not download.resumed or fresh:
                     raise self._make_content_error(remote.url, error) from error
                 self.progress.note(url, f"what an earlier attempt had left is damaged ({error}): beginning again")
@@ -207,7 +207,7 @@ class _Fetch:
 
     def _check(self, write: Callable[[Path], None], file: RemoteFile) -> CheckedFile:
         """Write the file into a folder of its own, and check it there."""
-        url, expected, path = self.source.url, self.expected, self.folder / "checking" / "file"
+        url, pin, path = self.source.url, self.pin, self.folder / "checking" / "file"
         # An earlier attempt may have left files there.
         shutil.rmtree(path.parent, ignore_errors=True)
         path.parent.mkdir()
@@ -216,18 +216,18 @@ class _Fetch:
         if file.size not in (None, size):
             raise _WrongContentError(f"{size} bytes instead of {file.size}", size)
         self.progress.checking(url, 0, size)
-        if expected is not None:
-            import pooch  # noqa: PLC0415 - it takes its time, and most files are there
+        if pin is not None:
+            import pooch  # noqa: PLC0415 - it imports slowly, and most files are present
 
             sha256 = pooch.file_hash(path)
-            if sha256 == expected.sha256:
+            if sha256 == pin.sha256:
                 return CheckedFile(path, size, sha256)
             path.unlink()  # its space may be needed: the file is fetched again if parts of it were resumed
             raise _WrongContentError(f"sha256 {sha256}", size)
         with path.open("rb") as stream:
             is_html = _HTML_START.match(stream.read(_HTML_START_BYTES))
         if is_html and not urlsplit(url).path.lower().endswith((".html", ".htm", ".xhtml")):
-            discard(self.folder)
+            remove_partial(self.folder)
             message = f"an HTML page came in place of the file: {url}; nothing was kept"
             hint = "Open the URL in a browser: it may be a page about the file, or one to sign in."
             raise ArtifactError(url, message, hint)
@@ -243,19 +243,19 @@ class _Fetch:
             if hexdigests[algorithm] != hexdigest:
                 reason = f"{algorithm} {hexdigests[algorithm]}, where the server says {hexdigest}"
                 raise _WrongContentError(reason, size)
-        is_vouched = not isinstance(self.source, RemoteSource) or file.size is not None or bool(file.checksums)
-        return CheckedFile(path, size, hexdigests["sha256"], is_vouched)
+        has_evidence = not isinstance(self.source, RemoteSource) or file.size is not None or bool(file.checksums)
+        return CheckedFile(path, size, hexdigests["sha256"], has_evidence)
 
     def _make_content_error(self, location: str, error: _WrongContentError) -> ArtifactError:
-        url, expected = self.source.url, self.expected
-        if expected is None:
+        url, pin = self.source.url, self.pin
+        if pin is None:
             message = f"damaged on its way: {location} arrived with {error}; nothing was kept"
             return ArtifactError(
                 url, message, "Fetch again; if it stays so, the server's copy or its checksum is wrong."
             )
         message = (
             f"wrong content: {location} has {error} ({byte_size(error.size)}), "
-            f"{expected.path} says {expected.sha256}; nothing was replaced"
+            f"{pin.path} says {pin.sha256}; nothing was replaced"
         )
         hint = f"If the source was changed on purpose: `cache.lock --refresh {url}`; if not, do not trust the source."
         return ArtifactError(url, message, hint)
@@ -296,7 +296,7 @@ class ArtifactStore:
         self._hash_seeded = functools.lru_cache(maxsize=1024)(_hash_seeded)
 
     def path(self, url: str) -> Path:
-        """Return the file's path, present or not, from the URL alone; raise an ArtifactError for a malformed URL."""
+        """Return the file's path, present or not, from only the URL; raise an ArtifactError for a malformed URL."""
         return self._located(url)[1]
 
     def known_hash(self, url: str) -> str:
@@ -319,30 +319,30 @@ class ArtifactStore:
         Raises:
             ArtifactError: the file is unavailable, or differs from its pin.
         """
-        started = time.perf_counter()
+        start = time.perf_counter()
         recorder = Recorder(self.progress)
         source, path = self._located(url)
         if isinstance(source, FileSource):
-            sha256, cached = self._hash(url, path), True
+            sha256, is_hit = self._hash(url, path), True
         else:
             # The lease comes before the check for the file: garbage collection skips leased files.
             self._leases.use(path)
             try:
                 sha256 = self._find_usable(source, path, Recorder(Progress()))
-                cached = bool(sha256)
-                if not cached:
+                is_hit = bool(sha256)
+                if not is_hit:
                     with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", url, recorder):
                         # Another run may have fetched it while this one waited for the lock.
                         sha256 = self._find_usable(source, path, recorder)
-                        cached = bool(sha256)
+                        is_hit = bool(sha256)
                         sha256 = sha256 or self._fetch_file(source, path, recorder)
             except ArtifactError as error:
                 error.notes = tuple(recorder.notes)
                 raise
             finally:
                 self.progress.download_finished(url)
-        seconds = round(time.perf_counter() - started, 6)
-        return Fetched(url, path, path.stat().st_size, seconds, cached, sha256, tuple(recorder.notes))
+        seconds = round(time.perf_counter() - start, 6)
+        return Fetched(url, path, path.stat().st_size, seconds, is_hit, sha256, tuple(recorder.notes))
 
     def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> None:
         """Move a file from elsewhere (an archive) into the store, unless the store has it.
@@ -384,12 +384,12 @@ class ArtifactStore:
         # The lock file is read only if the registry lacks the name.
         return self.registry.pin(name, "registry") or self.learnt.registry().pin(name, "lock")
 
-    def _hash(self, url: str, path: Path, expected: str = "") -> str:
+    def _hash(self, url: str, path: Path, expected_sha256: str = "") -> str:
         try:
             # A pipe or a device may have no end.
             if not path.is_file():
                 raise ArtifactError(url, *missing(path))
-            return self.verified.sha256(path, expected)
+            return self.verified.sha256(path, expected_sha256)
         except OSError as error:
             message = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, message, f"Check the path and its rights; it is needed for {url}") from error
@@ -400,12 +400,12 @@ class ArtifactStore:
             return ""
         pin = self._pin(source)
         # Without a pin, the hash of the last verification is the expected one.
-        expected = pin.sha256 if pin else self.verified.last(path)
-        if not expected and isinstance(source, RandomSource):
-            expected = self._hash_seeded(source.url)
-        sha256 = self._hash(source.url, path, expected)
-        if expected and sha256 != expected:
-            digests = f"sha256 {sha256[:12]}…, not {expected[:12]}…"
+        expected_sha256 = pin.sha256 if pin else self.verified.last(path)
+        if not expected_sha256 and isinstance(source, RandomSource):
+            expected_sha256 = self._hash_seeded(source.url)
+        sha256 = self._hash(source.url, path, expected_sha256)
+        if expected_sha256 and sha256 != expected_sha256:
+            digests = f"sha256 {sha256[:12]}…, not {expected_sha256[:12]}…"
             progress.note(source.url, f"{path} is not what it should be ({digests}): getting it again")
             return ""
         if pin is None and self.verified.is_vouched(path):

@@ -105,7 +105,7 @@ class _RangeEntry(Recorded):
         return ByteRange(*self.got)
 
 
-def look(folder: Path) -> tuple[PartialHeader | None, list[ByteRange]]:
+def read_partial(folder: Path) -> tuple[PartialHeader | None, list[ByteRange]]:
     """Read a partial download's journal, if readable: its header and its ranges; nothing is verified."""
     try:
         header, entries, _ = _parse_journal((folder / "state.jsonl").read_bytes())
@@ -114,7 +114,7 @@ def look(folder: Path) -> tuple[PartialHeader | None, list[ByteRange]]:
     return header, [entry.span for entry in entries]
 
 
-def discard(folder: Path) -> None:
+def remove_partial(folder: Path) -> None:
     """Remove a partial download's files."""
     for name in ("state.jsonl", "data"):
         (folder / name).unlink(missing_ok=True)
@@ -163,19 +163,19 @@ class Partial:
     def begin(cls, folder: Path, url: str, file: RemoteFile) -> Self:
         """Start a new download; discard an earlier attempt's files."""
         folder.mkdir(parents=True, exist_ok=True)
-        discard(folder)
+        remove_partial(folder)
         partial = cls(folder, *_open_files(folder), [])
         partial._append(PartialHeader(url, file.size, file.version, dict(file.checksums)))
         return partial
 
     def write(self, position: int, block: bytes) -> None:
-        """Write bytes at their offset; `got` marks them as valid."""
+        """Write bytes at their offset; `record_range` marks them as valid."""
         view = memoryview(block)
         while view:
             count = os.pwrite(self._data, view, position)
             view, position = view[count:], position + count
 
-    def got(self, span: ByteRange, crc32: int) -> None:
+    def record_range(self, span: ByteRange, crc32: int) -> None:
         """Record in the journal that a range has been written."""
         with self._lock:
             self._append(_RangeEntry((span.start, span.stop), crc32))
@@ -296,7 +296,7 @@ class Transfer:
     _failure: BaseException | None = None
     _interruptions: int = 0
     _next_attempt_at: float = 0.0
-    _done: int = 0
+    _received_bytes: int = 0
     _last_report: float = 0.0
 
     def run(self, *, fresh: bool = False) -> CompleteDownload:
@@ -320,7 +320,7 @@ class Transfer:
             present_bytes = sum(span.stop - span.start for span in partial.spans)
             if previous_attempt:
                 self._require_space(file.size or 0, present_bytes)
-            self._done = present_bytes
+            self._received_bytes = present_bytes
             self.progress.download(self.name, present_bytes, file.size)
             if file.size is not None:
                 self._download_missing_parts(partial, file, file.size)
@@ -331,7 +331,7 @@ class Transfer:
         with self.slots:
             failures = 0
             while True:
-                self._done = 0
+                self._received_bytes = 0
                 partial: Partial | None = None
                 try:
                     with self.remote.open(0, self.policy.part_bytes, "") as body:
@@ -345,7 +345,7 @@ class Transfer:
                 except ArtifactError:
                     # A partial is useless, too, if the response was damaged or endless.
                     if partial is not None and not (body.file.size and body.file.version):
-                        discard(self.folder)
+                        remove_partial(self.folder)
                     raise
                 except TransientError as error:
                     # With ranges, the other parts continue after this one's last byte; a stream begins again.
@@ -354,7 +354,7 @@ class Transfer:
                         return partial, body.file
                     # The failure counts as without progress: the next stream cannot use these bytes.
                     failures += 1
-                    discard(self.folder)
+                    remove_partial(self.folder)
                     self._wait_after_failure(error, failures)
 
     def _require_space(self, size: int, present_bytes: int = 0) -> None:
@@ -467,19 +467,19 @@ class Transfer:
                 cursor.position += len(data)
                 self._count(len(data), size)
                 if cursor.position - recorded_position >= _JOURNAL_INTERVAL_BYTES:
-                    partial.got(ByteRange(recorded_position, cursor.position), crc32)
+                    partial.record_range(ByteRange(recorded_position, cursor.position), crc32)
                     recorded_position, crc32 = cursor.position, 0
         finally:
             if cursor.position > recorded_position:
-                partial.got(ByteRange(recorded_position, cursor.position), crc32)
+                partial.record_range(ByteRange(recorded_position, cursor.position), crc32)
 
-    def _count(self, count: int, size: int | None) -> None:
+    def _count(self, new_bytes: int, size: int | None) -> None:
         with self._lock:
-            self._done += count
+            self._received_bytes += new_bytes
             now = self.policy.now()
-            if now - self._last_report < _PROGRESS_INTERVAL_SECONDS and self._done != size:
+            if now - self._last_report < _PROGRESS_INTERVAL_SECONDS and self._received_bytes != size:
                 return
-            self._last_report, done_bytes = now, self._done
+            self._last_report, done_bytes = now, self._received_bytes
         self.progress.download(self.name, done_bytes, size)
 
     def _wait_after_failure(self, error: TransientError, failures: int) -> None:
@@ -499,8 +499,8 @@ class Transfer:
             self._next_attempt_at = max(self._next_attempt_at, policy.now() + wait)
         with self._lock:
             self._interruptions += 1
-            is_reported = self._interruptions <= _MAX_NOTES
-        if is_reported:
+            may_report = self._interruptions <= _MAX_NOTES
+        if may_report:
             suffix = "; further ones are not reported" if self._interruptions == _MAX_NOTES else ""
             retry_text = f"retry {max(1, failures)} of {policy.retries}"
             self.progress.note(self.name, f"{error}; {retry_text} in {wait:.1f} s{suffix}")

@@ -56,7 +56,7 @@ _MANY_STEPS = 200
 # A suite's steps are alike, but the first half may come from a cache: the last minute predicts the rest better.
 _STEP_RATE_PERIOD_SECONDS = 60.0
 _BYTE_RATE_PERIOD_SECONDS = 30.0
-# Until then, the measured rate would mostly be that of steps that had been done before.
+# Until then, the measured rate would mostly be that of steps done before.
 _MIN_ESTIMATE_SECONDS = 3.0
 # A fresh download's first report has a block or two; a larger one shows that an earlier attempt left some bytes.
 _MIN_RESUMED_BYTES = 4 << 20
@@ -97,7 +97,7 @@ class Painter(Progress):
         self._remaining_time = RemainingTime([], {})
         self._lock = threading.RLock()
         self._steps = self._make_tasks(_STEP_RATE_PERIOD_SECONDS)
-        # The first of these tasks is the whole run.
+        # The first of these tasks is the complete run.
         self._run_id = self._steps.add_task("", total=0, visible=False)
         self._counts: dict[str, int] = {}
         self._is_large = False
@@ -167,10 +167,10 @@ class Painter(Progress):
             self._status = ""
             self._counts[verdict] = self._counts.get(verdict, 0) + 1
             self._steps.advance(self._run_id)
-            self._remaining_time.finished(step.id)
+            self._remaining_time.remove_step(step.id)
             self._ended_at = self._clock()
             if not self._is_large or result.verdict.is_bad or messages.is_verbose():
-                self._write_line(format_finished(step, result, self._step_counter), verdict)
+                self._write_line(format_finished_step(step, result, self._step_counter), verdict)
             for line in _list_details(result) if messages.is_verbose() else ():
                 self._write_line(line)
 
@@ -296,7 +296,7 @@ class Painter(Progress):
 
     def _estimate_remaining_seconds(self) -> float | None:
         """Return the remaining seconds; None if unknown: during a wait, or once a step exceeds the estimate."""
-        remaining = self._remaining_time.seconds((self._run_task.elapsed or 0.0) - self._past_wait_seconds)
+        remaining = self._remaining_time.estimate_seconds((self._run_task.elapsed or 0.0) - self._past_wait_seconds)
         is_overdue = remaining is not None and remaining < self._clock() - max(self._ended_at, self._wait_started_at)
         return None if self._waiting or is_overdue else remaining
 
@@ -394,7 +394,7 @@ class PlainProgress(Painter):
         self._line_at = self._clock()
         write_text(self._stream, f"{clean(text)}\n")
 
-    def _note_begun(self, text: str, *, resumed: bool) -> None:
+    def _report_start(self, text: str, *, resumed: bool) -> None:
         del resumed  # a log has a line for each download
         self._write_line(text)
 
@@ -526,7 +526,7 @@ class LiveProgress(Painter):
             line.stylize(STYLES.get(verdict, ""), start, start + 2 + len(verdict))
         self._console.print(line, soft_wrap=True)
 
-    def _note_begun(self, text: str, *, resumed: bool) -> None:
+    def _report_start(self, text: str, *, resumed: bool) -> None:
         if resumed:
             self._write_line(text)
 
@@ -597,11 +597,11 @@ class RemainingTime:
         self._weights = {step: max(durations.get(step, mean), mean / 20) for step in ids} if mean else {}
         self._total_weight = sum(self._weights.values())
 
-    def finished(self, step: str) -> None:
+    def remove_step(self, step: str) -> None:
         """Remove a step that is done."""
         self._weights.pop(step, None)
 
-    def seconds(self, elapsed: float) -> float | None:
+    def estimate_seconds(self, elapsed: float) -> float | None:
         """Return the remaining seconds after `elapsed` seconds; None if there is no basis for an estimate."""
         remaining_weight = sum(self._weights.values())
         done_weight = self._total_weight - remaining_weight
@@ -613,11 +613,13 @@ def _format_step_title(step: Step) -> str:
     return one_line(f"{step.chain} {step.name}")
 
 
-def format_finished(step: Step, result: Result, counter: str) -> str:
+def format_finished_step(step: Step, result: Result, counter: str) -> str:
     """Return the line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
-    cached = " (cached)" if result.cache and result.cache.hit else ""
+    cache_note = " (cached)" if result.cache and result.cache.hit else ""
     wait_note = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _MIN_WAIT_SECONDS else ""
-    duration_text = f"  {duration(result.seconds)}{cached}{wait_note}" if result.verdict is not Verdict.SKIPPED else ""
+    duration_text = (
+        f"  {duration(result.seconds)}{cache_note}{wait_note}" if result.verdict is not Verdict.SKIPPED else ""
+    )
     reason = f": {one_line(result.full_reason)}" if result.reason else ""
     verdict = signed(f"{result.verdict:<7}", result.verdict)
     return f"{counter} {verdict} {_format_step_title(step)}{duration_text}{reason}"
@@ -667,12 +669,12 @@ def format_download_start(url: str, done: int, total: int | None, *, resumed: bo
     return f"downloading {one_line(url)}{f' ({byte_size(total)})' if total else ''}"
 
 
-def format_download_end(name: str, total: float, fetched: float, seconds: float) -> str:
+def format_download_end(name: str, total: float, new_bytes: float, seconds: float) -> str:
     """Return `downloaded x (16.1 GB in 3 min 20 s, 80.1 MB/s)`; empty if it was too quick to report."""
     if seconds < _MIN_DOWNLOAD_SECONDS:
         return ""
-    missing = f", the missing {byte_size(fetched)}" if fetched < total else ""
-    return f"downloaded {name} ({byte_size(total)}{missing} in {duration(seconds)}, {byte_size(fetched / seconds)}/s)"
+    missing = f", the missing {byte_size(new_bytes)}" if new_bytes < total else ""
+    return f"downloaded {name} ({byte_size(total)}{missing} in {duration(seconds)}, {byte_size(new_bytes / seconds)}/s)"
 
 
 def format_download(task: Task, name: str) -> str:

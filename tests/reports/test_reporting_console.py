@@ -236,11 +236,11 @@ def test_what_is_left_is_known_from_what_the_steps_took_the_last_time() -> None:
 
 
 def test_where_most_steps_are_new_earlier_ones_say_nothing() -> None:
-    assert RemainingTime(["a", "b", "c"], {"a": 1.0}).seconds(10.0) is None
+    assert RemainingTime(["a", "b", "c"], {"a": 1.0}).estimate_seconds(10.0) is None
     left = RemainingTime(["a", "b", "c"], {"a": 1.0, "b": 3.0})
-    assert left.seconds(10.0) is None, "nothing is done yet"
-    left.finished("b")
-    assert left.seconds(3.0) == 3.0, "the new one is taken for a usual one"
+    assert left.estimate_seconds(10.0) is None, "nothing is done yet"
+    left.remove_step("b")
+    assert left.estimate_seconds(3.0) == 3.0, "the new one is taken for a usual one"
 
 
 def test_a_stream_without_the_signs_gets_plain_ones() -> None:
