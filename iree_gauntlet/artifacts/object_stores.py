@@ -180,12 +180,12 @@ def find_azure_access(account: str, configuration: Configuration, url: str = "")
 
 def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
     """Return SAS, key, and their source (or why they are not used)."""
-    own_account = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+    env_account = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
     variable = next((name for name in _SECRETS if environ.get(name)), "")
     if not variable:
         return "", "", ""
-    if own_account != account:
-        reason = f"AZURE_STORAGE_ACCOUNT is {own_account!r}" if own_account else "AZURE_STORAGE_ACCOUNT is not set"
+    if env_account != account:
+        reason = f"AZURE_STORAGE_ACCOUNT is {env_account!r}" if env_account else "AZURE_STORAGE_ACCOUNT is not set"
         return "", "", f"not used: {variable}, as {reason}"
     return (
         (environ[variable], "", variable)

@@ -51,10 +51,10 @@ _MAX_REFERENCE_START_BYTES = len(b"#stream.parameter.named<")
 _ALIAS = re.compile(rb"!(?<![^\n]!)([A-Za-z_][A-Za-z0-9_$-]*)[ \t]*=[ \t]*(tensor<[^\n>]*>)")
 # This matches a string, which may be unterminated at the end of its line, or a comment.
 _LITERAL = re.compile(rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+(?:"|(?P<open>\\?))|//[^\n]*')
-_LARGE = 16  # elements, or characters of a resource; a reference has neither
-_MESSAGE_CHARS = 300  # characters of the tool's output in an error
+_CUTOFF = 16  # elements, or characters of a resource; a reference has neither
+_MAX_CHARS = 300  # characters of the tool's output in an error
 # Large constants are elided, so that the output is the program without its weights.
-_TOOL_FLAGS = (f"--mlir-elide-elementsattrs-if-larger={_LARGE}", f"--mlir-elide-resource-strings-if-larger={_LARGE}")
+_TOOL_FLAGS = (f"--mlir-elide-elementsattrs-if-larger={_CUTOFF}", f"--mlir-elide-resource-strings-if-larger={_CUTOFF}")
 _TENSOR = re.compile(r"tensor<((?:(?:[0-9]{1,19}|\?)x)*)([^,]*?)(,.*)?>", re.DOTALL)
 MAGIC = b"ML\xefR"
 _MAX_VERSION = 6
@@ -62,7 +62,7 @@ _MIN_DIALECT_VERSION = 1  # first version in which dialects may carry a version 
 _STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS = 0, 1, 2, 3
 _ALIGNMENT_FLAG = 0x80
 _CHUNK_BYTES = 1 << 20
-_HINT = "See what iree-opt says to this program; it is damaged, or no MLIR."
+_MLIR_HINT = "See what iree-opt says to this program; it is damaged, or no MLIR."
 _MAX_PRODUCER_BYTES = 4096
 _MAX_BYTES = (1 << 63) - 1  # IREE's offsets in files are signed 64-bit numbers
 
@@ -310,13 +310,13 @@ def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> 
     for marker, line in _find_reference_starts(text):
         location = f"{source}:{line}" if lines else source
         if marker is None:
-            raise ParameterError(f"{location}: the text ends within a string", _HINT)
+            raise ParameterError(f"{location}: the text ends within a string", _MLIR_HINT)
         if marker.start() < position:
             continue
         try:
             reference, position = _parse_reference(text, marker.end(), has_outer_bracket=marker[1] == b"<")
         except MalformedReferenceError as error:
-            raise ParameterError(f"{location}: a parameter is not written as MLIR does: {error}", _HINT) from error
+            raise ParameterError(f"{location}: a parameter is not written as MLIR does: {error}", _MLIR_HINT) from error
         if reference.type.startswith("!") and not aliases:
             aliases = {
                 f"!{alias[1].decode('ascii')}": re.sub(r"\s", "", alias[2].decode(errors="backslashreplace"))
@@ -406,10 +406,8 @@ def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[Param
             hint = f"{program} needs the compiler's iree-opt to be read: give the path of the one in the toolchain."
             raise ParameterError(f"{ir_tool}: cannot be started: {error.strerror}", hint) from error
         if process.returncode != 0:
-            output_text = process.stderr.decode(errors="backslashreplace").strip() or "nothing"
-            message = (
-                f"{program}: iree-opt cannot read it (exit code {process.returncode}): {output_text[:_MESSAGE_CHARS]}"
-            )
+            details = process.stderr.decode(errors="backslashreplace").strip() or "nothing"
+            message = f"{program}: iree-opt cannot read it (exit code {process.returncode}): {details[:_MAX_CHARS]}"
             raise ParameterError(message, "Use the compiler that the program was written for.")
         yield from find_references_in_text(_map_file(output), f"{program} as iree-opt prints it")
 

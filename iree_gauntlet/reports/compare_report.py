@@ -350,9 +350,7 @@ def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], f
         "rules": opening.rules.as_dict(),
         "rounds": opening.rounds.as_dict(),
         "machine": opening.machine.as_dict(),
-        "workers": {
-            model.worker: machine for model in record.measured.values() if (machine := model.machine.as_dict())
-        },
+        "workers": {work.worker: machine for work in record.measured.values() if (machine := work.machine.as_dict())},
         "lock_folder": opening.lock_folder,
         "models": {
             model: {**verdict.as_dict(), "worker": record.worker_of(model)}

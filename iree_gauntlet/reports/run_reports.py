@@ -141,8 +141,8 @@ _STEP_COLUMNS = (
     Column("took", ColumnKind.DURATION),
 )
 _MAX_LONG_STEPS = 5
-# Shorter gaps between steps are not removed from the time line of a resumed run.
-_MIN_PAUSE_SECONDS = 1.0
+# In a resumed run, longer gaps between steps are shortened to this.
+_MAX_PAUSE_SECONDS = 1.0
 _ENVIRONMENT_COLUMNS = (Column(""), Column("", ColumnKind.NAME))
 
 
@@ -461,12 +461,12 @@ def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
 
 
 def _list_spans(timed_steps: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
-    """Yield the steps' spans, relative to the first start; in a resumed run, pauses between its parts are removed."""
+    """Yield the steps' spans, relative to the first start; in a resumed run, pauses between its parts are shortened."""
     by_start = sorted(timed_steps, key=lambda timed_step: timed_step[1])
-    pauses = last_end = by_start[0][1]
+    offset = last_end = by_start[0][1]
     for step, start in by_start:
-        pauses += max(start - last_end - _MIN_PAUSE_SECONDS, 0.0) if resumed else 0.0
-        yield WorkSpan(step.title, step.stage, start - pauses, step.seconds, step.waited_seconds, str(step.verdict))
+        offset += max(start - last_end - _MAX_PAUSE_SECONDS, 0.0) if resumed else 0.0
+        yield WorkSpan(step.title, step.stage, start - offset, step.seconds, step.waited_seconds, str(step.verdict))
         last_end = max(last_end, start + step.waited_seconds + step.seconds)
 
 
