@@ -142,7 +142,7 @@ class HttpRemote:
                 response = stack.enter_context(self._send(start, stop, version))
                 body = self._read_body(response, start, version, progress)
             except requests.RequestException as error:
-                raise self._explain(error, progress[0]) from error
+                raise self._make_error(error, progress[0]) from error
             except (HTTPError, ValueError, ArithmeticError) as error:
                 # Examples are a `Location` that is not UTF-8, or a length of thousands of digits.
                 cause = f"{type(error).__name__}: {_find_cause(error)[:200]}"
@@ -164,7 +164,7 @@ class HttpRemote:
         empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
         endless = headers.content_range.endswith("/*") and start == 0
         if empty or ((headers.is_encoded or endless) and response.status_code == requests.codes.partial_content):
-            # An empty file has no ranges; ranges of an encoded body are not ranges of the file; and of an unknown size,
+            # An empty file has no ranges; ranges of an encoded body are not ranges of the file; without a known size,
             # the end of the last part cannot be determined.
             response.close()
             url, is_redirect = self._get_request_url()
@@ -225,7 +225,7 @@ class HttpRemote:
                 yield block
                 progress[0] += len(block)
         except HTTPError as error:
-            raise self._explain(error, progress[0]) from error
+            raise self._make_error(error, progress[0]) from error
 
     def _check_status(self, response: requests.Response) -> None:
         status = response.status_code
@@ -242,7 +242,7 @@ class HttpRemote:
         hint = "Open the URL in a browser to see what the server says."
         raise ArtifactError(self.url, message, self.access_hint if status in _ACCESS_STATUSES else hint)
 
-    def _explain(self, error: requests.RequestException | HTTPError, received_bytes: int) -> Exception:
+    def _make_error(self, error: requests.RequestException | HTTPError, received_bytes: int) -> Exception:
         """Return this package's error for a network failure; the most specific case is first."""
         is_timeout = bool(error.args) and isinstance(error.args[0], ReadTimeoutError)
         match error:
@@ -495,7 +495,7 @@ class ObjectRemote:
                     raise
                 response = obstore.get(self.store, self.path)  # an empty object has no ranges
         except (BaseError, OSError) as error:
-            raise self._explain(error) from error
+            raise self._make_error(error) from error
         metadata = response.meta
         etag = metadata["e_tag"] or ""
         if version and etag != version:
@@ -511,9 +511,9 @@ class ObjectRemote:
             for block in response.stream(min_chunk_size=BLOCK_BYTES):
                 yield bytes(block)
         except (BaseError, OSError) as error:
-            raise self._explain(error) from error
+            raise self._make_error(error) from error
 
-    def _explain(self, error: Exception) -> Exception:
+    def _make_error(self, error: Exception) -> Exception:
         """Return this package's error for an obstore error."""
         from obstore import exceptions  # noqa: PLC0415 - a large library, which few runs need
 

@@ -269,9 +269,9 @@ def _find_requested_toolchain(request: ToolchainRequest) -> Toolchain | Toolchai
         configuration = read_configuration(find_project_folder(), os.environ)
     except GauntletError:
         configuration = Configuration()
-    environment = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
+    locations = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
     try:
-        return find_requested(request, os.environ, environment)
+        return find_requested(request, os.environ, locations)
     except ToolchainError as error:
         return error
 

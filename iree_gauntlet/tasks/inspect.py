@@ -234,7 +234,7 @@ def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tu
 
     machine = open_workbench(toolchain, Progress(), need_toolchain=True)
     context = plan_context(machine, find_runs_folder() / "lint")
-    # Problems of sources are reported without flags, and do not affect flags.
+    # Problems of sources are reported elsewhere, and do not affect flags.
     context = replace(context, artifact_path=Path, artifact_hash=lambda _url: "")
     plan = make_plan(selection.cases, selection.stages, context)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
