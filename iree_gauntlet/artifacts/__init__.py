@@ -1,1 +1,1 @@
-"""Artifacts: where bytes come from, how they are verified, and where they stay."""
+"""Artifacts: their sources, their verification, and their storage."""

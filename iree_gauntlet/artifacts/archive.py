@@ -1,9 +1,9 @@
-"""Archives in one canonical form of tar, which `tar -tf` reads and of which nothing else than we write is accepted.
+"""Read and write archives in one canonical form of tar, readable by `tar -tf`; every other form is rejected.
 
-An archive is a sequence of plain files: a first one that says which follow, with their sizes, and then those, in
-that order. All else in a header is fixed (POSIX.1-1988 ustar; sizes from 8 GiB on in base 256, as GNU and star
-write them). So a reader knows each header before it arrives, to the last bit, and compares: there is no name, link,
-device, sparse map or extended header to be interpreted, and the places of files are never taken from headers.
+An archive is a sequence of plain files: the first lists the others with their sizes, and these follow in that order.
+The rest of a header is constant (POSIX.1-1988 ustar; sizes from 8 GiB on in base 256, as GNU tar and star write them).
+So a reader can compute each header beforehand and compares all its bits: there is no name, link, device, sparse map or
+extended header to be interpreted, and the paths of files are never taken from headers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-# How much is read at once.
+# This is the size of a read.
 BLOCK_BYTES = 1 << 20
 
-_RECORD = 512
-_LONGEST_NAME = 100
-_OCTAL_SIZES = 8 << 30
-_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK": "zip"}
-_KINDS = {
+_RECORD_BYTES = 512
+_MAX_NAME_BYTES = 100
+_MAX_OCTAL_SIZE = 8 << 30
+_MAGIC_NUMBERS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK": "zip"}
+_ENTRY_TYPES = {
     "0": "file",
     "\0": "file",
     "1": "hard link",
@@ -38,116 +38,116 @@ _KINDS = {
     "g": "global extended header",
 }
 
-END = bytes(2 * _RECORD)
-"""What an archive ends with."""
+END = bytes(2 * _RECORD_BYTES)
+"""The end of an archive."""
 
 
 class DamagedArchiveError(Exception):
-    """An archive is not as it was written; the text says what is wrong."""
+    """An archive whose content is not as written; the message has the reason."""
 
 
 class CutArchiveError(DamagedArchiveError):
-    """An archive ends before its end."""
+    """An archive that is truncated."""
 
 
 class Readable(Protocol):
     """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
 
 
 class Blocks:
-    """A stream out of blocks, which are taken one by one."""
+    """A stream made of blocks, which are consumed one by one."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks = iter(blocks)
-        self._rest = memoryview(b"")
+        self._current_block = memoryview(b"")
 
     def read(self, size: int, /) -> bytes:
         """See `Readable`."""
-        while not self._rest:
+        while not self._current_block:
             block = next(self._blocks, None)
             if block is None:
                 return b""
-            self._rest = memoryview(block)
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return bytes(taken)
+            self._current_block = memoryview(block)
+        part, self._current_block = self._current_block[:size], self._current_block[size:]
+        return bytes(part)
 
 
 def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """A file as it stands in an archive, its name printable ASCII of at most 100 characters.
+    """Yield a file's header, content and padding; its name has at most 100 printable ASCII characters.
 
     Raises:
         DamagedArchiveError: the content has another size.
     """
     yield _make_header(name, size)
-    done = 0
+    written_bytes = 0
     for block in blocks:
-        done += len(block)
+        written_bytes += len(block)
         yield block
-    if done != size:
-        raise DamagedArchiveError(f"{name} has {done} bytes instead of {size}: it was changed meanwhile")
-    yield bytes(-size % _RECORD)
+    if written_bytes != size:
+        raise DamagedArchiveError(f"{name} has {written_bytes} bytes instead of {size}: it was changed meanwhile")
+    yield bytes(-size % _RECORD_BYTES)
 
 
 def archive_bytes(sizes: Iterable[int]) -> int:
-    """What an archive of files of these sizes takes."""
-    return sum(_RECORD + size + -size % _RECORD for size in sizes) + len(END)
+    """Return the size in bytes of an archive of files of these sizes."""
+    return sum(_RECORD_BYTES + size + -size % _RECORD_BYTES for size in sizes) + len(END)
 
 
 class ArchiveReader:
-    """Reads an archive from a stream; DamagedArchiveError where it has not the one form that an archive may have."""
+    """Reads an archive from a stream; raises DamagedArchiveError if it is not in the canonical form."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
-        self.position = 0  # bytes that were read
+        self.position = 0  # bytes read so far
 
-    def first(self, name: str, longest: int) -> bytes:
-        """The content of the first file, whose size only the archive knows: at most `longest` bytes."""
-        found = self._read_exactly(_RECORD)
+    def first(self, name: str, max_bytes: int) -> bytes:
+        """Read the content of the first file, whose size is only in the archive: at most `max_bytes` bytes."""
+        header = self._read_exactly(_RECORD_BYTES)
         try:
-            size = int(found[124:135], 8)
+            size = int(header[124:135], 8)
         except ValueError:
             size = -1
-        if size < 0 or found != _make_header(name, size):
-            raise DamagedArchiveError(f"it does not begin with {name} as we write it, but with {_describe(found)}")
-        if size > longest:
-            raise DamagedArchiveError(f"its {name} has {size} bytes, and may have {longest}")
+        if size < 0 or header != _make_header(name, size):
+            raise DamagedArchiveError(f"it does not begin with {name} as we write it, but with {_describe(header)}")
+        if size > max_bytes:
+            raise DamagedArchiveError(f"its {name} has {size} bytes, and may have {max_bytes}")
         content = self._read_exactly(size)
         self._check_padding(name, size)
         return content
 
     def member(self, name: str, size: int) -> Iterator[bytes]:
-        """The content of the next file, which must be read to its end."""
-        self._expect(name, size)
+        """Yield the content of the next file, which must be read to its end."""
+        self._check_header(name, size)
         yield from self._read_parts(size)
         self._check_padding(name, size)
 
     def skip(self, name: str, size: int, stream: BinaryIO) -> None:
-        """Passes over the next file without reading its content; the stream that this reads is a file on a disk."""
-        self._expect(name, size)
+        """Skip the next file without reading its content; the reader's stream must be a seekable file."""
+        self._check_header(name, size)
         if size:
-            # The last byte is read, which is not there where the archive was cut.
+            # Reading the last byte detects a truncated archive.
             stream.seek(size - 1, os.SEEK_CUR)
             self._read_exactly(1)
             self.position += size - 1
         self._check_padding(name, size)
 
     def end(self) -> None:
-        """Reads the end, which nothing may follow."""
+        """Read the end; raise an error if bytes follow."""
         if self._read_exactly(len(END)) != END:
             raise DamagedArchiveError("it continues after its last file")
         if self._stream.read(1):
             raise DamagedArchiveError("something follows its end")
 
-    def _expect(self, name: str, size: int) -> None:
-        found = self._read_exactly(_RECORD)
-        if found != _make_header(name, size):
-            raise DamagedArchiveError(f"where {name} of {size} bytes should be, it has {_describe(found)}")
+    def _check_header(self, name: str, size: int) -> None:
+        header = self._read_exactly(_RECORD_BYTES)
+        if header != _make_header(name, size):
+            raise DamagedArchiveError(f"where {name} of {size} bytes should be, it has {_describe(header)}")
 
     def _check_padding(self, name: str, size: int) -> None:
-        if any(self._read_exactly(-size % _RECORD)):
+        if any(self._read_exactly(-size % _RECORD_BYTES)):
             raise DamagedArchiveError(f"the padding after {name} is not empty")
 
     def _read_exactly(self, size: int) -> bytes:
@@ -164,30 +164,30 @@ class ArchiveReader:
 
 
 def _make_header(name: str, size: int) -> bytes:
-    """Of a plain file, the fields as POSIX.1-1988 lays them out."""
-    encoded = name.encode("ascii")
-    if not 0 < len(encoded) <= _LONGEST_NAME or not name.isprintable():
+    """Return the header of a plain file, with fields as laid out in POSIX.1-1988."""
+    name_bytes = name.encode("ascii")
+    if not 0 < len(name_bytes) <= _MAX_NAME_BYTES or not name.isprintable():
         raise ValueError(f"{name!r} is no name of an archive's file")
-    length = b"%011o\0" % size if size < _OCTAL_SIZES else b"\x80" + size.to_bytes(11, "big")
-    before = encoded.ljust(100, b"\0") + b"0000644\0" + 2 * b"0000000\0" + length + b"%011o\0" % 0
-    after = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
-    checksum = sum(before) + sum(after) + 8 * ord(" ")
-    return before + b"%06o\0 " % checksum + after
+    size_field = b"%011o\0" % size if size < _MAX_OCTAL_SIZE else b"\x80" + size.to_bytes(11, "big")
+    head = name_bytes.ljust(100, b"\0") + b"0000644\0" + 2 * b"0000000\0" + size_field + b"%011o\0" % 0
+    tail = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
+    checksum = sum(head) + sum(tail) + 8 * ord(" ")
+    return head + b"%06o\0 " % checksum + tail
 
 
 def _describe(header: bytes) -> str:
-    """What a header that is not ours says of itself, as far as it is known."""
+    """Describe a header that this module does not write, as far as it can be read."""
     if not any(header):
         return "its end"
-    compression = next((name for magic, name in _COMPRESSIONS.items() if header.startswith(magic)), "")
+    compression = next((name for magic, name in _MAGIC_NUMBERS.items() if header.startswith(magic)), "")
     if compression:
         return f"{compression}: decompress it first"
     if header[257:262] != b"ustar":
         return "something that is no tar archive"
-    kind = _KINDS.get(chr(header[156]), "something unknown")
+    entry_type = _ENTRY_TYPES.get(chr(header[156]), "something unknown")
     name = header[:100].partition(b"\0")[0].decode("ascii", "backslashreplace")
     try:
         size = f"{int(header[124:135], 8)} bytes"
     except ValueError:
         size = "unknown size"
-    return f"a {kind} {name!a} of {size}"
+    return f"a {entry_type} {name!a} of {size}"

@@ -1,9 +1,9 @@
-"""SHA-256 of files, remembered for as long as a file is the one that was hashed.
+"""Compute the SHA-256 of files, and cache it until a file changes.
 
-A remembered hash is a small JSON file in a folder of stamps. It holds as long as the file has the size, inode and
-times of modification and change (nanoseconds) that it had when it was hashed; so a 16 GB archive is read once, not at
-every run, and once more after its rights, its owner or its hard links have changed. A stamp carries a checksum of its
-own: one that is damaged says nothing.
+A cached hash is a small JSON file in a folder of stamps. It is valid as long as the file has the size, inode and times
+of modification and change (nanoseconds) as when it was hashed; so a 16 GB archive is read once, not at every
+run, and again after a change of its rights, its owner or its hard links. A stamp contains its own checksum: a damaged
+stamp is ignored.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 # A file that was changed this shortly before it was hashed may be changed again within the same tick of
-# the file system's clock, with no trace in its times: such a hash is not remembered.
+# the file system's clock, without a trace in its times: such a hash is not cached.
 _CLOCK_TICK_NS = 100_000_000
 
-# Last uses are known to this precision: more would be a write to the disk for each use.
-_USE_SECONDS = 3600.0
+# Last uses have this precision: a higher one would need a write to the disk for each use.
+_USE_PRECISION_SECONDS = 3600.0
 
-# A memory aid that cannot be written must not stop the work: a read-only or full cache.
-_UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT})
+# A cache that is read-only or full must not stop the work.
+_UNWRITABLE_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT})
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file's content, 64 hexadecimal digits; reads it once, in blocks."""
+    """Return the SHA-256 of a file's content, 64 hexadecimal digits; read it once, in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_watched(path: Path, read: Callable[[int], None], algorithms: Collection[str] = ("sha256",)) -> dict[str, str]:
-    """Hashes of a file's content, in hex by hashlib's names; read once, and `read` is called with each block's size."""
+    """Return a file's hashes, in hex by hashlib's names; read it once, and call `read` with each block's size."""
     digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
     block = bytearray(1 << 20)
     view = memoryview(block)
@@ -64,7 +64,7 @@ class _Stamp(Recorded):
     ctime_ns: int
     inode: int
     sha256: str
-    # Whether somebody else has said what it must be, or how long it is.
+    # True if another source confirms the hash or the length.
     vouched: bool = True
 
     @classmethod
@@ -76,106 +76,106 @@ class _Stamp(Recorded):
 
     @classmethod
     def read(cls, file: Path) -> _Stamp | None:
-        """The stamp in a file; None where it is missing or damaged, which costs one hashing."""
+        """Read a stamp from a file; return None if it is missing or damaged, so that the file is hashed again."""
         try:
-            data = file.read_bytes()
-            stamp = cls.from_dict(json.loads(data))
+            content = file.read_bytes()
+            stamp = cls.from_dict(json.loads(content))
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
-        # The bytes themselves are compared, so that no changed byte is overlooked.
-        return stamp if data == stamp.sealed() else None
+        # The bytes themselves are compared, so that every changed byte is detected.
+        return stamp if content == stamp.serialize() else None
 
-    def sealed(self) -> bytes:
-        """The content of its file: the stamp, and its checksum."""
+    def serialize(self) -> bytes:
+        """Return the content of its file: the stamp and its checksum."""
         content = self.as_dict()
         checksum = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         return json.dumps({**content, "checksum": checksum}).encode() + b"\n"
 
 
 class VerifiedHashes:
-    """Hashes of any files on this machine, remembered across runs in a folder of stamps."""
+    """Hashes of any files on this machine, cached across runs in a folder of stamps."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def known(self, path: Path) -> str:
-        """Remembered SHA-256 of a file that has not changed since; empty where there is none. Cheap."""
+        """Return the cached SHA-256 of an unchanged file; empty if there is none. Cheap."""
         try:
             status = path.stat()
         except OSError:
             return ""
         stamp = _Stamp.read(self._locate_stamp(path))
-        same = stamp and stamp == _Stamp.of(path, status, stamp.sha256, vouched=stamp.vouched)
-        return stamp.sha256 if stamp and same else ""
+        is_current = stamp and stamp == _Stamp.of(path, status, stamp.sha256, vouched=stamp.vouched)
+        return stamp.sha256 if stamp and is_current else ""
 
     def last(self, path: Path) -> str:
-        """SHA-256 that the file at this path had when it was last hashed, whatever is there now."""
+        """Return the SHA-256 of the file at this path when it was last hashed, whatever is there now."""
         stamp = _Stamp.read(self._locate_stamp(path))
         return stamp.sha256 if stamp else ""
 
     def is_vouched(self, path: Path) -> bool:
-        """Whether somebody else has said what the file must be; True where nothing is remembered of it."""
+        """Return True if another source confirms the file's content, or if the file has no stamp."""
         stamp = _Stamp.read(self._locate_stamp(path))
         return stamp is None or stamp.vouched
 
-    def sha256(self, path: Path, expected: str = "") -> str:
-        """SHA-256 of a file, from memory where it has not changed, else by reading it.
+    def sha256(self, path: Path, expected_sha256: str = "") -> str:
+        """Return the SHA-256 of a file, cached if it has not changed, otherwise by reading it.
 
-        Another hash than the `expected` one is not remembered: what the file ought to be would be lost.
+        A hash that differs from `expected_sha256` is not cached: it would replace the expected one.
         """
-        known = self.known(path)
-        if known:
-            return known
+        cached_hash = self.known(path)
+        if cached_hash:
+            return cached_hash
         started_ns = time.time_ns()
-        before = path.stat()
+        status = path.stat()
         sha256 = hash_file(path)
-        after = path.stat()
-        steady = _Stamp.of(path, before, "") == _Stamp.of(path, after, "")
-        settled = before.st_ctime_ns + _CLOCK_TICK_NS < started_ns
-        if steady and settled and sha256 == (expected or sha256):
-            self._store(_Stamp.of(path, before, sha256, vouched=self.is_vouched(path)))
+        status_after = path.stat()
+        is_unchanged = _Stamp.of(path, status, "") == _Stamp.of(path, status_after, "")
+        is_old_enough = status.st_ctime_ns + _CLOCK_TICK_NS < started_ns
+        if is_unchanged and is_old_enough and sha256 == (expected_sha256 or sha256):
+            self._store(_Stamp.of(path, status, sha256, vouched=self.is_vouched(path)))
         return sha256
 
     def remember(self, path: Path, sha256: str, *, vouched: bool = True) -> None:
-        """Note the hash of a file that only the caller has written."""
+        """Cache the hash of a file that only the caller has written."""
         self._store(_Stamp.of(path, path.stat(), sha256, vouched=vouched))
 
-    def touch(self, path: Path, used: float | None = None) -> None:
-        """Note that a file with a stamp was used, at most once an hour; the stamp's own time tells when.
+    def touch(self, path: Path, used_at: float | None = None) -> None:
+        """Record the use of a file with a stamp, at most once an hour, in the stamp's own modification time.
 
-        What is `used` (seconds since 1970) is noted in any case.
+        A time in `used_at` (seconds since 1970) is always recorded.
         """
         stamp = self._locate_stamp(path)
         try:
-            if used is not None:
-                os.utime(stamp, (used, used))
-            elif time.time() - stamp.stat().st_mtime > _USE_SECONDS:
-                # Without a time, so that everyone who may write the file may do it, not only its owner.
+            if used_at is not None:
+                os.utime(stamp, (used_at, used_at))
+            elif time.time() - stamp.stat().st_mtime > _USE_PRECISION_SECONDS:
+                # Without a time argument, everyone who may write the file may do it, not only its owner.
                 os.utime(stamp)
         except OSError as error:
-            if error.errno not in _UNWRITABLE | {errno.ENOENT}:
+            if error.errno not in _UNWRITABLE_ERRNOS | {errno.ENOENT}:
                 raise
 
     def last_use(self, path: Path) -> float | None:
-        """When a file was last used, to the hour, in seconds since 1970; None where it has no stamp."""
+        """Return a file's last use, to the hour, in seconds since 1970; None if it has no stamp."""
         try:
             return self._locate_stamp(path).stat().st_mtime
         except OSError:
             return None
 
     def doubt(self, path: Path) -> None:
-        """Have a file hashed at its next use; what it ought to be is not forgotten, nor when it was used."""
-        stamp, used = _Stamp.read(self._locate_stamp(path)), self.last_use(path)
+        """Have a file hashed at its next use; its expected hash and last use are kept."""
+        stamp, used_at = _Stamp.read(self._locate_stamp(path)), self.last_use(path)
         if stamp is not None:
             self._store(replace(stamp, mtime_ns=-1))
-            self.touch(path, used)
+            self.touch(path, used_at)
 
     def gone(self) -> Iterator[Path]:
-        """Stamps of files that are no longer there, and what killed writers have left."""
+        """Yield the stamps of files that no longer exist, and temporary files of killed writers."""
         for file in sorted(self._folder.glob("*/*")):
             if file.name.startswith("."):
-                with suppress(OSError):  # it is gone meanwhile
-                    if time.time() - file.stat().st_mtime > _USE_SECONDS:
+                with suppress(OSError):  # another process has removed it
+                    if time.time() - file.stat().st_mtime > _USE_PRECISION_SECONDS:
                         yield file
                 continue
             stamp = _Stamp.read(file)
@@ -192,9 +192,9 @@ class VerifiedHashes:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with reserve_file(file) as temporary:
-                # Not fsynced: what a power cut leaves of it reads as no stamp, and the file is hashed again.
-                temporary.write_bytes(stamp.sealed())
+                # There is no fsync: after a power failure an incomplete stamp is ignored, and the file is hashed again.
+                temporary.write_bytes(stamp.serialize())
                 temporary.replace(file)
         except OSError as error:
-            if error.errno not in _UNWRITABLE:
+            if error.errno not in _UNWRITABLE_ERRNOS:
                 raise

@@ -1,6 +1,6 @@
-"""Object stores through `obstore`: Azure, S3, Google Cloud Storage, and folders, with this machine's credentials.
+"""Open object stores with `obstore`: Azure, S3, Google Cloud Storage, and folders, with local credentials.
 
-obstore (the Rust crate object_store) speaks all of them, in one wheel without dependencies.
+obstore (the Rust crate object_store) supports all of them, in one wheel without dependencies.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ AZURE_HINT = (
     'for several accounts, [stores."az://account"] in gauntlet.toml.'
 )
 
-_BLOB_URL = re.compile(r"https://([a-z0-9]{3,24})\.blob\.core\.windows\.net/([^/?#]+)/([^?#]+)\Z")
-_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)\Z")
-# Public, the same in every emulator: learn.microsoft.com/azure/storage/common/storage-connect-azurite
+_AZURE_BLOB_URL = re.compile(r"https://([a-z0-9]{3,24})\.blob\.core\.windows\.net/([^/?#]+)/([^?#]+)\Z")
+_VARIABLE_REFERENCE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)\Z")
+# The key is public, the same in every emulator: learn.microsoft.com/azure/storage/common/storage-connect-azurite
 _DEVELOPMENT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _DEVELOPMENT_ENDPOINT = "http://127.0.0.1:10000/devstoreaccount1"
 
 _SECRETS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY")
-# Words of a connection string (learn.microsoft.com/azure/storage/common/storage-configure-connection-string), with what
-# they are where it lacks them.
-_CONNECTION = {
+# The keys of a connection string (learn.microsoft.com/azure/storage/common/storage-configure-connection-string)
+# have these defaults.
+_CONNECTION_STRING_DEFAULTS = {
     "UseDevelopmentStorage": "",
     "AccountName": "",
     "AccountKey": "",
@@ -50,7 +50,7 @@ _CONNECTION = {
     "DefaultEndpointsProtocol": "https",
 }
 
-# Of Microsoft Entra, by the variables' names, as obstore calls them.
+# These are the variables of Microsoft Entra, with obstore's names.
 _ENTRA = {
     "AZURE_CLIENT_ID": "client_id",
     "AZURE_CLIENT_SECRET": "client_secret",
@@ -61,42 +61,42 @@ _ENTRA = {
     "AZURE_MSI_ENDPOINT": "msi_endpoint",
     "IDENTITY_ENDPOINT": "msi_endpoint",
 }
-_VARIABLES = frozenset(
+_AZURE_VARIABLES = frozenset(
     {*_SECRETS, *_ENTRA, "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"}
 )
-_ENTRA_ENOUGH = ("client_secret", "federated_token_file", "use_azure_cli", "msi_endpoint", "token")
+_ENTRA_CREDENTIALS = ("client_secret", "federated_token_file", "use_azure_cli", "msi_endpoint", "token")
 S3_HINT = (
     "For a private bucket set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles work where boto3 is installed), "
     'and its region: AWS_REGION, or [stores."s3://bucket"] in gauntlet.toml.'
 )
 GCS_HINT = "For a private bucket set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account or of a sign-in."
 
-# Options that are credentials, others; variables are called like them, but for the last ones.
+# The names of variables are derived from these options, except the last four.
 _AWS_CREDENTIALS = (
     *("access_key_id", "web_identity_token_file"),
     *("container_credentials_relative_uri", "container_credentials_full_uri"),
 )
-_AWS_OPTIONS = ("secret_access_key", "session_token", "role_arn", "container_authorization_token_file")
-_AWS = {f"AWS_{option.upper()}": option for option in (*_AWS_CREDENTIALS, *_AWS_OPTIONS)} | {
+_AWS_OTHER_OPTIONS = ("secret_access_key", "session_token", "role_arn", "container_authorization_token_file")
+_AWS_OPTION_BY_VARIABLE = {f"AWS_{option.upper()}": option for option in (*_AWS_CREDENTIALS, *_AWS_OTHER_OPTIONS)} | {
     "AWS_DEFAULT_REGION": "region",
     "AWS_REGION": "region",
     "AWS_ENDPOINT_URL": "endpoint",
     "AWS_ENDPOINT_URL_S3": "endpoint",
 }
-_GCS = {
+_GCS_OPTION_BY_VARIABLE = {
     f"GOOGLE_{option.upper()}": option
     for option in ("application_credentials", "service_account", "service_account_key")
 }
-_GCS_CREDENTIALS = (*_GCS.values(), "bearer_token")
+_GCS_CREDENTIALS = (*_GCS_OPTION_BY_VARIABLE.values(), "bearer_token")
 
 
 @dataclass(frozen=True, slots=True)
 class AzureAccess:
-    """How an account is reached.
+    """The endpoint and credentials of an account.
 
     Attributes:
         sas: a shared access signature, without the question mark; empty for none.
-        said_by: where the credentials come from, or why there are none; for messages.
+        credentials_source: the source of the credentials, or why there are none; for messages.
     """
 
     account: str
@@ -104,106 +104,110 @@ class AzureAccess:
     sas: str = field(default="", repr=False)
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     instance: bool = False
-    said_by: str = ""
+    credentials_source: str = ""
 
     @property
-    def signs(self) -> bool:
-        """Whether URLs can be signed here, without asking anybody."""
+    def can_sign(self) -> bool:
+        """True if URLs can be signed locally, without a request."""
         return "account_key" in self.options
 
     @property
-    def identity(self) -> bool:
-        """Whether there is an identity of Microsoft Entra."""
-        return self.instance or any(self.options.get(name) for name in _ENTRA_ENOUGH)
+    def has_identity(self) -> bool:
+        """True if there is an identity of Microsoft Entra."""
+        return self.instance or any(self.options.get(name) for name in _ENTRA_CREDENTIALS)
 
     @property
-    def own(self) -> bool:
-        """Whether there are credentials that belong to this account."""
-        return bool(self.sas) or self.signs
+    def has_own_credentials(self) -> bool:
+        """True if there are credentials for this account."""
+        return bool(self.sas) or self.can_sign
 
 
 def _expand(options: Mapping[str, str], configuration: Configuration, url: str) -> dict[str, str]:
-    """Options with `$NAME` replaced by what the environment says; ArtifactError where it is not set."""
-    found = {}
+    """Replace `$NAME` in options by environment variables; raise an ArtifactError for one that is not set."""
+    expanded_options = {}
     for name, value in options.items():
-        match = _VARIABLE.match(value)
+        match = _VARIABLE_REFERENCE.match(value)
         if match and match[1] not in configuration.environ:
             files = ", ".join(map(str, configuration.files)) or "the configuration"
-            what = f"{files}: {name} is ${match[1]}, which is not set; needed for {url}"
-            raise ArtifactError(url, what, f"Set the environment variable {match[1]}.")
-        found[name] = configuration.environ[match[1]] if match else value
-    return found
+            message = f"{files}: {name} is ${match[1]}, which is not set; needed for {url}"
+            raise ArtifactError(url, message, f"Set the environment variable {match[1]}.")
+        expanded_options[name] = configuration.environ[match[1]] if match else value
+    return expanded_options
 
 
 def find_azure_access(account: str, configuration: Configuration, url: str = "") -> AzureAccess:
-    """What is known of an account.
+    """Find the endpoint and credentials of an account.
 
-    The first that has a key or a signature for it: `gauntlet.toml`, `AZURE_STORAGE_CONNECTION_STRING`,
-    `AZURE_STORAGE_SAS_TOKEN`, `AZURE_STORAGE_KEY`; else an identity.
+    The first source with a key or a signature is used: `gauntlet.toml`, `AZURE_STORAGE_CONNECTION_STRING`,
+    `AZURE_STORAGE_SAS_TOKEN`, `AZURE_STORAGE_KEY`; otherwise an identity.
 
     Raises:
-        ArtifactError: a connection string or a key that is none, or a variable that is not set.
+        ArtifactError: a connection string, key or variable is invalid or not set.
     """
-    environ = {name: value.strip() for name, value in configuration.environ.items() if name in _VARIABLES}
+    environ = {name: value.strip() for name, value in configuration.environ.items() if name in _AZURE_VARIABLES}
     base = f"az://{account}"
-    own = configuration.options_of(url or base) or configuration.options_of(base)
-    options = _expand(own, configuration, base)
+    configured_options = configuration.options_of(url or base) or configuration.options_of(base)
+    options = _expand(configured_options, configuration, base)
     endpoint = options.pop("endpoint", "")
     instance = options.pop("instance_profile", "") == "true"
     sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).strip()
-    said_by = "[stores] of gauntlet.toml" if sas or "account_key" in options else ""
-    named = options.pop("connection_string", "")
-    connection = _parse_connection(named or environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
+    source = "[stores] of gauntlet.toml" if sas or "account_key" in options else ""
+    configured_string = options.pop("connection_string", "")
+    connection = _parse_connection(configured_string or environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
     if connection and connection.account == account:
         endpoint = endpoint or connection.endpoint
-        if not said_by:
+        if not source:
             sas, options = connection.sas, {**options, **connection.options}
-            said_by = "[stores] of gauntlet.toml" if named else "AZURE_STORAGE_CONNECTION_STRING"
-    if not said_by:
-        sas, key, said_by = _read_environment(account, environ)
+            source = "[stores] of gauntlet.toml" if configured_string else "AZURE_STORAGE_CONNECTION_STRING"
+    if not source:
+        sas, key, source = _read_environment(account, environ)
         options |= {"account_key": key} if key else {}
     for variable, name in _ENTRA.items():
         if environ.get(variable):
             options.setdefault(name, environ[variable])
     sas = sas.removeprefix("?")
     if sas:
-        said_by += _describe_expiry(sas)
+        source += _describe_expiry(sas)
     try:
         base64.b64decode(options.get("account_key", ""), validate=True)
     except binascii.Error as error:
-        # Not repeated: it is a secret.
-        what = f"the key of the account {account} is none: not base64 ({said_by}); needed for {url or base}"
-        raise ArtifactError(url or base, what, "Copy it again from the account's page.") from error
+        # The key is secret and must not appear in the message.
+        message = f"the key of the account {account} is none: not base64 ({source}); needed for {url or base}"
+        raise ArtifactError(url or base, message, "Copy it again from the account's page.") from error
     endpoint = endpoint.rstrip("/") or f"https://{account}.blob.core.windows.net"
-    return AzureAccess(account, endpoint, sas, options, instance, said_by)
+    return AzureAccess(account, endpoint, sas, options, instance, source)
 
 
 def _read_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """SAS, key, and where they come from (or why they are not used)."""
-    named = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-    there = next((name for name in _SECRETS if environ.get(name)), "")
-    if not there:
+    """Return SAS, key, and their source (or why they are not used)."""
+    env_account = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+    variable = next((name for name in _SECRETS if environ.get(name)), "")
+    if not variable:
         return "", "", ""
-    if named != account:
-        why = f"AZURE_STORAGE_ACCOUNT is {named!r}" if named else "AZURE_STORAGE_ACCOUNT is not set"
-        return "", "", f"not used: {there}, as {why}"
-    return (environ[there], "", there) if there == "AZURE_STORAGE_SAS_TOKEN" else ("", environ[there], there)
+    if env_account != account:
+        reason = f"AZURE_STORAGE_ACCOUNT is {env_account!r}" if env_account else "AZURE_STORAGE_ACCOUNT is not set"
+        return "", "", f"not used: {variable}, as {reason}"
+    return (
+        (environ[variable], "", variable)
+        if variable == "AZURE_STORAGE_SAS_TOKEN"
+        else ("", environ[variable], variable)
+    )
 
 
 def _describe_expiry(sas: str) -> str:
-    """What a signature says of its own end, if that has come."""
-    end = "".join(parse_qs(sas).get("se", []))
+    """Describe the expiry of a signature, if it has passed."""
+    expiry_text = "".join(parse_qs(sas).get("se", []))
     try:
-        moment = datetime.fromisoformat(end)
+        expiry = datetime.fromisoformat(expiry_text)
     except ValueError:
         return ""
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return f", which expired at {end}" if moment < datetime.now(UTC) else ""
+    expiry = expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)
+    return f", which expired at {expiry_text}" if expiry < datetime.now(UTC) else ""
 
 
 def parse_azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str, str] | None:
-    """Access, container and blob of an `https:` URL that names one; None for any other."""
-    if match := _BLOB_URL.match(url):
+    """Return access, container and blob of an `https:` URL of a blob; None for any other URL."""
+    if match := _AZURE_BLOB_URL.match(url):
         return find_azure_access(match[1], configuration, f"az://{match[1]}/{match[2]}"), match[2], match[3]
     for prefix, options in configuration.stores.items():
         endpoint = options.get("endpoint", "").rstrip("/")
@@ -219,30 +223,30 @@ def parse_azure_blob(url: str, configuration: Configuration) -> tuple[AzureAcces
 
 
 def _parse_connection(text: str) -> AzureAccess | None:
-    """What a connection string says; None for an empty one."""
+    """Parse a connection string; None for an empty one."""
     if not text:
         return None
-    given = dict(part.partition("=")[::2] for part in text.strip().strip(";").split(";"))
+    fields = dict(part.partition("=")[::2] for part in text.strip().strip(";").split(";"))
     development, account, key, sas, endpoint, suffix, protocol = (
-        {**_CONNECTION, **given}[name] for name in _CONNECTION
+        {**_CONNECTION_STRING_DEFAULTS, **fields}[name] for name in _CONNECTION_STRING_DEFAULTS
     )
     if development.lower() == "true":
         return AzureAccess("devstoreaccount1", _DEVELOPMENT_ENDPOINT, options={"account_key": _DEVELOPMENT_KEY})
     endpoint = endpoint.rstrip("/")
     if not account and endpoint:
-        # With a shared access signature alone: the account is the first part of the host.
+        # With only a shared access signature, the account is the first part of the host.
         account = endpoint.partition("://")[2].partition(".")[0]
     if not account:
-        # Not repeated: it is a secret.
-        what = "AZURE_STORAGE_CONNECTION_STRING names no account"
-        raise ArtifactError("az:", what, "Copy it from the account's page: AccountName=…;AccountKey=…")
+        # The string is secret and must not appear in the message.
+        message = "AZURE_STORAGE_CONNECTION_STRING names no account"
+        raise ArtifactError("az:", message, "Copy it from the account's page: AccountName=…;AccountKey=…")
     endpoint = endpoint or f"{protocol}://{account}.blob.{suffix}"
     return AzureAccess(account, endpoint, sas, {"account_key": key} if key else {})
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """A place in an object store."""
+    """A path in an object store."""
 
     store: ObjectStore
     path: str
@@ -252,19 +256,19 @@ class StoreLocation:
 def open_store(
     url: str, configuration: Configuration, *, stall_timeout: float = 60.0, retries: int = 2
 ) -> StoreLocation:
-    """The store that a URL is in, and the path inside it. Nobody is asked yet.
+    """Open the store of a URL, and return it with the path in it. No request is sent.
 
     Args:
         url: `az://account/container/path`, `s3://bucket/path`, `gs://bucket/path` or `file:///folder`.
         configuration: credentials and options.
-        stall_timeout: seconds without a byte after which a request is given up.
-        retries: further attempts, by obstore itself.
+        stall_timeout: seconds without a byte after which a request is aborted.
+        retries: the number of further attempts, made by obstore.
 
     Raises:
         ArtifactError: the URL is none of these, or an option is wrong.
     """
-    scheme, _, rest = url.partition("://")
-    head, _, path = rest.partition("/")
+    scheme, _, remainder = url.partition("://")
+    bucket, _, path = remainder.partition("/")
     path = unquote(path).strip("/")
     if scheme == "file":
         from obstore.store import LocalStore  # noqa: PLC0415 - a large library, which few runs need
@@ -272,26 +276,26 @@ def open_store(
         return StoreLocation(LocalStore(Path("/" + path), mkdir=True), "")
     if scheme == "az":
         container, _, path = path.partition("/")
-        return open_azure(find_azure_access(head, configuration, url), container, path, url, stall_timeout, retries)
+        return open_azure(find_azure_access(bucket, configuration, url), container, path, url, stall_timeout, retries)
     client = _make_client(stall_timeout, retries)
     if scheme == "s3":
-        return _open_s3(head, path, url, configuration, client)
+        return _open_s3(bucket, path, url, configuration, client)
     if scheme == "gs":
-        return _open_gcs(head, path, url, configuration, client)
-    expected = "Expected az://account/container/path, s3://bucket/path, gs://bucket/path or file:///folder"
-    raise ArtifactError(url, f"no object store: {url}", expected)
+        return _open_gcs(bucket, path, url, configuration, client)
+    hint = "Expected az://account/container/path, s3://bucket/path, gs://bucket/path or file:///folder"
+    raise ArtifactError(url, f"no object store: {url}", hint)
 
 
 def open_azure(
     access: AzureAccess, container: str, path: str, url: str, stall_timeout: float, retries: int = 0
 ) -> StoreLocation:
-    """A container of an account; ArtifactError where the credentials are malformed."""
+    """Open a container of an account; raise an ArtifactError if the credentials are malformed."""
     from obstore.store import AzureStore  # noqa: PLC0415 - a large library, which few runs need
 
     options: dict[str, Any] = {"endpoint": access.endpoint, "account_name": access.account, **access.options}
     if access.sas:
         options["sas_key"] = access.sas
-    if not access.own and not access.identity:
+    if not access.has_own_credentials and not access.has_identity:
         options["skip_signature"] = "true"
     return _open_location(AzureStore, container, path.strip("/"), options, _make_client(stall_timeout, retries), url)
 
@@ -299,11 +303,11 @@ def open_azure(
 def _open_s3(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
     from obstore.store import S3Store  # noqa: PLC0415 - a large library, which few runs need
 
-    options, known = _collect_options(_AWS, _AWS_CREDENTIALS, url, configuration)
+    options, has_credentials = _collect_options(_AWS_OPTION_BY_VARIABLE, _AWS_CREDENTIALS, url, configuration)
     options.setdefault("region", "us-east-1")
-    if known or _is_anonymous(options):
+    if has_credentials or _is_anonymous(options):
         return _open_location(S3Store, bucket, path, options, client, url)
-    # Profiles and single sign-on are boto3's knowledge. Without it, and without credentials: a public bucket.
+    # boto3 handles profiles and single sign-on. Without it, and without credentials, the bucket must be public.
     if importlib.util.find_spec("boto3"):
         import boto3  # noqa: PLC0415 - a large library, which few runs need
         from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - a large library, which few runs need
@@ -319,12 +323,12 @@ def _open_s3(bucket: str, path: str, url: str, configuration: Configuration, cli
 def _open_gcs(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
     from obstore.store import GCSStore  # noqa: PLC0415 - a large library, which few runs need
 
-    options, known = _collect_options(_GCS, _GCS_CREDENTIALS, url, configuration)
+    options, has_credentials = _collect_options(_GCS_OPTION_BY_VARIABLE, _GCS_CREDENTIALS, url, configuration)
     emulator = configuration.environ.get("STORAGE_EMULATOR_HOST", "")
     if emulator:
         options.setdefault("base_url", emulator if "://" in emulator else f"http://{emulator}")
-    signed_in = Path(configuration.environ.get("HOME", "/")) / ".config/gcloud/application_default_credentials.json"
-    if not known and not signed_in.is_file():
+    sign_in_file = Path(configuration.environ.get("HOME", "/")) / ".config/gcloud/application_default_credentials.json"
+    if not has_credentials and not sign_in_file.is_file():
         options["skip_signature"] = "true"
     return _open_location(GCSStore, bucket, path, options, client, url)
 
@@ -332,12 +336,12 @@ def _open_gcs(bucket: str, path: str, url: str, configuration: Configuration, cl
 def _collect_options(
     variables: Mapping[str, str], credentials: Sequence[str], url: str, configuration: Configuration
 ) -> tuple[dict[str, str], bool]:
-    """Options of the environment and of `gauntlet.toml`, and whether there are credentials among them."""
+    """Return the options of the environment and of `gauntlet.toml`, and whether they include credentials."""
     environ = configuration.environ
     options = {option: environ[variable] for variable, option in variables.items() if environ.get(variable)}
     options |= _expand(configuration.options_of(url), configuration, url)
-    known = any(options.get(name) for name in credentials) or options.pop("instance_profile", "") == "true"
-    return options, known
+    has_credentials = any(options.get(name) for name in credentials) or options.pop("instance_profile", "") == "true"
+    return options, has_credentials
 
 
 def _is_anonymous(options: Mapping[str, str]) -> bool:
@@ -349,7 +353,7 @@ def _make_client(stall_timeout: float, retries: int) -> dict[str, Any]:
         "client_options": {
             "connect_timeout": timedelta(seconds=stall_timeout),
             "read_timeout": timedelta(seconds=stall_timeout),
-            # In total: a large file may take hours.
+            # This limits the total time: a large file may take hours.
             "timeout": timedelta(days=7),
         },
         "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=max(stall_timeout, 1.0) * 4)},
@@ -357,7 +361,7 @@ def _make_client(stall_timeout: float, retries: int) -> dict[str, Any]:
 
 
 def _open_location(
-    kind: Any, name: str, path: str, config: dict[str, Any], client: dict[str, Any], url: str, **extra: Any
+    store_class: Any, name: str, path: str, config: dict[str, Any], client: dict[str, Any], url: str, **extra: Any
 ) -> StoreLocation:
     from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
@@ -367,7 +371,7 @@ def _open_location(
     if config.get("endpoint", config.get("base_url", "")).startswith("http://"):
         client["client_options"]["allow_http"] = True
     try:
-        return StoreLocation(kind(name, config=config, **client, **extra), path, anonymous)
+        return StoreLocation(store_class(name, config=config, **client, **extra), path, anonymous)
     except BaseError as error:
         reason = str(error).partition("\n")[0]
         hint = "Check the credentials, and the options under [stores] in gauntlet.toml (docs/how-to/artifacts.md)."

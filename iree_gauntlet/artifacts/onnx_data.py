@@ -1,6 +1,6 @@
-"""What an ONNX file keeps weights in, and its operators, read from the file alone: planning has no ONNX library.
+"""List an ONNX file's external data files and operators without an ONNX library, which planning does not need.
 
-Only what leads to a tensor is looked at (onnx.proto3 has the numbers), and weights inside of the file are passed over.
+Only fields that lead to a tensor are read (onnx.proto3 has the numbers), and weights in the file are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Which fields of a message lead on, and to what.
+# These are the fields of each message to follow, and the types of their content.
 _FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
@@ -26,56 +26,56 @@ _FIELDS: dict[str, dict[int, str]] = {
     "tensor": {13: "entry"},
     "entry": {1: "key", 2: "value"},
 }
-_TEXTS = ("operator", "domain")
-_BYTES_OF = {1: 8, 5: 4}
+_TEXT_TYPES = ("operator", "domain")
+_FIXED_SIZES = {1: 8, 5: 4}
 _VARINT, _LENGTH = 0, 2
-_LONGEST_VARINT = 10
+_MAX_VARINT_BYTES = 10
 
 
 def list_data_files(path: Path) -> tuple[str, ...]:
-    """Names of the files with weights of an ONNX file, as it has them: relative to its folder, sorted.
+    """Return an ONNX file's external data files, as named in it: relative to its folder, sorted.
 
-    None of a file that cannot be read, or is no ONNX file, and none outside of the folder: whoever imports it says so.
+    Files outside of the folder are left out. It is empty if the file is unreadable or not ONNX: its import fails.
     """
     locations, _ = _read_names(path)
-    found = {name: PurePosixPath(name) for name in locations if name and "\0" not in name}
-    return tuple(sorted(name for name, file in found.items() if ".." not in file.parts and not file.is_absolute()))
+    paths = {name: PurePosixPath(name) for name in locations if name and "\0" not in name}
+    return tuple(sorted(name for name, file in paths.items() if ".." not in file.parts and not file.is_absolute()))
 
 
 def count_operators(path: Path) -> Counter[tuple[str, str]]:
-    """How often each operator stands in an ONNX file, its functions and inner graphs, by domain and type.
+    """Count each operator of an ONNX file, its functions and inner graphs, by domain and type.
 
-    The default domain is an empty text. None of a file that cannot be read.
+    The default domain is an empty string. The result is empty if the file cannot be read.
     """
     return _read_names(path)[1]
 
 
 def _read_names(path: Path) -> tuple[set[str], Counter[tuple[str, str]]]:
-    """What a file names: places of weights, and operators."""
+    """Return a file's locations of weights, and its operators."""
     locations: set[str] = set()
     operators: Counter[tuple[str, str]] = Counter()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            waiting = [("model", 0, len(content))]
-            while waiting:
-                kind, begin, end = waiting.pop()
-                found = list(_read_parts(content, begin, end, _FIELDS[kind]))
-                if kind == "entry":
-                    match {word: content[first:last] for word, first, last in found}:
-                        case {"key": b"location", "value": place}:
-                            locations.add(place.decode())
+            pending = [("model", 0, len(content))]
+            while pending:
+                message_type, begin, end = pending.pop()
+                parts = list(_read_parts(content, begin, end, _FIELDS[message_type]))
+                if message_type == "entry":
+                    match {name: content[start:stop] for name, start, stop in parts}:
+                        case {"key": b"location", "value": location}:
+                            locations.add(location.decode())
                     continue
-                if kind == "node":
-                    texts = {word: content[first:last].decode() for word, first, last in found if word in _TEXTS}
+                if message_type == "node":
+                    texts = {name: content[start:stop].decode() for name, start, stop in parts if name in _TEXT_TYPES}
                     operators[texts.get("domain", ""), texts.get("operator", "")] += 1
-                waiting += (part for part in found if part[0] not in _TEXTS)
+                pending += (part for part in parts if part[0] not in _TEXT_TYPES)
     except (OSError, ValueError, IndexError):
         return set(), Counter()
     return locations, operators
 
 
-def _read_parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:
-    """The fields of a message that lead on: to what, and where their content begins and ends."""
+def _read_parts(content: mmap.mmap, begin: int, end: int, types: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:
+    """Yield the fields to follow of a message: their type, and the start and end of their content."""
     while begin < end:
         tag, begin = _read_varint(content, begin)
         number, wire = tag >> 3, tag & 7
@@ -85,19 +85,19 @@ def _read_parts(content: mmap.mmap, begin: int, end: int, wanted: Mapping[int, s
             size, begin = _read_varint(content, begin)
             if begin + size > end:
                 raise ValueError("a field is longer than its message")
-            if number in wanted:
-                yield wanted[number], begin, begin + size
+            if number in types:
+                yield types[number], begin, begin + size
             begin += size
         else:
-            begin += _BYTES_OF.get(wire, end)
+            begin += _FIXED_SIZES.get(wire, end)
 
 
 def _read_varint(content: mmap.mmap, begin: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Return a number, and the position after it."""
     value = 0
-    for place in range(_LONGEST_VARINT):
-        byte = content[begin + place]
-        value |= (byte & 127) << 7 * place
+    for index in range(_MAX_VARINT_BYTES):
+        byte = content[begin + index]
+        value |= (byte & 127) << 7 * index
         if byte < 128:
-            return value, begin + place + 1
+            return value, begin + index + 1
     raise ValueError("a number has no end")

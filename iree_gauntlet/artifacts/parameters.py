@@ -1,15 +1,15 @@
-"""IREE parameter archives, written as a stream: memory does not grow with the weights.
+"""Write IREE parameter archives as a stream: memory does not grow with the weights.
 
-Run as a program it makes one of synthetic weights: `python -m iree_gauntlet.artifacts.parameters --help`.
+As a program it writes an archive of synthetic weights: `python -m iree_gauntlet.artifacts.parameters --help`.
 
 Layout of runtime/src/iree/schemas/parameter_archive.h, version 0.0, everything little-endian and packed, in
 the order of IREE's own builder: header, entry table, names, then the data from a multiple of 64 bytes on,
-each parameter at one too, the file padded to 4096 bytes. Entries are sorted by name, so that a program's text
+each parameter also at a multiple, the file padded to 4096 bytes. Entries are sorted by name, so that a program's text
 and its bytecode give the same archive.
 
-A parameter with one value everywhere takes an entry without data where its pattern has 1, 2 or 4 bytes. The
-format allows 8 and more, but IREE's devices fill with 4 bytes at the most, and the runtime refuses to load
-such an entry: those are written out as data.
+A parameter filled with one value takes an entry without data if its pattern has 1, 2 or 4 bytes. The
+format allows 8 and more, but IREE's devices fill with at most 4 bytes, and the runtime refuses to load
+such an entry: longer patterns are written out as data.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 
 DEVIATION = 0.01
 
-_SCHEME = b"iree-gauntlet parameter %d" % PARAMETERS_FORMAT
+_SEED_PREFIX = b"iree-gauntlet parameter %d" % PARAMETERS_FORMAT
 _WORD_BYTES = 8
-_PIECE = 1 << 15  # words of the stream a piece: some 2 MB with all that is made of them
+_PIECE_WORDS = 1 << 15  # words of the stream per piece: about 2 MB with everything derived from them
 _TABLE_SIZE = 1 << 16
-_LOG_DIGITS = 25  # of the logarithm before it is rounded to binary64
-_CENTRE = 0.425
-_FAR = 5.0
-# Coefficients of numerator and denominator, highest power first.
-_NEAR_MEDIAN = (
+_LOG_PRECISION = 25  # digits of the logarithm before it is rounded to binary64
+_MAX_CENTRE_DISTANCE = 0.425
+_MAX_TAIL_ROOT = 5.0
+# These are the coefficients of numerator and denominator, highest power first.
+_CENTRE_COEFFICIENTS = (
     (
         *(2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457),
         *(13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.387132872796366608),
@@ -69,7 +69,7 @@ _NEAR_MEDIAN = (
         *(5394.1960214247511077, 687.1870074920579083, 42.313330701600911252, 1.0),
     ),
 )
-_IN_TAIL = (
+_TAIL_COEFFICIENTS = (
     (
         *(7.7454501427834140764e-4, 0.0227238449892691845833, 0.24178072517745061177, 1.27045825245236838258),
         *(3.64784832476320460504, 5.7694972214606914055, 4.6303378461565452959, 1.42343711074968357734),
@@ -87,13 +87,13 @@ _SPLAT_TYPE, _DATA_TYPE = 1, 2
 _TABLE_ALIGNMENT = 16
 _DATA_ALIGNMENT = 64
 _FILE_ALIGNMENT = 4096
-_LONGEST_FILL = 4
-_SPLAT_PIECE = 1 << 20
+_MAX_FILL_BYTES = 4
+_SPLAT_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RandomContent:
-    """Seeded values, independent between parameters; the seed is any whole number from 0 on."""
+    """Seeded values, independent between parameters; the seed is a non-negative integer."""
 
     seed: int = 0
 
@@ -102,48 +102,48 @@ class RandomContent:
             raise ParameterError(f"seed {self.seed} of random weights is negative", "Use a whole number from 0 on.")
 
 
-def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE) -> Iterator[bytes]:
-    """The seeded values of a parameter in C order, little-endian, as they lie in memory.
+def make_random_bytes(parameter: Parameter, seed: int, *, piece: int = _PIECE_WORDS) -> Iterator[bytes]:
+    """Yield the seeded values of a parameter in C order, little-endian, as they are in memory.
 
-    Each parameter makes its own stream of the seed. The bytes do not depend on `piece`: words that are handled at once.
+    Each parameter derives its own stream from the seed. The bytes do not depend on `piece`, the words of a step.
     """
     element = parameter.element
-    # Of the stream, that make one value.
+    # This is the number of bits of the stream for one value.
     bits = {BitsKind.BOOL: 1, BitsKind.INTEGER: element.bits, BitsKind.FLOAT: max(16, element.bits)}[element.kind]
-    words_left = -(-parameter.count * bits // (_WORD_BYTES * 8))
-    values_left = parameter.count
-    digest = hashlib.sha256(_SCHEME)
+    remaining_words = -(-parameter.count * bits // (_WORD_BYTES * 8))
+    remaining_values = parameter.count
+    digest = hashlib.sha256(_SEED_PREFIX)
     shape = "x".join(map(str, parameter.shape))
-    for field in (parameter.scope, parameter.name, parameter.element_type, shape, str(seed)):
-        content = _make_key(field)
-        # With its length before it no field can pass for a part of its neighbour.
-        digest.update(len(content).to_bytes(8, "little") + content)
+    for text in (parameter.scope, parameter.name, parameter.element_type, shape, str(seed)):
+        key_bytes = _make_key(text)
+        # The length before each field keeps fields from being confused with parts of their neighbours.
+        digest.update(len(key_bytes).to_bytes(8, "little") + key_bytes)
     generator = np.random.PCG64(int.from_bytes(digest.digest(), "little"))
-    while words_left:
-        words = min(piece, words_left)
+    while remaining_words:
+        words = min(piece, remaining_words)
         stream = np.asarray(generator.random_raw(words), dtype=np.uint64).astype("<u8", copy=False)
-        count = min(words * _WORD_BYTES * 8 // bits, values_left)
-        words_left, values_left = words_left - words, values_left - count
+        count = min(words * _WORD_BYTES * 8 // bits, remaining_values)
+        remaining_words, remaining_values = remaining_words - words, remaining_values - count
         raw = stream.view(np.uint8)
         if element.kind is BitsKind.BOOL:
             yield np.unpackbits(raw, count=count, bitorder="little").tobytes()
         elif element.kind is BitsKind.INTEGER:
-            packed = raw[: (count * bits + 7) // 8]
-            if used := count * bits % 8:
-                packed[-1] &= (1 << used) - 1
-            yield packed.tobytes()
+            value_bytes = raw[: (count * bits + 7) // 8]
+            if used_bits := count * bits % 8:
+                value_bytes[-1] &= (1 << used_bits) - 1
+            yield value_bytes.tobytes()
         else:
-            picked = _compute_normals(element.dtype).take(stream.view("<u2"))
+            terms_table = _compute_normals(element.dtype).take(stream.view("<u2"))
             terms = bits // 16
             while terms > 1:
-                # Always by pairs of neighbours: the order of additions is part of the bytes.
-                picked = picked[0::2] + picked[1::2]
+                # Neighbours are always added in pairs: the order of additions affects the bytes.
+                terms_table = terms_table[0::2] + terms_table[1::2]
                 terms //= 2
-            yield picked[:count].tobytes()
+            yield terms_table[:count].tobytes()
 
 
 def make_splat_pattern(element: ElementType, value: float) -> bytes:
-    """The shortest run of bytes whose repetition fills a parameter with a value; ParameterError if the type can't."""
+    """Return the shortest byte pattern that fills a parameter with a value; ParameterError if the type can't."""
     pattern = (
         _make_float_bytes(element, value) if element.kind is BitsKind.FLOAT else _make_integer_bytes(element, value)
     )
@@ -154,18 +154,18 @@ def make_splat_pattern(element: ElementType, value: float) -> bytes:
 
 @cache
 def _compute_normals(dtype: str) -> NDArray[Any]:
-    """The table of one term, with the deviation that the sum of all terms needs."""
+    """Return the table of one term, with the deviation that the sum of all terms needs."""
     terms = {"float32": 2, "float64": 4}.get(dtype, 1)
-    scaled = quantiles() * (DEVIATION / math.sqrt(terms))
+    values = quantiles() * (DEVIATION / math.sqrt(terms))
     if dtype == "float64":
-        return scaled.astype("<f8")
-    return _round(scaled.astype("<f4"), dtype)
+        return values.astype("<f8")
+    return _round(values.astype("<f4"), dtype)
 
 
 def _round(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    known: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype, dtype)).newbyteorder("<")
-    with np.errstate(over="ignore"):  # an infinity or NaN is what the caller looks for
-        return values.astype(known)
+    target: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype, dtype)).newbyteorder("<")
+    with np.errstate(over="ignore"):  # the caller checks for an infinity or NaN
+        return values.astype(target)
 
 
 def _make_float_bytes(element: ElementType, value: float) -> bytes:
@@ -174,19 +174,19 @@ def _make_float_bytes(element: ElementType, value: float) -> bytes:
     except OverflowError:
         exact = math.inf if value > 0 else -math.inf
     if math.isfinite(exact) or not isinstance(value, int):
-        held = _round(np.array([exact], dtype="<f8"), element.dtype)
-        back = float(held.astype(np.float64)[0])
+        array = _round(np.array([exact], dtype="<f8"), element.dtype)
+        back = float(array.astype(np.float64)[0])
         if back == exact or (math.isnan(back) and math.isnan(exact)) or (math.isfinite(back) and math.isfinite(exact)):
-            return held.tobytes()
+            return array.tobytes()
     hint = "Use a smaller number, or a type with a larger range."
     raise ParameterError(f"splat value {value}: {element.name} cannot hold it", hint)
 
 
 def _make_integer_bytes(element: ElementType, value: float) -> bytes:
-    whole = isinstance(value, int) or value.is_integer()
-    if not whole or not element.least <= value <= element.most:
-        what = f"splat value {value}: {element.name} holds whole numbers from {element.least} to {element.most}"
-        raise ParameterError(what, "Use a value that every parameter of the program can hold.")
+    is_integer = isinstance(value, int) or value.is_integer()
+    if not is_integer or not element.least <= value <= element.most:
+        message = f"splat value {value}: {element.name} holds whole numbers from {element.least} to {element.most}"
+        raise ParameterError(message, "Use a value that every parameter of the program can hold.")
     code = int(value) & ((1 << element.bits) - 1)
     if element.bits >= 8:
         return code.to_bytes(element.bits // 8, "little")
@@ -195,33 +195,33 @@ def _make_integer_bytes(element: ElementType, value: float) -> bytes:
 
 @cache
 def quantiles() -> NDArray[np.float64]:
-    """Quantiles of the standard normal distribution at (i + 1/2) / 2^16, symmetric about zero, in binary64.
+    """Return quantiles of the standard normal distribution at (i + 1/2) / 2^16, symmetric about zero, in binary64.
 
-    The farthest is 4.32 deviations from the mean; their own deviation is 0.99999.
+    The farthest is 4.32 deviations from the mean; the table's deviation is 0.99999.
     """
-    # q = 1/2 - p for the lower half; all of it is exact in binary64.
+    # q = 1/2 - p for the lower half; all of these are exact in binary64.
     distance = (np.arange(_TABLE_SIZE // 2, dtype=np.float64) * 2.0 + 1.0) / (2.0 * _TABLE_SIZE)
     upper = np.empty_like(distance)
-    centre = distance <= _CENTRE
+    centre = distance <= _MAX_CENTRE_DISTANCE
     near = distance[centre]
     square = 0.180625 - near * near
-    upper[centre] = near * np.polyval(_NEAR_MEDIAN[0], square) / np.polyval(_NEAR_MEDIAN[1], square)
-    context = decimal.Context(prec=_LOG_DIGITS, rounding=decimal.ROUND_HALF_EVEN)
+    upper[centre] = near * np.polyval(_CENTRE_COEFFICIENTS[0], square) / np.polyval(_CENTRE_COEFFICIENTS[1], square)
+    context = decimal.Context(prec=_LOG_PRECISION, rounding=decimal.ROUND_HALF_EVEN)
     root = np.sqrt(np.array([float(-context.ln(decimal.Decimal(0.5 - q))) for q in distance[~centre].tolist()]))
-    assert root.max() <= _FAR, "the table ends before the far tail, which has coefficients of its own"
-    upper[~centre] = np.polyval(_IN_TAIL[0], root - 1.6) / np.polyval(_IN_TAIL[1], root - 1.6)
+    assert root.max() <= _MAX_TAIL_ROOT, "the table ends before the far tail, which has coefficients of its own"
+    upper[~centre] = np.polyval(_TAIL_COEFFICIENTS[0], root - 1.6) / np.polyval(_TAIL_COEFFICIENTS[1], root - 1.6)
     table = np.concatenate([-upper[::-1], upper])
     table.flags.writeable = False
     return table
 
 
 def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomContent | float) -> None:
-    """Write the archive of one scope; it appears whole or not at all.
+    """Write the archive of one scope; it appears complete or not at all.
 
     Args:
-        path: its folder is made where it is missing.
-        parameters: at least one, all of one scope and of different names; else ValueError.
-        content: their values; a number stands everywhere.
+        path: its folder is created if needed.
+        parameters: at least one, all of one scope and of different names; otherwise ValueError.
+        content: their values; a number fills all of them.
 
     Raises:
         ParameterError: a type cannot hold the value.
@@ -232,7 +232,7 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
     if len({parameter.name for parameter in parameters}) != len(parameters):
         raise ValueError("the names in an archive differ")
     entries, size = _lay_out(sorted(parameters, key=lambda parameter: _make_key(parameter.name)), content)
-    head = _make_head(entries, size)
+    head = _make_file_start(entries, size)
     url = path.name
     with replace_artifact(path, url) as temporary:
         require_space(path.parent, url, _round_up(len(head) + size, _FILE_ALIGNMENT))
@@ -249,11 +249,11 @@ def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomCo
 
 @dataclass(frozen=True, slots=True)
 class _ArchiveEntry:
-    """A parameter and where its data is.
+    """A parameter and the location of its data.
 
     Attributes:
-        pattern: what repeats, for a parameter of one value; else empty.
-        offset: of its data in the storage segment; None for an entry without data.
+        pattern: the repeated bytes, for a parameter of one value; otherwise empty.
+        offset: its data's offset in the storage segment; None for an entry without data.
     """
 
     parameter: Parameter
@@ -262,7 +262,7 @@ class _ArchiveEntry:
 
 
 def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) -> tuple[list[_ArchiveEntry], int]:
-    """The entries, and the bytes of all data."""
+    """Return the entries, and the size in bytes of all data."""
     entries = []
     end = 0
     for parameter in parameters:
@@ -272,9 +272,9 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) ->
             try:
                 pattern = make_splat_pattern(parameter.element, content)
             except ParameterError as error:
-                what = f"parameter {parameter.label} ({parameter.type}): {error.what}"
-                raise ParameterError(what, error.hint) from error
-        if 0 < len(pattern) <= _LONGEST_FILL:
+                message = f"parameter {parameter.label} ({parameter.type}): {error.what}"
+                raise ParameterError(message, error.hint) from error
+        if 0 < len(pattern) <= _MAX_FILL_BYTES:
             entries.append(_ArchiveEntry(parameter, pattern, None))
             continue
         offset = _round_up(end, _DATA_ALIGNMENT)
@@ -283,19 +283,19 @@ def _lay_out(parameters: Sequence[Parameter], content: RandomContent | float) ->
     return entries, end
 
 
-def _make_head(entries: Sequence[_ArchiveEntry], storage_size: int) -> bytes:
-    """Header, entry table and names, padded to where the data begins."""
+def _make_file_start(entries: Sequence[_ArchiveEntry], storage_size: int) -> bytes:
+    """Return header, entry table and names, padded to the start of the data."""
     names = [_make_key(entry.parameter.name) for entry in entries]
     table, name_offset = bytearray(), 0
     for entry, name in zip(entries, names, strict=True):
         if entry.offset is None:
-            kind, alignment = _SPLAT_TYPE, 0
+            entry_type, alignment = _SPLAT_TYPE, 0
             body = _SPLAT.pack(entry.parameter.byte_size, entry.pattern, len(entry.pattern))
         else:
-            kind, alignment = _DATA_TYPE, _DATA_ALIGNMENT
+            entry_type, alignment = _DATA_TYPE, _DATA_ALIGNMENT
             body = _DATA.pack(entry.offset, entry.parameter.byte_size)
         table += bytes(-len(table) % _TABLE_ALIGNMENT)
-        table += _ENTRY.pack(_ENTRY.size + len(body), kind, 0, name_offset, len(name), 0, 0, alignment) + body
+        table += _ENTRY.pack(_ENTRY.size + len(body), entry_type, 0, name_offset, len(name), 0, 0, alignment) + body
         name_offset += len(name)
     table_offset = _round_up(_HEADER.size, _TABLE_ALIGNMENT)
     names_offset = table_offset + len(table)
@@ -303,16 +303,16 @@ def _make_head(entries: Sequence[_ArchiveEntry], storage_size: int) -> bytes:
     storage_offset = _round_up(names_offset + name_offset, _DATA_ALIGNMENT if has_data else 1)
     prefix = (b"IRPA", 0, 0, _HEADER.size, 0, 0)
     segments = (table_offset, len(table), names_offset, name_offset, storage_offset, storage_size)
-    head = _HEADER.pack(*prefix, len(entries), *segments).ljust(table_offset, b"\0") + table + b"".join(names)
-    return head.ljust(storage_offset, b"\0")
+    content = _HEADER.pack(*prefix, len(entries), *segments).ljust(table_offset, b"\0") + table + b"".join(names)
+    return content.ljust(storage_offset, b"\0")
 
 
 def _make_content(entry: _ArchiveEntry, content: RandomContent | float) -> Iterator[bytes]:
     if isinstance(content, RandomContent):
         return make_random_bytes(entry.parameter, content.seed)
-    full, rest = divmod(entry.parameter.byte_size, _SPLAT_PIECE)
-    piece = entry.pattern * (_SPLAT_PIECE // len(entry.pattern))
-    return chain((piece for _ in range(full)), (piece[:rest],))
+    count, remainder = divmod(entry.parameter.byte_size, _SPLAT_PIECE_BYTES)
+    piece = entry.pattern * (_SPLAT_PIECE_BYTES // len(entry.pattern))
+    return chain((piece for _ in range(count)), (piece[:remainder],))
 
 
 def _make_key(name: str) -> bytes:
@@ -324,7 +324,7 @@ def _round_up(offset: int, alignment: int) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; the page of options lists it."""
+    """Return the parser of the command line; the page of options lists it."""
     parser = argparse.ArgumentParser(
         prog="python -m iree_gauntlet.artifacts.parameters",
         description="Write an IREE parameter archive (.irpa) for the named parameters of an MLIR program.",
@@ -340,7 +340,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Writes an archive for the parameters of a scope that a program names; the exit code, after a message."""
+    """Write an archive for a program's parameters of one scope, print a message, and return the exit code."""
     options = build_parser().parse_args()
     try:
         content = options.splat if options.random is None else RandomContent(options.random)
@@ -349,10 +349,10 @@ def main() -> int:
     except GauntletError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is no failure of what is tested
-        escaped = explain_escaped(error)
-        sys.stderr.write(f"error: {escaped}\n")
-        return escaped.exit_code
+    except Exception as error:  # noqa: BLE001 - no exception here is a failure of the tested program
+        described_error = explain_escaped(error)
+        sys.stderr.write(f"error: {described_error}\n")
+        return described_error.exit_code
     size = sum(parameter.byte_size for parameter in parameters)
     sys.stdout.write(f"{options.output}: {len(parameters)} parameters, {size} bytes\n")
     return 0

@@ -1,17 +1,17 @@
-"""The parameters that a program names, found without loading the program, and how their values lie in memory.
+"""Find the parameters that a program references, without loading the program, and describe their layout in memory.
 
-Text is searched chunk by chunk; bytecode is read where its parameters lie, from the file, without any tool and without
-its weights. Only bytecode that is newer than this module goes through the toolchain's `iree-opt`.
+Text is searched chunk by chunk; bytecode is read only at its parameters, from the file, without any tool and without
+its weights. Only bytecode that is newer than this module is read with the toolchain's `iree-opt`.
 
-An attribute whose dialect has no encoding of its own is stored in the bytecode as its assembly text, and a parameter
-reference is such an attribute in IREE's stream and flow dialects. The table of offsets says where each attribute is, so
-that everything else (weights, operations) is skipped, never read. This is also the only way that keeps every name
-right: a tool that prints the program as text prints names without escapes, and a backslash in them would be read a
+An attribute whose dialect defines no encoding is stored in the bytecode as its assembly text, and a parameter
+reference is such an attribute in IREE's stream and flow dialects. The table of offsets locates each attribute, so
+that everything else (weights, operations) is skipped. This is also the only way that keeps every name
+right: a tool that prints the program as text prints names without escapes, and a backslash in them would be parsed a
 second time.
 
 Format of bytecode: https://mlir.llvm.org/docs/BytecodeFormat/, versions 0 to 6. Sub-byte integers are packed as the
-compiler packs them: `i4` two and `i2` four to a byte, the first value in the lowest bits, a last byte that is not full
-padded. `i1` takes a byte a value.
+compiler packs them: `i4` two and `i2` four to a byte, the first value in the lowest bits, a partial last byte
+padded. `i1` takes a byte per value.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    # Of a program, or of a piece of one.
+    # This is the text of a program, or of a part of one.
     _Text = bytes | mmap.mmap
 
 
 _BLANK = re.compile(rb"[ \t\r\n]+|//[^\n]*")
 _STRING = re.compile(rb'"((?:[^"\\\n]|\\["\\nt]|\\[0-9A-Fa-f]{2})*)"')
 _ESCAPE = re.compile(rb'\\(["\\nt]|[0-9A-Fa-f]{2})')
-_WORD = re.compile(rb"!?[A-Za-z_][A-Za-z0-9_.$]*")
-_NESTED = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|[<>(){}\[\]]|[^"/<>(){}\[\]-]+|[/-]', re.DOTALL)
-_IGNORED = re.compile(rb'("(?:[^"\\\n]|\\.)*")|//[^\n]*|[ \t\r\n]+', re.DOTALL)
-_CLOSERS = {b"<": b">", b"(": b")", b"{": b"}", b"[": b"]"}
-_LETTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
-_MARKER = re.compile(rb"#(?:stream|flow)([.<])parameter\.named<")
-_LONGEST_MARKER = len(b"#stream.parameter.named<")
-# At the beginning of a line; its first letter comes first here because such a pattern is searched for much faster.
+_TYPE_NAME = re.compile(rb"!?[A-Za-z_][A-Za-z0-9_.$]*")
+_BRACKET_TOKEN = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|[<>(){}\[\]]|[^"/<>(){}\[\]-]+|[/-]', re.DOTALL)
+_STRING_OR_BLANK = re.compile(rb'("(?:[^"\\\n]|\\.)*")|//[^\n]*|[ \t\r\n]+', re.DOTALL)
+_CLOSING_BRACKETS = {b"<": b">", b"(": b")", b"{": b"}", b"[": b"]"}
+_ESCAPE_CHARACTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
+_REFERENCE_START = re.compile(rb"#(?:stream|flow)([.<])parameter\.named<")
+_MAX_REFERENCE_START_BYTES = len(b"#stream.parameter.named<")
+# An alias begins a line; its first letter comes first in the pattern because such a pattern is searched much faster.
 _ALIAS = re.compile(rb"!(?<![^\n]!)([A-Za-z_][A-Za-z0-9_$-]*)[ \t]*=[ \t]*(tensor<[^\n>]*>)")
-# A string, which may be open at the end of its line, or a comment.
+# This matches a string, which may be unterminated at the end of its line, or a comment.
 _LITERAL = re.compile(rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+(?:"|(?P<open>\\?))|//[^\n]*')
-_ELIDED = 16  # elements, or characters of a resource; a reference is neither
-_SHOWN = 300  # characters of the tool's own words in an error
-# Large constants are left out, so that what is printed is the program without its weights.
-_TOOL_FLAGS = (f"--mlir-elide-elementsattrs-if-larger={_ELIDED}", f"--mlir-elide-resource-strings-if-larger={_ELIDED}")
+_CUTOFF = 16  # elements, or characters of a resource; a reference has neither
+_MAX_CHARS = 300  # characters of the tool's output in an error
+# Large constants are elided, so that the output is the program without its weights.
+_TOOL_FLAGS = (f"--mlir-elide-elementsattrs-if-larger={_CUTOFF}", f"--mlir-elide-resource-strings-if-larger={_CUTOFF}")
 _TENSOR = re.compile(r"tensor<((?:(?:[0-9]{1,19}|\?)x)*)([^,]*?)(,.*)?>", re.DOTALL)
 MAGIC = b"ML\xefR"
-_NEWEST_VERSION = 6
-_VERSIONED_DIALECTS = 1  # first version in which dialects may carry a version of their own
+_MAX_VERSION = 6
+_MIN_DIALECT_VERSION = 1  # first version in which dialects may carry a version of their own
 _STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS = 0, 1, 2, 3
-_ALIGNED = 0x80
-_CHUNK = 1 << 20
-_DAMAGED = "See what iree-opt says to this program; it is damaged, or no MLIR."
-_LONGEST_PRODUCER = 4096
+_ALIGNMENT_FLAG = 0x80
+_CHUNK_BYTES = 1 << 20
+_MLIR_HINT = "See what iree-opt says to this program; it is damaged, or no MLIR."
+_MAX_PRODUCER_BYTES = 4096
 _MAX_BYTES = (1 << 63) - 1  # IREE's offsets in files are signed 64-bit numbers
 
-# What ml_dtypes calls the types that NumPy lacks.
+# ml_dtypes has these names for the types that NumPy lacks.
 ML_DTYPES = {
     "bf16": "bfloat16",
     "f8E3M4": "float8_e3m4",
@@ -78,7 +78,7 @@ ML_DTYPES = {
     "f8E5M2FNUZ": "float8_e5m2fnuz",
 }
 _INTEGER = re.compile(r"([su]?)i(2|4|8|16|32|64)")
-# A new number disowns every archive that was made before: values of a seed, or the layout, have changed.
+# A new number invalidates all earlier archives: seeded values, or the layout, have changed.
 PARAMETERS_FORMAT = 1
 
 _PLAIN_SCOPE = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -89,7 +89,7 @@ class ParameterError(GauntletError):
 
 
 class BitsKind(Enum):
-    """How the bits of a value are read."""
+    """The interpretation of a value's bits."""
 
     BOOL = "bool"
     INTEGER = "integer"
@@ -101,8 +101,8 @@ class ElementType:
     """An element type of MLIR for which values can be made.
 
     Attributes:
-        dtype: NumPy's or ml_dtypes' name of the type; empty where values share a byte.
-        least, most: integers that can be written, 0 for floats. A signless integer takes -2^(n-1) to 2^n - 1.
+        dtype: NumPy's or ml_dtypes' name of the type; empty if values share a byte.
+        least, most: the range of integers, 0 for floats. A signless integer accepts -2^(n-1) to 2^n - 1.
     """
 
     name: str
@@ -114,7 +114,7 @@ class ElementType:
 
 
 def element_type(name: str) -> ElementType | None:
-    """The element type of this name; None where no values can be made for it."""
+    """Return the element type of this name; None if values cannot be generated for it."""
     if name == "i1":
         return ElementType(name, BitsKind.BOOL, 8, "uint8", 0, 1)
     if name in ML_DTYPES:
@@ -125,9 +125,9 @@ def element_type(name: str) -> ElementType | None:
     if match is None:
         return None
     bits = int(match[2])
-    least = 0 if match[1] == "u" else -(1 << (bits - 1))
-    most = (1 << (bits - 1)) - 1 if match[1] == "s" else (1 << bits) - 1
-    return ElementType(name, BitsKind.INTEGER, bits, f"uint{bits}" if bits >= 8 else "", least, most)
+    minimum = 0 if match[1] == "u" else -(1 << (bits - 1))
+    maximum = (1 << (bits - 1)) - 1 if match[1] == "s" else (1 << bits) - 1
+    return ElementType(name, BitsKind.INTEGER, bits, f"uint{bits}" if bits >= 8 else "", minimum, maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class Parameter:
     """A parameter of a program.
 
     Attributes:
-        scope: that of `--parameters=<scope>=<file>`; empty for the anonymous one.
-        name: key within the scope. Bytes that are not UTF-8 stand as lone surrogates (`surrogateescape`).
+        scope: the scope in `--parameters=<scope>=<file>`; empty for the anonymous one.
+        name: the key within the scope. Bytes that are not UTF-8 are lone surrogates (`surrogateescape`).
     """
 
     scope: str
@@ -146,78 +146,78 @@ class Parameter:
 
     @property
     def element(self) -> ElementType:
-        """What is known of the element type; ParameterError where no values can be made for it."""
-        known = element_type(self.element_type)
-        if known is None:
+        """The properties of the element type; ParameterError if values cannot be generated for it."""
+        element = element_type(self.element_type)
+        if element is None:
             raise ParameterError(f"parameter {self.label}: element type {self.element_type} has no values here")
-        return known
+        return element
 
     @property
     def type(self) -> str:
-        """The type as MLIR writes it, such as `tensor<4x4xf32>`."""
+        """The type in MLIR syntax, such as `tensor<4x4xf32>`."""
         return f"tensor<{'x'.join((*map(str, self.shape), self.element_type))}>"
 
     @property
     def label(self) -> str:
-        """Scope and name for people, such as `"model"::"w"`; what cannot be printed is escaped."""
+        """The scope and name for messages, such as `"model"::"w"`; unprintable characters are escaped."""
         path = (self.scope, self.name) if self.scope else (self.name,)
         texts = [text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in path]
-        quoted = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in t) for t in texts]
-        return "::".join(f'"{text}"' for text in quoted)
+        parts = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in t) for t in texts]
+        return "::".join(f'"{text}"' for text in parts)
 
     @property
     def count(self) -> int:
-        """Number of values."""
+        """The number of values."""
         return math.prod(self.shape)
 
     @property
     def byte_size(self) -> int:
-        """Bytes of all values, dense, sub-byte values packed."""
+        """The size in bytes of all values, dense, with sub-byte values packed."""
         return (self.count * self.element.bits + 7) // 8
 
     def check(self) -> None:
-        """ParameterError where no values can be made for it: its element type, or more bytes than a file can hold."""
+        """Raise ParameterError if values cannot be generated: its element type, or more bytes than a file can hold."""
         if self.byte_size > _MAX_BYTES:
-            what = f"parameter {self.label}: {self.type} takes {self.byte_size} bytes, more than a file can hold"
-            raise ParameterError(what, "Check the shape in the program.")
+            message = f"parameter {self.label}: {self.type} takes {self.byte_size} bytes, more than a file can hold"
+            raise ParameterError(message, "Check the shape in the program.")
 
 
 def select_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Parameter, ...]:
-    """The parameters of one scope (empty for the anonymous one), in the order given.
+    """Return the parameters of one scope (empty for the anonymous one), in the given order.
 
     Raises:
-        ParameterError: there are none; it names the scopes that have some.
+        ParameterError: the scope has none; the message names the scopes with parameters.
     """
-    everything = tuple(parameters)
-    found = tuple(parameter for parameter in everything if parameter.scope == scope)
-    if not found:
-        scopes = ", ".join(sorted({repr(parameter.scope) for parameter in everything}))
+    all_parameters = tuple(parameters)
+    selection = tuple(parameter for parameter in all_parameters if parameter.scope == scope)
+    if not selection:
+        scopes = ", ".join(sorted({repr(parameter.scope) for parameter in all_parameters}))
         raise ParameterError(
             f"no parameter in scope {scope!r}",
             f"Scopes that have parameters: {scopes}." if scopes else "The program names no parameters at all.",
         )
-    return found
+    return selection
 
 
 def archive_name(scope: str) -> str:
-    """A safe file name for the archive of a scope, different for each; it depends on the scope alone."""
+    """Return a safe file name for the archive of a scope, different for each; it depends on the scope alone."""
     if _PLAIN_SCOPE.fullmatch(scope):
         return f"{scope}.irpa"
     digest = hashlib.sha256(scope.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return f"scope.{digest}.irpa"  # no plain scope has a dot
+    return f"scope.{digest}.irpa"  # a plain scope has no dot
 
 
 class MalformedReferenceError(Exception):
-    """The text is no reference: says what was expected."""
+    """A text that is not a reference; the message has the expected token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterReference:
-    """A parameter as a program names it: scope and name as `Parameter` has them.
+    """A parameter reference of a program: scope and name as in `Parameter`.
 
     Attributes:
-        type: text of the type without blanks and comments; empty where the program gives none.
-        line: line of the reference, 1-based; 0 where there are no lines.
+        type: the type's text without blanks and comments; empty if the program has none.
+        line: the reference's line, 1-based; 0 for bytecode.
     """
 
     scope: str
@@ -226,35 +226,35 @@ class ParameterReference:
     line: int = 0
 
 
-def _read_reference(text: _Text, start: int, *, wrapped: bool) -> tuple[ParameterReference, int]:
-    """Read what follows `parameter.named<`."""
-    name, position = _read_string(text, start)
+def _parse_reference(text: _Text, start: int, *, has_outer_bracket: bool) -> tuple[ParameterReference, int]:
+    """Parse the text after `parameter.named<`."""
+    name, position = _parse_string(text, start)
     scope = b""
-    behind = _take(text, position, b"::")
-    if behind:
+    token_end = _match_token(text, position, b"::")
+    if token_end:
         scope = name
-        name, position = _read_string(text, behind)
-    behind = _take(text, position, b",")
-    if behind:
-        position = _skip_brackets(text, _skip_blanks(text, behind))
-    for _ in range(2 if wrapped else 1):
-        behind = _take(text, position, b">")
-        if not behind:
+        name, position = _parse_string(text, token_end)
+    token_end = _match_token(text, position, b",")
+    if token_end:
+        position = _skip_brackets(text, _skip_blanks(text, token_end))
+    for _ in range(2 if has_outer_bracket else 1):
+        token_end = _match_token(text, position, b">")
+        if not token_end:
             raise MalformedReferenceError('">" is expected behind its name')
-        position = behind
-    kind = b""
-    if behind := _take(text, position, b":"):
-        # A type: a word, and what stands in angle brackets right behind it.
-        begin = _skip_blanks(text, behind)
-        match = _WORD.match(text, begin)
+        position = token_end
+    type_text = b""
+    if token_end := _match_token(text, position, b":"):
+        # A type is a name, directly followed by an optional part in angle brackets.
+        begin = _skip_blanks(text, token_end)
+        match = _TYPE_NAME.match(text, begin)
         if match is None:
             raise MalformedReferenceError("a type is expected behind its colon")
         position = match.end()
         if text[position : position + 1] == b"<":
             position = _skip_brackets(text, position)
-        kind = _IGNORED.sub(lambda ignored: ignored[1] or b"", text[begin:position])
+        type_text = _STRING_OR_BLANK.sub(lambda token: token[1] or b"", text[begin:position])
     scope_text, name_text = (part.decode(errors="surrogateescape") for part in (scope, name))
-    return ParameterReference(scope_text, name_text, kind.decode(errors="backslashreplace")), position
+    return ParameterReference(scope_text, name_text, type_text.decode(errors="backslashreplace")), position
 
 
 def _skip_blanks(text: _Text, position: int) -> int:
@@ -263,60 +263,60 @@ def _skip_blanks(text: _Text, position: int) -> int:
     return position
 
 
-def _take(text: _Text, position: int, token: bytes) -> int:
-    """The position behind a token that comes next, blanks before it skipped; 0 where another thing comes."""
+def _match_token(text: _Text, position: int, token: bytes) -> int:
+    """Return the position after a token, with blanks before it skipped; 0 if the token does not follow."""
     position = _skip_blanks(text, position)
     end = position + len(token)
     return end if text[position:end] == token else 0
 
 
-def _read_string(text: _Text, position: int) -> tuple[bytes, int]:
+def _parse_string(text: _Text, position: int) -> tuple[bytes, int]:
     match = _STRING.match(text, _skip_blanks(text, position))
     if match is None:
         raise MalformedReferenceError("a name in double quotes is expected, on one line and with MLIR's escapes")
-    name = _ESCAPE.sub(lambda one: _LETTERS.get(one[1]) or bytes.fromhex(one[1].decode("ascii")), match[1])
+    name = _ESCAPE.sub(lambda one: _ESCAPE_CHARACTERS.get(one[1]) or bytes.fromhex(one[1].decode("ascii")), match[1])
     return name, match.end()
 
 
 def _skip_brackets(text: _Text, position: int) -> int:
-    """The position behind a balanced pair of brackets that opens here."""
-    awaited: list[bytes] = []
+    """Return the position after a balanced pair of brackets that opens at this position."""
+    closing_brackets: list[bytes] = []
     while True:
-        match = _NESTED.match(text, position)
+        match = _BRACKET_TOKEN.match(text, position)
         if match is None:
             raise MalformedReferenceError("its brackets are not closed")
         token, position = match[0], match.end()
-        if token in _CLOSERS:
-            awaited.append(_CLOSERS[token])
-        elif not awaited:
+        if token in _CLOSING_BRACKETS:
+            closing_brackets.append(_CLOSING_BRACKETS[token])
+        elif not closing_brackets:
             raise MalformedReferenceError("an opening bracket is expected")
-        elif token in _CLOSERS.values():
-            if token != awaited.pop():
+        elif token in _CLOSING_BRACKETS.values():
+            if token != closing_brackets.pop():
                 raise MalformedReferenceError("its brackets do not match")
-            if not awaited:
+            if not closing_brackets:
                 return position
 
 
 def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> Iterator[ParameterReference]:
-    """Every reference of a program, in its order, with type aliases resolved.
+    """Yield every reference of a program, in order, with type aliases resolved.
 
-    Of a file that is mapped, what was read does not stay in memory. A piece of bytecode has no `lines`.
+    The pages of a mapped file are released once read. A part of bytecode has no `lines`.
 
     Raises:
-        ParameterError: a reference is not written as MLIR does, or the text ends within a string.
+        ParameterError: a reference is not valid MLIR, or the text ends within a string.
     """
     position = 0
     aliases: dict[str, str] = {}
-    for marker, line in _find_markers(text):
-        where = f"{source}:{line}" if lines else source
+    for marker, line in _find_reference_starts(text):
+        location = f"{source}:{line}" if lines else source
         if marker is None:
-            raise ParameterError(f"{where}: the text ends within a string", _DAMAGED)
+            raise ParameterError(f"{location}: the text ends within a string", _MLIR_HINT)
         if marker.start() < position:
             continue
         try:
-            reference, position = _read_reference(text, marker.end(), wrapped=marker[1] == b"<")
+            reference, position = _parse_reference(text, marker.end(), has_outer_bracket=marker[1] == b"<")
         except MalformedReferenceError as error:
-            raise ParameterError(f"{where}: a parameter is not written as MLIR does: {error}", _DAMAGED) from error
+            raise ParameterError(f"{location}: a parameter is not written as MLIR does: {error}", _MLIR_HINT) from error
         if reference.type.startswith("!") and not aliases:
             aliases = {
                 f"!{alias[1].decode('ascii')}": re.sub(r"\s", "", alias[2].decode(errors="backslashreplace"))
@@ -325,16 +325,16 @@ def find_references_in_text(text: _Text, source: str, *, lines: bool = True) -> 
         yield replace(reference, type=aliases.get(reference.type, reference.type), line=line if lines else 0)
 
 
-def _find_markers(text: _Text) -> Iterator[tuple[re.Match[bytes] | None, int]]:
-    """What references begin with, each with its line; None at the end of a text that ends within a string."""
+def _find_reference_starts(text: _Text) -> Iterator[tuple[re.Match[bytes] | None, int]]:
+    """Yield the start of each reference with its line; None at the end of a text that ends within a string."""
     line = 1
-    for begin in range(0, len(text), _CHUNK):
-        # One that lies over the end is of this chunk.
-        chunk = text[begin : begin + _CHUNK + _LONGEST_MARKER]
-        for found in _MARKER.finditer(chunk):
-            if found.start() < _CHUNK and not _is_quoted(text, begin + found.start()):
-                yield _MARKER.match(text, begin + found.start()), line + chunk.count(b"\n", 0, found.start())
-        line += chunk.count(b"\n", 0, _CHUNK)
+    for begin in range(0, len(text), _CHUNK_BYTES):
+        # A start that crosses the chunk's end belongs to this chunk.
+        chunk = text[begin : begin + _CHUNK_BYTES + _MAX_REFERENCE_START_BYTES]
+        for match in _REFERENCE_START.finditer(chunk):
+            if match.start() < _CHUNK_BYTES and not _is_quoted(text, begin + match.start()):
+                yield _REFERENCE_START.match(text, begin + match.start()), line + chunk.count(b"\n", 0, match.start())
+        line += chunk.count(b"\n", 0, _CHUNK_BYTES)
         if isinstance(text, mmap.mmap):
             text.madvise(mmap.MADV_DONTNEED)
     if _is_quoted(text, len(text)):
@@ -342,7 +342,7 @@ def _find_markers(text: _Text) -> Iterator[tuple[re.Match[bytes] | None, int]]:
 
 
 def _is_quoted(text: _Text, position: int) -> bool:
-    """Whether a string or a comment of its line continues at a position; at the text's end, a string."""
+    """Return True if a string or comment of its line continues at a position; at the text's end, only a string."""
     for literal in _LITERAL.finditer(text, text.rfind(b"\n", 0, position) + 1):
         if literal.start() >= position:
             break
@@ -352,130 +352,130 @@ def _is_quoted(text: _Text, position: int) -> bool:
 
 
 def collect_parameters(program: Path, ir_tool: str) -> tuple[Parameter, ...]:
-    """The parameters named in MLIR text or bytecode (its content says which), each once, in the program's order.
+    """Return the parameters of MLIR text or bytecode (detected by content), each once, in the program's order.
 
-    Memory does not grow with the weights that are inside the program, only with the number of parameters. `ir_tool` is
-    `iree-opt` of the toolchain, for bytecode in an encoding that is not known here.
+    Memory grows only with the number of parameters, not with the weights in the program. `ir_tool` is
+    `iree-opt` of the toolchain, for bytecode in an encoding that this module does not support.
 
     Raises:
-        ParameterError: the program cannot be read, is damaged, gives one parameter two types, or one a type
+        ParameterError: the program is unreadable or damaged, or gives a parameter two types, or a type
             whose values have no known size.
     """
     source = str(program)
-    found: dict[tuple[str, str], Parameter] = {}
+    parameters: dict[tuple[str, str], Parameter] = {}
     try:
         with program.open("rb") as file:
             for reference in _find_references(file, program, ir_tool):
-                where = f"{source}:{reference.line}" if reference.line else source
-                parameter = _make_parameter(reference, where)
-                known = found.setdefault((parameter.scope, parameter.name), parameter)
-                if known != parameter:
+                location = f"{source}:{reference.line}" if reference.line else source
+                parameter = _make_parameter(reference, location)
+                first = parameters.setdefault((parameter.scope, parameter.name), parameter)
+                if first != parameter:
                     raise ParameterError(
-                        f"{where}: parameter {parameter.label} is {parameter.type} here and {known.type} before",
+                        f"{location}: parameter {parameter.label} is {parameter.type} here and {first.type} before",
                         "One parameter has one type: name one of the two differently in the program.",
                     )
     except OSError as error:
         hint = "Check the path and the rights there."
         raise ParameterError(f"{program}: cannot be read: {error.strerror}", hint) from error
-    return tuple(found.values())
+    return tuple(parameters.values())
 
 
 def _find_references(file: BinaryIO, program: Path, ir_tool: str) -> Iterable[ParameterReference]:
     magic = file.read(len(MAGIC))
     file.seek(0)
     if magic != MAGIC:
-        return find_references_in_text(_map(file), str(program))
+        return find_references_in_text(_map_file(file), str(program))
     try:
         return list(find_references_in_bytecode(file, str(program)))
     except UnknownEncodingError:
         return _find_references_through_tool(program, ir_tool)
 
 
-def _map(file: BinaryIO) -> _Text:
+def _map_file(file: BinaryIO) -> _Text:
     size = os.fstat(file.fileno()).st_size
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
 
 
 def _find_references_through_tool(program: Path, ir_tool: str) -> Iterator[ParameterReference]:
-    """As `find_references_in_text`, of what `iree-opt` prints."""
+    """Yield the references as `find_references_in_text` does, from the output of `iree-opt`."""
     argv = [ir_tool, str(program.absolute()), *_TOOL_FLAGS, "-o", "-"]
-    with tempfile.TemporaryFile() as printed:
+    with tempfile.TemporaryFile() as output:
         try:
-            ended = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE, check=False)
+            process = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, check=False)
         except OSError as error:
             hint = f"{program} needs the compiler's iree-opt to be read: give the path of the one in the toolchain."
             raise ParameterError(f"{ir_tool}: cannot be started: {error.strerror}", hint) from error
-        if ended.returncode != 0:
-            said = ended.stderr.decode(errors="backslashreplace").strip() or "nothing"
-            what = f"{program}: iree-opt cannot read it (exit code {ended.returncode}): {said[:_SHOWN]}"
-            raise ParameterError(what, "Use the compiler that the program was written for.")
-        yield from find_references_in_text(_map(printed), f"{program} as iree-opt prints it")
+        if process.returncode != 0:
+            details = process.stderr.decode(errors="backslashreplace").strip() or "nothing"
+            message = f"{program}: iree-opt cannot read it (exit code {process.returncode}): {details[:_MAX_CHARS]}"
+            raise ParameterError(message, "Use the compiler that the program was written for.")
+        yield from find_references_in_text(_map_file(output), f"{program} as iree-opt prints it")
 
 
-def _make_parameter(reference: ParameterReference, where: str) -> Parameter:
-    def wrong(what: str, hint: str) -> ParameterError:
+def _make_parameter(reference: ParameterReference, location: str) -> Parameter:
+    def explain(reason: str, hint: str) -> ParameterError:
         label = Parameter(reference.scope, reference.name, (), "").label
-        return ParameterError(f"{where}: parameter {label} {what}", hint)
+        return ParameterError(f"{location}: parameter {label} {reason}", hint)
 
     if not reference.type:
-        raise wrong("has no type", 'Write <"name"> : tensor<4xf32>.')
+        raise explain("has no type", 'Write <"name"> : tensor<4xf32>.')
     is_type = f"is {reference.type}"
     match = _TENSOR.fullmatch(reference.type)
     if match is None:
-        raise wrong(f"{is_type}, not a tensor", "Values are made for tensors of known size, such as tensor<4x4xf32>.")
+        raise explain(f"{is_type}, not a tensor", "Values are made for tensors of known size, such as tensor<4x4xf32>.")
     dims, name, encoding = match.groups()
     if "?" in dims:
         hint = "Values need a static shape: write the sizes in the program, or use weights from a URL."
-        raise wrong(f"{is_type}, of unknown size", hint)
+        raise explain(f"{is_type}, of unknown size", hint)
     if encoding:
         hint = "Remove the encoding from the global, or use weights from a URL."
-        raise wrong(f"{is_type}, whose encoding has no known size", hint)
+        raise explain(f"{is_type}, whose encoding has no known size", hint)
     if element_type(name) is None:
         hint = "Known are i1, i2, i4, i8 to i64 (also si…, ui…), f16, bf16, f32, f64 and the f8 types with a sign."
-        raise wrong(f"{is_type}, whose element type has no values here", hint)
+        raise explain(f"{is_type}, whose element type has no values here", hint)
     parameter = Parameter(reference.scope, reference.name, tuple(int(size) for size in dims.split("x") if size), name)
     parameter.check()
     return parameter
 
 
 class UnknownEncodingError(Exception):
-    """A newer bytecode than is known here, or references in an encoding of their dialect's own."""
+    """A newer bytecode than this module supports, or references in their dialect's encoding."""
 
 
-class _DamagedError(Exception):
-    """The file does not keep to the format."""
+class _MalformedBytecodeError(Exception):
+    """A file that violates the format."""
 
 
 def find_references_in_bytecode(file: BinaryIO, source: str) -> Iterator[ParameterReference]:
-    """Every parameter reference of a bytecode file, each once.
+    """Yield every parameter reference of a bytecode file, each once.
 
     Raises:
-        UnknownEncodingError: only the compiler of the program can read it.
+        UnknownEncodingError: only the program's compiler can read it.
         ParameterError: the file is damaged.
     """
     try:
         yield from _find_stored_references(_BytecodeReader(file), source)
-    except _DamagedError as error:
+    except _MalformedBytecodeError as error:
         hint = "Fetch or write it again; iree-opt must be able to read it."
         raise ParameterError(f"{source}: damaged MLIR bytecode: {error}", hint) from error
 
 
 def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[ParameterReference]:
     if reader.take(len(MAGIC)) != MAGIC:
-        raise _DamagedError("it does not begin with MLIR's magic number")
+        raise _MalformedBytecodeError("it does not begin with MLIR's magic number")
     version = reader.varint()
-    if version > _NEWEST_VERSION:
+    if version > _MAX_VERSION:
         raise UnknownEncodingError(f"bytecode version {version}")
     sections = _find_sections(reader)
-    for wanted in (_STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS):
-        if wanted not in sections:
-            raise _DamagedError(f"section {wanted} is missing")
+    for number in (_STRINGS, _DIALECTS, _ATTRIBUTES, _OFFSETS):
+        if number not in sections:
+            raise _MalformedBytecodeError(f"section {number} is missing")
     attributes = sections[_ATTRIBUTES]
     offset = attributes.start
-    for dialect, size, encoded in list(_read_entries(reader, sections[_OFFSETS])):
+    for dialect, size, has_dialect_encoding in list(_read_attribute_entries(reader, sections[_OFFSETS])):
         if offset + size > attributes.stop:
-            raise _DamagedError("an attribute lies beyond its section")
-        if encoded:
+            raise _MalformedBytecodeError("an attribute lies beyond its section")
+        if has_dialect_encoding:
             if _read_dialect_name(reader, sections, dialect, version) in ("stream", "flow"):
                 raise UnknownEncodingError("parameters in an encoding of their dialect's own")
         else:
@@ -485,74 +485,74 @@ def _find_stored_references(reader: _BytecodeReader, source: str) -> Iterator[Pa
 
 
 def _find_sections(reader: _BytecodeReader) -> dict[int, range]:
-    """Where each section is in the file, by its number; the name of the program's producer stands before them."""
-    for _ in range(_LONGEST_PRODUCER):
+    """Return the file range of each section, by its number; the producer's name comes before them."""
+    for _ in range(_MAX_PRODUCER_BYTES):
         if reader.take(1) == b"\0":
             break
     else:
-        raise _DamagedError("the name of its producer has no end")
+        raise _MalformedBytecodeError("the name of its producer has no end")
     sections: dict[int, range] = {}
     while reader.position < reader.size:
         number = reader.take(1)[0]
         size = reader.varint()
-        if number & _ALIGNED:
+        if number & _ALIGNMENT_FLAG:
             reader.align(reader.varint())
         section = range(reader.position, reader.position + size)
         reader.seek(section.stop)
-        sections.setdefault(number & ~_ALIGNED, section)
+        sections.setdefault(number & ~_ALIGNMENT_FLAG, section)
     return sections
 
 
-def _read_entries(reader: _BytecodeReader, section: range) -> Iterator[tuple[int, int, bool]]:
-    """Dialect number, bytes, and whether the encoding is the dialect's own, of every attribute."""
+def _read_attribute_entries(reader: _BytecodeReader, section: range) -> Iterator[tuple[int, int, bool]]:
+    """Yield dialect number, bytes, and True for the dialect's encoding, of every attribute."""
     reader.seek(section.start)
-    wanted = reader.varint()
+    total = reader.varint()
     reader.varint()  # the number of types, whose offsets follow those of the attributes
-    seen = 0
-    while seen < wanted:
+    position = 0
+    while position < total:
         dialect, count = reader.varint(), reader.varint()
-        if not 0 < count <= wanted - seen:
-            raise _DamagedError("the table of attributes does not add up")
+        if not 0 < count <= total - position:
+            raise _MalformedBytecodeError("the table of attributes does not add up")
         for _ in range(count):
             if reader.position > section.stop:
-                raise _DamagedError("the table of attributes is cut short")
+                raise _MalformedBytecodeError("the table of attributes is cut short")
             value = reader.varint()
             yield dialect, value >> 1, bool(value & 1)
-        seen += count
+        position += count
 
 
 def _read_dialect_name(reader: _BytecodeReader, sections: dict[int, range], number: int, version: int) -> str:
     reader.seek(sections[_DIALECTS].start)
     if number >= reader.varint():
-        raise _DamagedError(f"dialect {number} does not exist")
+        raise _MalformedBytecodeError(f"dialect {number} does not exist")
     for _ in range(number):
-        _read_dialect(reader, version)
-    wanted = _read_dialect(reader, version)
-    # The lengths, each with the NUL at its end, stand in reverse order before the strings.
+        _read_dialect_name_index(reader, version)
+    index = _read_dialect_name_index(reader, version)
+    # The lengths, each including the NUL at the end, precede the strings in reverse order.
     reader.seek(sections[_STRINGS].start)
     count = reader.varint()
     lengths = [reader.varint() for _ in range(count)][::-1]
-    if wanted >= count:
-        raise _DamagedError(f"string {wanted} does not exist")
-    reader.seek(reader.position + sum(lengths[:wanted]))
-    return reader.take(lengths[wanted]).rstrip(b"\0").decode(errors="replace")
+    if index >= count:
+        raise _MalformedBytecodeError(f"string {index} does not exist")
+    reader.seek(reader.position + sum(lengths[:index]))
+    return reader.take(lengths[index]).rstrip(b"\0").decode(errors="replace")
 
 
-def _read_dialect(reader: _BytecodeReader, version: int) -> int:
-    """The number of the string that names the dialect at the reader's position."""
+def _read_dialect_name_index(reader: _BytecodeReader, version: int) -> int:
+    """Return the index of the string that names the dialect at the reader's position."""
     value = reader.varint()
-    if version < _VERSIONED_DIALECTS:
+    if version < _MIN_DIALECT_VERSION:
         return value
     if value & 1:
         number, size = reader.take(1)[0], reader.varint()
-        if number & _ALIGNED:
+        if number & _ALIGNMENT_FLAG:
             reader.align(reader.varint())
         reader.seek(reader.position + size)
     return value >> 1
 
 
 class _BytecodeReader:
-    """The primitives of the format, read from a file that is never loaded."""
+    """A reader of the format's primitives; the file is never loaded as a whole."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -561,25 +561,25 @@ class _BytecodeReader:
 
     def seek(self, position: int) -> None:
         if position > self.size:
-            raise _DamagedError("it is cut short")
+            raise _MalformedBytecodeError("it is cut short")
         self.position = self._file.seek(position)
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.position:
-            raise _DamagedError("it is cut short")
-        taken = self._file.read(count)
+            raise _MalformedBytecodeError("it is cut short")
+        content = self._file.read(count)
         self.position += count
-        return taken
+        return content
 
     def varint(self) -> int:
-        """A PrefixVarInt: the zeros at the low end of the first byte count the bytes that follow."""
+        """Read a PrefixVarInt: the zeros at the low end of the first byte count the bytes that follow."""
         first = self.take(1)
         if first == b"\0":
             return int.from_bytes(self.take(8), "little")
-        more = (first[0] & -first[0]).bit_length() - 1
-        return int.from_bytes(first + self.take(more), "little") >> (more + 1)
+        following_bytes = (first[0] & -first[0]).bit_length() - 1
+        return int.from_bytes(first + self.take(following_bytes), "little") >> (following_bytes + 1)
 
     def align(self, alignment: int) -> None:
         if alignment < 1:
-            raise _DamagedError("an alignment of nothing")
+            raise _MalformedBytecodeError("an alignment of nothing")
         self.seek(-(-self.position // alignment) * alignment)

@@ -1,6 +1,6 @@
-"""Files appear in the store whole or not at all, as `system/atomic.py` writes them.
+"""Write files to the store atomically: they appear there complete or not at all (see `system/atomic.py`).
 
-What the disk refuses (full, read-only, not ours) becomes an error that names the folder and the way out. Runs that
+Disk errors (full, read-only, no permission) become errors that name the folder and the next step. Runs that
 fetch the same file wait for each other by a lock.
 """
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
 
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_MISPLACED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO})
+_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_PERMISSION_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_PATH_ERRNOS = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO})
 
 
 @contextmanager
 def replace_artifact(path: Path, url: str) -> Iterator[Path]:
-    """A path as of `replace_file`, in a folder that is made where it is missing; refusals as `explain_disk_errors`."""
+    """Yield a path as `replace_file` does; create its folder if needed; handle errors as `explain_disk_errors`."""
     with explain_disk_errors(path.parent, url):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as temporary:
@@ -39,55 +39,55 @@ def replace_artifact(path: Path, url: str) -> Iterator[Path]:
 
 
 def link_or_move(data: Path, path: Path) -> None:
-    """Give a file a second name, so that a kill while it is checked there loses none of it; move it without links."""
+    """Hard-link a file, so that a kill during its check loses no data; move it if the file system has no links."""
     try:
         os.link(data, path)
     except OSError:
         data.replace(path)  # a file system without hard links
 
 
-def require_space(folder: Path, url: str, needed: int) -> None:
-    """Fail early, with an ArtifactError, where a file of `needed` bytes does not fit."""
+def require_space(folder: Path, url: str, size: int) -> None:
+    """Raise an ArtifactError, early, if a file of `size` bytes does not fit."""
     free = shutil.disk_usage(folder).free
-    if needed > free:
-        what = f"no room for {byte_size(needed)} of {url} in {folder}: {byte_size(free)} are free"
-        raise ArtifactError(url, what, "Free disk space, or use a cache on a larger disk.")
+    if size > free:
+        message = f"no room for {byte_size(size)} of {url} in {folder}: {byte_size(free)} are free"
+        raise ArtifactError(url, message, "Free disk space, or use a cache on a larger disk.")
 
 
 @contextmanager
 def explain_disk_errors(folder: Path, url: str) -> Iterator[None]:
-    """Turn what the file system refuses into errors that say what to do."""
+    """Turn file system errors into errors with a next step."""
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL_ERRNOS:
             limit = " (file size limit of this process)" if error.errno == errno.EFBIG else ""
-            what = f"disk full in {folder} while writing {url}: {error.strerror}{limit}"
-            raise ArtifactError(url, what, "Free disk space, or use a cache on a larger disk.") from error
-        if error.errno in _DENIED:
+            message = f"disk full in {folder} while writing {url}: {error.strerror}{limit}"
+            raise ArtifactError(url, message, "Free disk space, or use a cache on a larger disk.") from error
+        if error.errno in _PERMISSION_ERRNOS:
             name = errno.errorcode[error.errno]
-            what = f"cannot write to {folder}: {error.strerror} ({name}); {url} is not in the cache"
+            message = f"cannot write to {folder}: {error.strerror} ({name}); {url} is not in the cache"
             hint = "Make the cache writable, use another cache, or fetch with an account that may write to it."
-            raise ArtifactError(url, what, hint) from error
-        if error.errno in _MISPLACED:
-            what = f"cannot write {url} to {folder}: {error.strerror} ({error.filename})"
-            raise ArtifactError(url, what, "Look at what lies at that path.") from error
+            raise ArtifactError(url, message, hint) from error
+        if error.errno in _PATH_ERRNOS:
+            message = f"cannot write {url} to {folder}: {error.strerror} ({error.filename})"
+            raise ArtifactError(url, message, "Look at what lies at that path.") from error
         raise
 
 
 @contextmanager
 def locked(path: Path, url: str, progress: Progress) -> Iterator[None]:
-    """Hold a lock; a wait of more than a few seconds is noted, again and again.
+    """Hold a lock; report a wait of more than a few seconds, repeatedly.
 
-    There is no limit: the owner's own timeouts bound its work, and a dead owner's lock is free. In a read-only cache
-    it cannot be made: ArtifactError.
+    There is no limit: the owner's timeouts limit its work, and a dead owner's lock is free. In a read-only cache
+    the lock cannot be created: ArtifactError.
     """
 
-    def waiting(seconds: float) -> None:
+    def report_wait(seconds: float) -> None:
         progress.note(url, f"waiting for another download of the same file ({seconds:.0f} s so far)")
 
     with ExitStack() as stack:
         with explain_disk_errors(path.parent, url):
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(file_lock(path, waiting))
+            stack.enter_context(file_lock(path, report_wait))
         yield

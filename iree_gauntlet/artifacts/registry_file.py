@@ -1,8 +1,8 @@
-"""The registry of hashes, in Pooch's format: `name algorithm:hash url` a line, comments begin with `#`.
+"""The registry of hashes, in Pooch's format: lines of `name algorithm:hash url`; comments begin with `#`.
 
-The format is Pooch's (`Pooch.load_registry`), so any tool that knows Pooch can use the file. Ours is
+The format is Pooch's (`Pooch.load_registry`), so any tool that supports Pooch can use the file. This parser is
 stricter where a mistake would pass silently: the hash must be a SHA-256 (the one that cache keys are
-made of), and a name must not stand there twice. A parser of our own names file and line of what is wrong.
+made of), and names must be unique. Its errors name file and line.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-# In a project.
-_PLACE = "cache/registry.txt"
+# The path is relative to a project.
+_REGISTRY_PATH = "cache/registry.txt"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-# Printable ASCII without quotes and backslashes: a shell parts such a line at its blanks, as `str.split` does.
-_UNQUOTED = re.compile(r"[ \t!#-&(-\[\]-~]*\Z")
-_BARE = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+\Z")
+# Printable ASCII without quotes and backslashes: a shell splits such a line at its blanks, as `str.split` does.
+_QUOTE_FREE_LINE = re.compile(r"[ \t!#-&(-\[\]-~]*\Z")
+_SHELL_SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+\Z")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RegistryEntry:
-    """One file: its name in the store, its hash in lower case, and where it comes from, if that was written."""
+    """A file's name in the store, its SHA-256 in lower case, and its URL, if the registry has one."""
 
     name: str
     sha256: str
@@ -40,7 +40,7 @@ class RegistryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The hash that an artifact must have, by the "registry" or the "lock"."""
+    """The hash that an artifact must have, with its source: the "registry" or the "lock"."""
 
     source: str
     sha256: str
@@ -50,23 +50,23 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Known hashes by name, and the file that they were read from, for messages."""
+    """Known hashes by name, and the path of their file, for messages."""
 
     path: Path = Path("registry.txt")
     entries: Mapping[str, RegistryEntry] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def of_project(cls, project: Path) -> Registry:
-        """The registry of a project; where it has none, the hashes that come with the toolkit."""
-        path = shown(project / _PLACE)
-        return cls.read(path) if path.exists() else cls(path, cls.read(find_shipped_folder() / _PLACE).entries)
+        """Return a project's registry; if it has none, the hashes that come with the toolkit."""
+        path = shown(project / _REGISTRY_PATH)
+        return cls.read(path) if path.exists() else cls(path, cls.read(find_shipped_folder() / _REGISTRY_PATH).entries)
 
     @classmethod
     def read(cls, path: Path) -> Registry:
-        """The registry in a file; an empty one where there is no file.
+        """Read the registry from a file; empty if there is no file.
 
         Raises:
-            ArtifactError: it cannot be read or has a line that is wrong; names file and line.
+            ArtifactError: the file is unreadable or has a wrong line; the message names file and line.
         """
         try:
             text = read_file(path).decode()
@@ -80,7 +80,7 @@ class Registry:
 
     @classmethod
     def parse(cls, text: str, path: Path) -> Registry:
-        """The registry that the text of a file means."""
+        """Parse the registry from a file's text."""
         entries: dict[str, RegistryEntry] = {}
         lines: dict[str, int] = {}
         for number, line in enumerate(text.split("\n"), start=1):
@@ -88,31 +88,31 @@ class Registry:
             if entry is None:
                 continue
             if entry.name in entries:
-                what = f"{path}:{number}: {entry.name} stands there twice (first in line {lines[entry.name]})"
-                raise ArtifactError(entry.url, what, "Keep the line whose hash is right.")
+                message = f"{path}:{number}: {entry.name} stands there twice (first in line {lines[entry.name]})"
+                raise ArtifactError(entry.url, message, "Keep the line whose hash is right.")
             entries[entry.name], lines[entry.name] = entry, number
         return cls(path, MappingProxyType(entries))
 
     def get(self, name: str) -> RegistryEntry | None:
-        """The entry of a name."""
+        """Return the entry of a name, if there is one."""
         return self.entries.get(name)
 
     def pin(self, name: str, source: str) -> Pin | None:
-        """The entry of a name as a pin."""
+        """Return the entry of a name as a pin, if there is one."""
         entry = self.get(name)
         return Pin(source, entry.sha256, entry.url, self.path) if entry else None
 
-    def with_entries(self, added: Iterable[RegistryEntry]) -> Registry:
-        """A registry with more entries; one of the same name is replaced."""
-        return Registry(self.path, MappingProxyType({**self.entries, **{entry.name: entry for entry in added}}))
+    def with_entries(self, new_entries: Iterable[RegistryEntry]) -> Registry:
+        """Return a registry with further entries; they replace entries of the same name."""
+        return Registry(self.path, MappingProxyType({**self.entries, **{entry.name: entry for entry in new_entries}}))
 
     def text(self) -> str:
-        """The file's text, sorted by name."""
+        """Return the file's text, sorted by name."""
         lines = []
         for entry in sorted(self.entries.values()):
-            words = (entry.name, f"sha256:{entry.sha256}", *([entry.url] if entry.url else []))
+            fields = (entry.name, f"sha256:{entry.sha256}", *([entry.url] if entry.url else []))
             # Quoted only where a shell would need it, so that ordinary lines stay as people write them.
-            lines.append(" ".join(word if _BARE.match(word) else shlex.quote(word) for word in words) + "\n")
+            lines.append(" ".join(text if _SHELL_SAFE.match(text) else shlex.quote(text) for text in fields) + "\n")
         return "".join(lines)
 
 
@@ -124,26 +124,26 @@ class Pins:
     learnt: Registry
 
     def of(self, name: str) -> Pin | None:
-        """What is known of a name; None where neither of the two knows it."""
+        """Return the pin of a name; None if neither source has one."""
         return self.registry.pin(name, "registry") or self.learnt.pin(name, "lock")
 
 
-def _parse_entry(line: str, where: str) -> RegistryEntry | None:
+def _parse_entry(line: str, location: str) -> RegistryEntry | None:
     if not line or line.startswith("#"):
         return None
-    expected = "Expected: name sha256:<64 hexadecimal digits> url"
+    hint = "Expected: name sha256:<64 hexadecimal digits> url"
     try:
-        words = line.split() if _UNQUOTED.match(line) else shlex.split(line)
+        fields = line.split() if _QUOTE_FREE_LINE.match(line) else shlex.split(line)
     except ValueError as error:
-        raise ArtifactError("", f"{where}: {error}: {line!r}", expected) from error
-    if len(words) not in (2, 3):
-        raise ArtifactError("", f"{where}: {len(words)} words instead of 2 or 3: {line!r}", expected)
-    name, digest, url = (*words, "")[:3]
-    algorithm, colon, value = digest.rpartition(":")
+        raise ArtifactError("", f"{location}: {error}: {line!r}", hint) from error
+    if len(fields) not in (2, 3):
+        raise ArtifactError("", f"{location}: {len(fields)} words instead of 2 or 3: {line!r}", hint)
+    name, digest, url = (*fields, "")[:3]
+    algorithm, colon, hexdigest = digest.rpartition(":")
     if colon and algorithm.lower() != "sha256":
-        raise ArtifactError(url, f"{where}: hash of algorithm {algorithm!r}, not sha256", expected)
-    if not _SHA256.match(value.lower()):
-        raise ArtifactError(url, f"{where}: not a SHA-256: {digest!r}", expected)
+        raise ArtifactError(url, f"{location}: hash of algorithm {algorithm!r}, not sha256", hint)
+    if not _SHA256.match(hexdigest.lower()):
+        raise ArtifactError(url, f"{location}: not a SHA-256: {digest!r}", hint)
     if name.startswith(("/", "\\")) or ".." in name.split("/") or not name:
-        raise ArtifactError(url, f"{where}: a name outside the store: {name!r}", expected)
-    return RegistryEntry(name, value.lower(), url)
+        raise ArtifactError(url, f"{location}: a name outside the store: {name!r}", hint)
+    return RegistryEntry(name, hexdigest.lower(), url)

@@ -1,4 +1,4 @@
-"""What a download needs of a server: byte ranges of one version of one file, and errors that say what to do."""
+"""The interface between a download and a server: byte ranges of one version of one file, and errors with next steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 18
 
-# Temporary by their meaning (RFC 9110, RFC 6585). Of the others from 500 on, a repetition changes nothing.
+# These are temporary by definition (RFC 9110, RFC 6585). Other statuses from 500 on are permanent.
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 NETWORK_HINT = "Run again later: what has arrived is kept. Check the network and the proxy settings (HTTPS_PROXY)."
@@ -26,11 +26,11 @@ _QUERY = re.compile(r"\?[^\s'\")]+")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """What a server says of a file.
+    """A server's metadata of a file.
 
     Attributes:
-        size: bytes of the whole file; None where it does not say.
-        version: what changes with the content (ETag, or else Last-Modified); empty where it does not say.
+        size: the file's bytes; None if the server does not report them.
+        version: an identifier that changes with the content (ETag, or else Last-Modified); empty if not reported.
     """
 
     size: int | None
@@ -41,11 +41,11 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """An answer: bytes from `start` on, in blocks.
+    """A response: bytes from `start` on, in blocks.
 
     Attributes:
-        blocks: the bytes; raises TransientError where the connection fails. Ends early without an error
-            where the server ends early: count.
+        blocks: the bytes; raises TransientError if the connection fails. Ends early without an error
+            if the server ends early: count them.
     """
 
     file: RemoteFile
@@ -54,7 +54,7 @@ class Body:
 
 
 class TransientError(Exception):
-    """A failure that may be gone in a moment, with the seconds that the server asked to wait, if it did."""
+    """A failure that may be temporary, with the seconds that the server asks to wait, if it does."""
 
     def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
@@ -62,7 +62,7 @@ class TransientError(Exception):
 
 
 class UnresolvedError(TransientError):
-    """A host whose address nobody knows."""
+    """A host name that cannot be resolved."""
 
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(f"the host {host} cannot be resolved: {reason}")
@@ -70,15 +70,15 @@ class UnresolvedError(TransientError):
 
 
 class ChangedError(Exception):
-    """The file is not the version that was asked for: what was had of it is of no use."""
+    """The file is no longer the requested version: bytes of the old version are useless."""
 
 
 class MissingError(ArtifactError):
-    """There is no such file there: the one failure after which a mirror is silently passed over."""
+    """The server has no such file: the only failure after which the next mirror is tried silently."""
 
 
 def without_queries(text: str) -> str:
-    """A library's words without the queries of URLs in them: those may carry a signature."""
+    """Remove the queries of URLs from a library's message: they may carry a signature."""
     return _QUERY.sub("?…", text)
 
 
@@ -87,15 +87,15 @@ class Remote(Protocol):
 
     @property
     def url(self) -> str:
-        """Where, for messages; without any secret."""
+        """The URL for messages, without secrets."""
 
     def open(self, start: int, stop: int | None, version: str) -> AbstractContextManager[Body]:
-        """Ask for the bytes from `start` up to and without `stop` (None: to the end; it may lie beyond the end).
+        """Request the bytes from `start` up to, but without, `stop` (None: to the end; it may be beyond the end).
 
-        A server that knows no ranges may answer with the whole file, from 0 on. An empty version means any.
+        A server without range support may send the complete file, from 0 on. An empty version means any.
 
         Raises:
-            TransientError: try again.
-            ChangedError: it is another version now.
-            ArtifactError: it is not available.
+            TransientError: the failure may be temporary.
+            ChangedError: the file has another version now.
+            ArtifactError: the file is not available.
         """

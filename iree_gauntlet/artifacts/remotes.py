@@ -1,4 +1,4 @@
-"""Where the file of a URL may be had: mirrors first, then the URL itself, each with the credentials for it."""
+"""List the locations of a URL's file: mirrors first, then the URL itself, each with its credentials."""
 
 from __future__ import annotations
 
@@ -53,29 +53,29 @@ if TYPE_CHECKING:
 
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)\Z")
-_DIGEST = re.compile(r"(?:^|,)\s*sha-256=:?([A-Za-z0-9+/=]+):?", re.IGNORECASE)
+_SHA256_DIGEST = re.compile(r"(?:^|,)\s*sha-256=:?([A-Za-z0-9+/=]+):?", re.IGNORECASE)
 _GOOGLE_MD5 = re.compile(r"(?:^|,)\s*md5=([A-Za-z0-9+/=]+)")
 _HEX_MD5 = re.compile(r'"([0-9a-f]{32})"\Z')
 _HEX_SHA256 = re.compile(r'"?([0-9a-f]{64})"?\Z')
 
-_NO_ACCESS = frozenset({401, 403})
-# Azure: 409 where an account has no public containers.
-_REFUSED = _NO_ACCESS | {409}
-_GONE = frozenset({404, 410})
+_AUTH_STATUSES = frozenset({401, 403})
+# Azure responds with 409 if an account has no public containers.
+_ACCESS_STATUSES = _AUTH_STATUSES | {409}
+_MISSING_STATUSES = frozenset({404, 410})
 _HUB_HINT = (
     "A private or gated repository needs a token: set HF_TOKEN, or sign in with `hf auth login`, "
     "and accept the model's terms on its page."
 )
 _HUB_PATH = re.compile(r"(datasets/|spaces/)?([^/@]+/[^/@]+)@([0-9a-f]{40})/(.+)\Z")
-_SIGNED_FOR = timedelta(hours=1)
-_STATUS = re.compile(r"status code: (\d{3})")
-_SYSTEM = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
-_RANGE_BEYOND = 416
+_SIGNATURE_DURATION = timedelta(hours=1)
+_STATUS_TEXT = re.compile(r"status code: (\d{3})")
+_SYSTEM_MESSAGE = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
+_RANGE_NOT_SATISFIABLE = 416
 
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """The headers of an answer that are looked at, by HTTP's names; empty where it has none."""
+    """The headers of a response that are used, by their HTTP names; empty if missing."""
 
     content_encoding: str
     content_length: str
@@ -95,12 +95,12 @@ class _Headers:
 
     @classmethod
     def of(cls, response: requests.Response) -> _Headers:
-        """Those of an answer, whatever the case of their letters is."""
-        return cls(*(response.headers.get(item.name.replace("_", "-"), "") for item in fields(cls)))
+        """Read the headers of a response, case-insensitively."""
+        return cls(*(response.headers.get(header.name.replace("_", "-"), "") for header in fields(cls)))
 
     @property
-    def encoded(self) -> bool:
-        """Whether the bytes are not those of the file."""
+    def is_encoded(self) -> bool:
+        """True if the bytes are an encoding of the file's."""
         return self.content_encoding not in ("", "identity")
 
 
@@ -109,10 +109,10 @@ class HttpRemote:
     """A file at a URL.
 
     Attributes:
-        url: as people know it; without any secret.
-        target: gives the URL that is asked (with a signature, for one); asked again where the last one has
+        url: the user's URL, without secrets.
+        target: returns the URL to request (for example a signed one); called again once the last one has
             expired. By default `url` itself.
-        stall_timeout: seconds without a byte after which a connection is given up.
+        stall_timeout: seconds without a byte after which a connection is closed.
     """
 
     url: str
@@ -122,110 +122,110 @@ class HttpRemote:
     stall_timeout: float = 60.0
     access_hint: str = "It needs credentials: put them into ~/.netrc, or use a source that is public."
     missing_hint: str = "There is no such file: check the spelling, or whether it was moved."
-    # Where the last answer to any thread came from, after redirections: asked directly from then on.
-    _resolved: str = ""
-    # Of all threads, so that connections are used again.
+    # This is the URL of the last response to any thread, after redirections; later requests go there directly.
+    _resolved_url: str = ""
+    # All threads share the session, so that connections are reused.
     _session: requests.Session = field(default_factory=requests.Session)
 
-    def _place(self) -> tuple[str, bool]:
-        """The URL to ask, and whether it came out of an earlier answer."""
-        if resolved := self._resolved:
-            return resolved, True
+    def _get_request_url(self) -> tuple[str, bool]:
+        """Return the URL to request, and True if it comes from an earlier response."""
+        if resolved_url := self._resolved_url:
+            return resolved_url, True
         return (self.target() if self.target else self.url), False
 
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
         """See `Remote`."""
-        done = [start]
-        with ExitStack() as opened:
+        progress = [start]
+        with ExitStack() as stack:
             try:
-                response = opened.enter_context(self._answer(start, stop, version))
-                body = self._read_body(response, start, version, done)
+                response = stack.enter_context(self._send(start, stop, version))
+                body = self._read_body(response, start, version, progress)
             except requests.RequestException as error:
-                raise self._explain(error, done[0]) from error
+                raise self._make_error(error, progress[0]) from error
             except (HTTPError, ValueError, ArithmeticError) as error:
-                # Such as a `Location` that is no UTF-8, or a length of thousands of digits.
+                # Examples are a `Location` that is not UTF-8, or a length of thousands of digits.
                 cause = f"{type(error).__name__}: {_find_cause(error)[:200]}"
-                what = f"the server's answer cannot be understood: {cause}: {self.url}"
+                message = f"the server's answer cannot be understood: {cause}: {self.url}"
                 hint = "Its redirection or one of its headers is damaged: tell who runs it, or name another source."
-                raise ArtifactError(self.url, what, hint) from error
+                raise ArtifactError(self.url, message, hint) from error
             yield body
 
-    def _answer(self, start: int, stop: int | None, version: str) -> requests.Response:
-        """The answer to a request, from where an earlier answer came if that still works."""
-        url, resolved = self._place()
-        response = self._request(url, start, stop, version, own=not resolved)
-        if resolved and response.status_code in _NO_ACCESS | _GONE:
-            # Redirections and signatures live for minutes or hours; large files take longer.
+    def _send(self, start: int, stop: int | None, version: str) -> requests.Response:
+        """Request a range; use the URL of an earlier response while it works."""
+        url, is_redirect = self._get_request_url()
+        response = self._request(url, start, stop, version, extra=not is_redirect)
+        if is_redirect and response.status_code in _AUTH_STATUSES | _MISSING_STATUSES:
+            # Redirections and signatures are valid for minutes or hours; large files take longer.
             response.close()
-            self._resolved = ""
-            response = self._request(self._place()[0], start, stop, version, own=True)
+            self._resolved_url = ""
+            response = self._request(self._get_request_url()[0], start, stop, version, extra=True)
         headers = _Headers.of(response)
         empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
         endless = headers.content_range.endswith("/*") and start == 0
-        if empty or ((headers.encoded or endless) and response.status_code == requests.codes.partial_content):
-            # An empty file has no ranges; ranges of an encoded one are not ranges of the file; and a part of a
-            # file of unknown size does not tell when all of them are there.
+        if empty or ((headers.is_encoded or endless) and response.status_code == requests.codes.partial_content):
+            # An empty file has no ranges; ranges of an encoded body are not ranges of the file; without a known size,
+            # the end of the last part cannot be determined.
             response.close()
-            url, resolved = self._place()
-            response = self._request(url, 0, None, version, own=not resolved)
-        asked = response.history[0].url if response.history else response.url
-        if response.ok and (not self.headers or urlsplit(response.url).netloc != urlsplit(asked).netloc):
-            # Headers are for the host that was asked first: elsewhere they are neither needed nor sent.
-            self._resolved = response.url
+            url, is_redirect = self._get_request_url()
+            response = self._request(url, 0, None, version, extra=not is_redirect)
+        requested_url = response.history[0].url if response.history else response.url
+        if response.ok and (not self.headers or urlsplit(response.url).netloc != urlsplit(requested_url).netloc):
+            # The headers are for the host of the first request: another host neither needs nor gets them.
+            self._resolved_url = response.url
         return response
 
-    def _request(self, url: str, start: int, stop: int | None, version: str, *, own: bool) -> requests.Response:
-        last = "" if stop is None else stop - 1
+    def _request(self, url: str, start: int, stop: int | None, version: str, *, extra: bool) -> requests.Response:
+        last_byte = "" if stop is None else stop - 1
         headers = {
-            # The bytes as they are stored: their length and hash are the file's.
+            # The bytes are requested as stored: their length and hash are the file's.
             "Accept-Encoding": "identity",
             "User-Agent": f"iree-gauntlet/{__version__}",
-            **({"Range": f"bytes={start}-{last}"} if start or stop is not None else {}),
+            **({"Range": f"bytes={start}-{last_byte}"} if start or stop is not None else {}),
             **({"If-Match": version} if version.startswith('"') else {}),
-            # A redirection to another host leaves `Authorization` out: requests sees to that.
-            **(self.headers if own else {}),
+            # On a redirection to another host, requests removes `Authorization`.
+            **(self.headers if extra else {}),
         }
-        answers: list[requests.Response] = []
+        responses: list[requests.Response] = []
 
-        def keep(answer: requests.Response, **_: object) -> None:
-            answers.append(answer)
+        def record_response(response: requests.Response, **_: object) -> None:
+            responses.append(response)
 
         try:
-            hooks = {"response": keep}
+            hooks = {"response": record_response}
             return self._session.get(url, stream=True, timeout=self.stall_timeout, headers=headers, hooks=hooks)
         except BaseException:
-            # requests leaves an answer open that it fails on, such as one with a damaged `Location`.
-            for answer in answers:
-                answer.close()
+            # requests leaves a response open that it fails on, such as one with a damaged `Location`.
+            for response in responses:
+                response.close()
             raise
 
-    def _read_body(self, response: requests.Response, start: int, version: str, done: list[int]) -> Body:
+    def _read_body(self, response: requests.Response, start: int, version: str, progress: list[int]) -> Body:
         self._check_status(response)
-        whole, headers = response.status_code == requests.codes.ok, _Headers.of(response)
+        is_complete, headers = response.status_code == requests.codes.ok, _Headers.of(response)
         length = headers.content_length
-        first, size = 0, int(length) if length.isdecimal() and not headers.encoded else None
-        if not whole:
+        first, size = 0, int(length) if length.isdecimal() and not headers.is_encoded else None
+        if not is_complete:
             match = _CONTENT_RANGE.match(headers.content_range)
             if not match or match[1] is None:
                 raise TransientError(f"a part without a proper Content-Range: {headers.content_range or None!r}")
             first, size = int(match[1]), int(match[2]) if match[2] != "*" else None
-        if first != start and not (whole and start):
+        if first != start and not (is_complete and start):
             raise TransientError(f"the server sent bytes from {first} on, asked for were those from {start} on")
-        file = RemoteFile(size, headers.etag or headers.last_modified, not whole, _read_checksums(response))
+        file = RemoteFile(size, headers.etag or headers.last_modified, not is_complete, _read_checksums(response))
         if version and file.version != version:
             raise ChangedError(f"{version} has become {file.version or 'something without an ETag'}")
-        return Body(file, first, self._read_blocks(response, first, done))
+        return Body(file, first, self._read_blocks(response, first, progress))
 
-    def _read_blocks(self, response: requests.Response, first: int, done: list[int]) -> Iterator[bytes]:
-        done[0] = first
+    def _read_blocks(self, response: requests.Response, first: int, progress: list[int]) -> Iterator[bytes]:
+        progress[0] = first
         try:
-            # As it comes, so that nothing is lost of what came before a cut.
+            # Blocks are yielded as they arrive, so that no byte before an interruption is lost.
             while block := response.raw.read1(BLOCK_BYTES, decode_content=True):
                 yield block
-                done[0] += len(block)
+                progress[0] += len(block)
         except HTTPError as error:
-            raise self._explain(error, done[0]) from error
+            raise self._make_error(error, progress[0]) from error
 
     def _check_status(self, response: requests.Response) -> None:
         status = response.status_code
@@ -235,16 +235,16 @@ class HttpRemote:
         if status in (requests.codes.precondition_failed, requests.codes.range_not_satisfiable):
             raise ChangedError(reason)
         if status in TRANSIENT_STATUSES:
-            raise TransientError(reason, _read_wait(_Headers.of(response).retry_after))
-        what = f"{reason}: {self.url}"
-        if status in _GONE:
-            raise MissingError(self.url, what, self.missing_hint)
+            raise TransientError(reason, _parse_retry_after(_Headers.of(response).retry_after))
+        message = f"{reason}: {self.url}"
+        if status in _MISSING_STATUSES:
+            raise MissingError(self.url, message, self.missing_hint)
         hint = "Open the URL in a browser to see what the server says."
-        raise ArtifactError(self.url, what, self.access_hint if status in _REFUSED else hint)
+        raise ArtifactError(self.url, message, self.access_hint if status in _ACCESS_STATUSES else hint)
 
-    def _explain(self, error: requests.RequestException | HTTPError, done: int) -> Exception:
-        """The error of ours that a failure of the network means; read from the most special on."""
-        late = bool(error.args) and isinstance(error.args[0], ReadTimeoutError)
+    def _make_error(self, error: requests.RequestException | HTTPError, received_bytes: int) -> Exception:
+        """Return this package's error for a network failure; the most specific case is first."""
+        is_timeout = bool(error.args) and isinstance(error.args[0], ReadTimeoutError)
         match error:
             case requests.exceptions.SSLError() | SSLError():
                 hint = "Where a proxy signs with its own certificate, name it with REQUESTS_CA_BUNDLE."
@@ -252,41 +252,41 @@ class HttpRemote:
             case requests.exceptions.ConnectTimeout():
                 return TransientError(f"no connection within {self.stall_timeout:g} s")
             case requests.exceptions.Timeout() | ReadTimeoutError():
-                late = True
+                is_timeout = True
             case requests.exceptions.ConnectionError() | requests.exceptions.ChunkedEncodingError() | ProtocolError():
-                asked = getattr(error, "request", None)
-                if isinstance(getattr(error.args[0], "reason", None), NameResolutionError) and asked is not None:
-                    return UnresolvedError(urlsplit(asked.url).hostname or "", _find_cause(error))
-                if not late:
-                    return TransientError(f"connection lost after {byte_size(done)}: {_find_cause(error)}")
-        if late:
-            return TransientError(f"no byte for {self.stall_timeout:g} s, after {byte_size(done)}")
+                request = getattr(error, "request", None)
+                if isinstance(getattr(error.args[0], "reason", None), NameResolutionError) and request is not None:
+                    return UnresolvedError(urlsplit(request.url).hostname or "", _find_cause(error))
+                if not is_timeout:
+                    return TransientError(f"connection lost after {byte_size(received_bytes)}: {_find_cause(error)}")
+        if is_timeout:
+            return TransientError(f"no byte for {self.stall_timeout:g} s, after {byte_size(received_bytes)}")
         return ArtifactError(self.url, f"cannot be fetched: {_find_cause(error)}: {self.url}", "Check the URL.")
 
 
 def _read_checksums(response: requests.Response) -> dict[str, str]:
-    """Checksums of the whole content that an answer carries, also one to a request for a part."""
+    """Return the checksums of the complete content in a response, even one to a range request."""
     headers = _Headers.of(response)
-    # Content-MD5 is the body's; Azure sends the blob's with a part.
-    of_body = headers.content_md5 if response.status_code == requests.codes.ok else ""
-    google = _GOOGLE_MD5.search(headers.x_goog_hash)
-    md5 = _from_base64(google[1] if google else headers.x_ms_blob_content_md5 or of_body, 16)
-    encrypted = headers.x_amz_server_side_encryption not in ("", "AES256")
+    # Content-MD5 is the body's; Azure sends the blob's MD5 with a part.
+    body_md5 = headers.content_md5 if response.status_code == requests.codes.ok else ""
+    google_match = _GOOGLE_MD5.search(headers.x_goog_hash)
+    md5 = _decode_digest(google_match[1] if google_match else headers.x_ms_blob_content_md5 or body_md5, 16)
+    own_key = headers.x_amz_server_side_encryption not in ("", "AES256")
     etag = _HEX_MD5.match(headers.etag)
-    if headers.x_amz_request_id and etag and not (encrypted or headers.x_amz_server_side_encryption_customer_algorithm):
-        md5 = etag[1]  # S3's ETag of an object that was put at once
-    # RFC 9530, and its predecessor RFC 3230: both of the whole file, whatever part was asked for.
-    digest = _DIGEST.search(headers.repr_digest or headers.digest)
-    sha256 = _from_base64(digest[1], 32) if digest else ""
-    for answer in (*response.history, response):
-        # The Hugging Face hub says it where it redirects to its store.
-        if linked := _HEX_SHA256.match(_Headers.of(answer).x_linked_etag):
-            sha256 = linked[1]
+    if headers.x_amz_request_id and etag and not (own_key or headers.x_amz_server_side_encryption_customer_algorithm):
+        md5 = etag[1]  # S3's ETag of an object uploaded in one part
+    # RFC 9530 and its predecessor RFC 3230 define the digest of the complete file, for any range.
+    digest = _SHA256_DIGEST.search(headers.repr_digest or headers.digest)
+    sha256 = _decode_digest(digest[1], 32) if digest else ""
+    for step in (*response.history, response):
+        # The Hugging Face hub sends the hash with the redirection to its store.
+        if match := _HEX_SHA256.match(_Headers.of(step).x_linked_etag):
+            sha256 = match[1]
     return {name: value for name, value in (("md5", md5), ("sha256", sha256)) if value}
 
 
-def _from_base64(text: str, size: int) -> str:
-    """Hexadecimal of a digest; empty for what is none."""
+def _decode_digest(text: str, size: int) -> str:
+    """Convert a base64 digest to hexadecimal; empty if it is not a digest of `size` bytes."""
     try:
         digest = base64.b64decode(text, validate=True)
     except binascii.Error:
@@ -294,8 +294,8 @@ def _from_base64(text: str, size: int) -> str:
     return digest.hex() if len(digest) == size else ""
 
 
-def _read_wait(value: str) -> float | None:
-    """Seconds that a Retry-After header asks for from now on (RFC 9110: a number, or a date)."""
+def _parse_retry_after(value: str) -> float | None:
+    """Return the seconds to wait of a Retry-After header (RFC 9110: a number, or a date)."""
     try:
         return Retry().parse_retry_after(value) if value else None
     except (InvalidHeader, ValueError, OverflowError):
@@ -303,7 +303,7 @@ def _read_wait(value: str) -> float | None:
 
 
 def _find_cause(error: BaseException) -> str:
-    """The innermost reason in one line; the outer ones repeat it with object addresses and whole URLs."""
+    """Return the innermost reason in one line; outer errors repeat it with object addresses and complete URLs."""
     while isinstance(getattr(error, "reason", None), BaseException) or (
         error.args and isinstance(error.args[0], BaseException)
     ):
@@ -314,50 +314,52 @@ def _find_cause(error: BaseException) -> str:
 
 
 def places(url: str, configuration: Configuration) -> list[str]:
-    """Where a file is looked for, in this order: URLs, and absolute paths of folders' files."""
-    found, origin = [], True
+    """List the locations of a file, in order: URLs, and absolute paths of files in folders."""
+    locations, include_url = [], True
     for mirror in configuration.mirrors:
         if is_below(url, mirror.prefix) or (url.startswith(mirror.prefix) and mirror.prefix.endswith("/")):
             rest = url[len(mirror.prefix) :].lstrip("/")
-            found += [f"{place.rstrip('/')}/{rest}" for place in mirror.to]
-            # One that takes the place of its origin leaves the URL itself out.
-            origin = origin and not mirror.only
-    return [*found, *([url] if origin else [])]
+            locations += [f"{target.rstrip('/')}/{rest}" for target in mirror.to]
+            # A mirror with `only` replaces the URL itself.
+            include_url = include_url and not mirror.only
+    return [*locations, *([url] if include_url else [])]
 
 
-def list_remotes(place: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
-    """The ways to get at a place, in the order of trying; most have one.
+def list_remotes(location: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
+    """Yield the ways to access a location, in the order of attempts; most locations have one.
 
     Raises:
-        ArtifactError: options or credentials that are malformed, or a scheme that cannot be fetched.
+        ArtifactError: options or credentials are malformed, or the scheme is not supported.
     """
-    if place.startswith(("/", "file:///")):
-        path = unquote(urlsplit(place).path if place.startswith("file:") else place)
+    if location.startswith(("/", "file:///")):
+        path = unquote(urlsplit(location).path if location.startswith("file:") else location)
         if ".." in path.split("/") or "\0" in path:
-            raise ArtifactError(place, f"a path that leaves its mirror: {place}", "Write the URL without '..'.")
+            raise ArtifactError(location, f"a path that leaves its mirror: {location}", "Write the URL without '..'.")
         yield _FileRemote(Path(path))
         return
-    scheme, _, rest = place.partition("://")
+    scheme, _, remainder = location.partition("://")
     if scheme in ("http", "https"):
-        yield from _list_web_remotes(place, configuration, stall_timeout)
+        yield from _list_web_remotes(location, configuration, stall_timeout)
     elif scheme == "az":
-        account, _, path = rest.partition("/")
+        account, _, path = remainder.partition("/")
         container, _, blob = path.partition("/")
-        access = find_azure_access(account, configuration, place)
-        yield _make_blob_remote(place, access, container, blob, stall_timeout)
+        access = find_azure_access(account, configuration, location)
+        yield _make_blob_remote(location, access, container, blob, stall_timeout)
     elif scheme in ("s3", "gs"):
-        location = open_store(place, configuration, stall_timeout=stall_timeout, retries=0)
-        if scheme == "gs" or location.anonymous:
-            # What everybody may read is not encrypted with a key of somebody's: S3's ETag is an MD5.
+        store = open_store(location, configuration, stall_timeout=stall_timeout, retries=0)
+        if scheme == "gs" or store.anonymous:
+            # A publicly readable object is not encrypted with a private key: S3's ETag is an MD5.
             hint = GCS_HINT if scheme == "gs" else S3_HINT
-            yield ObjectRemote(place, location.store, location.path, hint, etag_is_md5=scheme == "s3")
+            yield ObjectRemote(location, store.store, store.path, hint, etag_is_md5=scheme == "s3")
         else:
-            target = _make_signing_target(location)
-            yield HttpRemote(place, target=target, stall_timeout=stall_timeout, access_hint=S3_HINT)
+            target = _make_signing_target(store)
+            yield HttpRemote(location, target=target, stall_timeout=stall_timeout, access_hint=S3_HINT)
     elif scheme == "hf":
-        yield _make_hub_remote(place, rest, configuration, stall_timeout)
+        yield _make_hub_remote(location, remainder, configuration, stall_timeout)
     else:
-        raise ArtifactError(place, f"not a place that files are fetched from: {place}", "See docs/how-to/artifacts.md.")
+        raise ArtifactError(
+            location, f"not a place that files are fetched from: {location}", "See docs/how-to/artifacts.md."
+        )
 
 
 def _list_web_remotes(url: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
@@ -366,10 +368,10 @@ def _list_web_remotes(url: str, configuration: Configuration, stall_timeout: flo
         yield HttpRemote(url, stall_timeout=stall_timeout)
         return
     access, container, name = blob
-    if not access.own:
-        # Most are public, and an identity of another organisation is refused even there: without it first.
+    if not access.has_own_credentials:
+        # Most are public, and even those reject an identity of another organisation: try without one first.
         yield _make_azure_remote(url, access, lambda: url, stall_timeout)
-    if access.own or access.identity:
+    if access.has_own_credentials or access.has_identity:
         yield _make_blob_remote(url, access, container, name, stall_timeout)
 
 
@@ -378,7 +380,7 @@ def _make_blob_remote(url: str, access: AzureAccess, container: str, blob: str, 
     if access.sas:
         return _make_azure_remote(url, access, lambda: f"{direct}?{access.sas}", stall_timeout)
     location = open_azure(access, container, unquote(blob), url, stall_timeout)
-    if access.signs:
+    if access.can_sign:
         return _make_azure_remote(url, access, _make_signing_target(location), stall_timeout)
     if location.anonymous:
         return _make_azure_remote(url, access, lambda: direct, stall_timeout)
@@ -386,16 +388,16 @@ def _make_blob_remote(url: str, access: AzureAccess, container: str, blob: str, 
 
 
 def _make_azure_remote(url: str, access: AzureAccess, target: Callable[[], str], stall_timeout: float) -> Remote:
-    sent = access.said_by
-    if not access.own:
-        sent = f"no credentials ({sent})" if sent else "no credentials"
-    hint = f"Sent: {sent}. {AZURE_HINT}"
+    credentials = access.credentials_source
+    if not access.has_own_credentials:
+        credentials = f"no credentials ({credentials})" if credentials else "no credentials"
+    hint = f"Sent: {credentials}. {AZURE_HINT}"
     return HttpRemote(
         url,
         target=target,
         stall_timeout=stall_timeout,
         access_hint=hint,
-        # Azure answers for what is private, and asked for without credentials, as if it were not there.
+        # Azure reports a private blob as missing if the request has no credentials.
         missing_hint=f"There is no such blob: check the spelling; or it is private. {hint}",
     )
 
@@ -404,21 +406,21 @@ def _make_signing_target(location: StoreLocation) -> Callable[[], str]:
     def target() -> str:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
 
-        return obstore.sign(location.store, "GET", location.path, _SIGNED_FOR)  # type: ignore[call-overload, no-any-return]
+        return obstore.sign(location.store, "GET", location.path, _SIGNATURE_DURATION)  # type: ignore[call-overload, no-any-return]
 
     return target
 
 
-def _make_hub_remote(url: str, rest: str, configuration: Configuration, stall_timeout: float) -> Remote:
-    match = _HUB_PATH.match(rest)
+def _make_hub_remote(url: str, hub_path: str, configuration: Configuration, stall_timeout: float) -> Remote:
+    match = _HUB_PATH.match(hub_path)
     if match is None:
-        # The URL was checked when it was parsed; what a mirror makes of it was not.
+        # The URL was checked when it was parsed; a mirror's replacement was not.
         hint = "Expected hf://organisation/repository@<commit>/path, with the 40 digits of a commit."
         raise ArtifactError(url, f"not the path of a file in a repository of the hub: {url}", hint)
     endpoint = configuration.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    kind, repository, revision, path = match.groups(default="")
-    target = f"{endpoint}/{kind}{repository}/resolve/{revision}/{quote(unquote(path))}"
-    # The token as the hub's own tools find it (huggingface.co/docs/huggingface_hub/package_reference).
+    repository_type, repository, revision, path = match.groups(default="")
+    target = f"{endpoint}/{repository_type}{repository}/resolve/{revision}/{quote(unquote(path))}"
+    # The token is located as by the hub's tools (huggingface.co/docs/huggingface_hub/package_reference).
     environ = configuration.environ
     token = environ.get("HF_TOKEN", "").strip()
     if not token:
@@ -436,7 +438,7 @@ def _make_hub_remote(url: str, rest: str, configuration: Configuration, stall_ti
 
 @dataclass(frozen=True, slots=True)
 class _FileRemote:
-    """A file of a mirror."""
+    """A file in a mirror's folder."""
 
     path: Path
 
@@ -448,27 +450,27 @@ class _FileRemote:
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
         """See `Remote`."""
-        del stop  # the reader takes what it wants
+        del stop  # the caller stops reading at the end of the range
         try:
             file = self.path.open("rb", buffering=0)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise MissingError(self.url, f"not in the mirror: {self.path}", "Put it there.") from error
         except OSError as error:
-            what = f"cannot read {self.path}: {error.strerror}"
-            raise ArtifactError(self.url, what, "Check the mirror's path and rights.") from error
+            message = f"cannot read {self.path}: {error.strerror}"
+            raise ArtifactError(self.url, message, "Check the mirror's path and rights.") from error
         with file:
             status = self.path.stat()
-            present = f'"{"-".join(map(str, FileState.of(status)))}"'
-            if version and present != version:
+            present_version = f'"{"-".join(map(str, FileState.of(status)))}"'
+            if version and present_version != version:
                 raise ChangedError(f"{self.path} was written to")
             file.seek(start)
             blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
-            yield Body(RemoteFile(status.st_size, present, ranged=True), start, blocks)
+            yield Body(RemoteFile(status.st_size, present_version, ranged=True), start, blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRemote:
-    """An object of a store that retries nothing itself; with `etag_is_md5` an ETag that looks like one is an MD5."""
+    """An object in a store without retries; if `etag_is_md5`, an ETag of that form is an MD5."""
 
     url: str
     store: ObjectStore
@@ -487,32 +489,32 @@ class ObjectRemote:
             options |= {"range": (start, stop) if stop is not None else {"offset": start}}
         try:
             try:
-                answer = obstore.get(self.store, self.path, options=options)  # type: ignore[arg-type] # a TypedDict built up
+                response = obstore.get(self.store, self.path, options=options)  # type: ignore[arg-type] # a TypedDict built up
             except BaseError as error:
-                if start or stop is None or _find_status(error) != _RANGE_BEYOND:
+                if start or stop is None or _find_status(error) != _RANGE_NOT_SATISFIABLE:
                     raise
-                answer = obstore.get(self.store, self.path)  # an empty object has no ranges
+                response = obstore.get(self.store, self.path)  # an empty object has no ranges
         except (BaseError, OSError) as error:
-            raise self._explain(error) from error
-        meta = answer.meta
-        etag = meta["e_tag"] or ""
+            raise self._make_error(error) from error
+        metadata = response.meta
+        etag = metadata["e_tag"] or ""
         if version and etag != version:
             raise ChangedError(f"{version} has become {etag}")
         md5 = _HEX_MD5.match(etag) if self.etag_is_md5 else None
-        file = RemoteFile(meta["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
-        yield Body(file, answer.range[0], self._read_blocks(answer))
+        file = RemoteFile(metadata["size"], etag, ranged=True, checksums={"md5": md5[1]} if md5 else {})
+        yield Body(file, response.range[0], self._read_blocks(response))
 
-    def _read_blocks(self, answer: GetResult) -> Iterator[bytes]:
+    def _read_blocks(self, response: GetResult) -> Iterator[bytes]:
         from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
         try:
-            for block in answer.stream(min_chunk_size=BLOCK_BYTES):
+            for block in response.stream(min_chunk_size=BLOCK_BYTES):
                 yield bytes(block)
         except (BaseError, OSError) as error:
-            raise self._explain(error) from error
+            raise self._make_error(error) from error
 
-    def _explain(self, error: Exception) -> Exception:
-        """The error of ours that one of obstore's means."""
+    def _make_error(self, error: Exception) -> Exception:
+        """Return this package's error for an obstore error."""
         from obstore import exceptions  # noqa: PLC0415 - a large library, which few runs need
 
         reason = without_queries(str(error).partition("\n")[0])
@@ -522,19 +524,19 @@ class ObjectRemote:
         status = _find_status(error)
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             return ArtifactError(self.url, f"access refused (HTTP {status}): {self.url}", self.access_hint)
-        if isinstance(error, exceptions.PreconditionError) or status == _RANGE_BEYOND:
+        if isinstance(error, exceptions.PreconditionError) or status == _RANGE_NOT_SATISFIABLE:
             return ChangedError(f"HTTP {status}")
         if status and status not in TRANSIENT_STATUSES:
             return ArtifactError(self.url, f"HTTP {status}: {self.url}: {reason}", self.access_hint)
         if not status and not isinstance(error, OSError) and "HTTP error" not in reason:
-            # An identity that is not available, for one: it will not be there in a moment, either.
+            # For example, an unavailable identity will not be available in a moment.
             return ArtifactError(self.url, f"{reason}: {self.url}", self.access_hint)
-        # What the system said, which obstore has only inside of its text.
-        system = _SYSTEM.search(str(error))
-        return TransientError(f"HTTP {status}" if status else f"connection lost: {system[1] if system else reason}")
+        # The system's message, which obstore only includes in its text.
+        cause = _SYSTEM_MESSAGE.search(str(error))
+        return TransientError(f"HTTP {status}" if status else f"connection lost: {cause[1] if cause else reason}")
 
 
 def _find_status(error: Exception) -> int:
-    """HTTP status of an error of obstore's, which has it in its text alone; 0 for none."""
-    match = _STATUS.search(str(error))
+    """Return the HTTP status of an obstore error, which is only in its text; 0 if none."""
+    match = _STATUS_TEXT.search(str(error))
     return int(match[1]) if match else 0

@@ -1,4 +1,4 @@
-"""`random://` sources: arrays made from a seed, byte for byte the same on every machine.
+"""Generate `random://` sources: arrays from a seed, byte for byte the same on every machine.
 
     random://uniform/1x3x48x192xf32?seed=7&low=-1&high=1
     random://normal/1x64xf32?seed=1&mean=0&stddev=0.01
@@ -7,13 +7,13 @@
     random://zeros/1x2x128x2xf32   random://ones/4xi1
     random://formula/64x64xf16?seed=1&skip=4096&coeff=2&offset=-1
 
-The path is a shape and an element type as IREE writes them; `f32` alone is a scalar.
+The path is a shape and an element type in IREE's syntax; `f32` alone is a scalar.
 
-How the numbers are made. NumPy promises the raw 64-bit stream of a bit generator for ever, but not what
-its distribution methods make of it, and the C library's log and cos differ between machines. So every value
+How the numbers are made. NumPy guarantees the raw 64-bit stream of a bit generator, but not the results of
+its distribution methods, and the C library's log and cos differ between machines. So every value
 comes from PCG64's raw stream by integer operations and by the exactly rounded IEEE operations + - * only.
 The generator's seed is the SHA-256 of the source in canonical form (all parameters, defaults included):
-whatever changes the meaning of the URL changes the whole stream, and two ways to write it do not.
+whatever changes the meaning of the URL changes the whole stream, and different spellings of the same URL do not.
 
 * `uniform`: the top 53 bits of a word give u in [0, 1) exactly; low + (high - low) * u in binary64.
 * `normal`: the sum of twelve 32-bit uniform integers (Irwin-Hall, n = 12) has a variance of exactly one
@@ -23,12 +23,12 @@ whatever changes the meaning of the URL changes the whole stream, and two ways t
   range).
 * `text`: a picture of seeded words in NCHW order, dark (-0.9) on light (0.9), the same in all channels.
   Text detectors and recognisers give nearly nothing on noise, so noise would check nothing.
-* `formula`: what operator suites made of `(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`, bit for bit:
+* `formula`: in operator suites, the result of `(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`, bitwise:
   the values of NumPy's legacy generator (MT19937), whose stream is frozen, seeded with `seed`, after `skip` others.
 
 Values are rounded once to f32 or f64; f16, bf16 and the f8 types are rounded from f32, those of `formula` from f64.
 
-`glyphs.txt` has the font: a character in each line, then its seven rows of five dots, the top row first, `#` for ink.
+`glyphs.txt` has the font: each line has a character, then its seven rows of five dots, the top row first, `#` for ink.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ _GLYPH_WIDTH = 5
 _GLYPH_HEIGHT = 7
 ALPHABET = string.digits + string.ascii_uppercase
 
-_GAP = 1
-_SHORTEST_WORD = 3
-_LONGEST_WORD = 8
+_GAP_DOTS = 1
+_MIN_WORD_CHARS = 3
+_MAX_WORD_CHARS = 8
 _SCHEME = "random"
-_EXAMPLE = f"Write {_SCHEME}://uniform/1x64xf32?seed=1."
+_EXAMPLE_HINT = f"Write {_SCHEME}://uniform/1x64xf32?seed=1."
 
-_LARGEST_BYTES = 1 << 32
+_MAX_BYTES = 1 << 32
 _SHAPE = re.compile(r"(?:([0-9]{1,12}(?:x[0-9]{1,12})*)x)?([a-z][A-Za-z0-9]*)")
-_ELEMENTS = (
+_ELEMENT_TYPES = (
     *("i1", "i8", "i16", "i32", "i64", "si8", "si16", "si32", "si64", "ui8", "ui16", "ui32", "ui64"),
     *("f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2", "f8E5M2FNUZ"),
 )
-_FLOATS = frozenset(name for name in _ELEMENTS if name.startswith(("f", "bf")))
+_FLOAT_TYPES = frozenset(name for name in _ELEMENT_TYPES if name.startswith(("f", "bf")))
 
-# Parameters of each distribution with their defaults; None where it depends on the element type.
-_PARAMETERS: dict[str, dict[str, int | float | None]] = {
+# The parameters of each distribution have these defaults; None: it depends on the element type.
+_DEFAULTS: dict[str, dict[str, int | float | None]] = {
     "uniform": {"seed": 0, "low": 0.0, "high": 1.0},
     "normal": {"seed": 0, "mean": 0.0, "stddev": 1.0},
     "integers": {"seed": 0, "low": None, "high": None},
@@ -84,18 +84,18 @@ _PARAMETERS: dict[str, dict[str, int | float | None]] = {
     "ones": {},
     "formula": {"seed": 0, "skip": 0, "coeff": 1.0, "offset": 0.0},
 }
-_FLOATING_ONLY = frozenset({"uniform", "normal", "text"})
+_FLOAT_DISTRIBUTIONS = frozenset({"uniform", "normal", "text"})
 
-# The largest seed that NumPy's legacy generator takes; values that are drawn at once.
-_MOST_FORMULA_SEED = (1 << 32) - 1
-_DRAWN_AT_ONCE = 1 << 20
+# These are the largest seed of NumPy's legacy generator, and the number of values drawn at a time.
+_MAX_FORMULA_SEED = (1 << 32) - 1
+_MAX_BATCH = 1 << 20
 
 _NCHW_RANK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SeededSpec:
-    """What a `random://` URL asks for."""
+    """The content of a `random://` URL."""
 
     url: str
     distribution: str
@@ -105,39 +105,41 @@ class SeededSpec:
 
     @property
     def value(self) -> str:
-        """Shape and element type as IREE's `--input=` takes them, such as `1x64xi64`."""
+        """The shape and element type in the syntax of IREE's `--input=`, such as `1x64xi64`."""
         return "x".join((*map(str, self.shape), self.element_type))
 
     @property
     def suffix(self) -> str:
-        """`.npy` where NumPy knows the element type, else `.bin` (raw bytes)."""
+        """`.npy` if NumPy supports the element type, otherwise `.bin` (raw bytes)."""
         return ".bin" if self.element_type in ML_DTYPES else ".npy"
 
     @property
     def canonical(self) -> str:
-        """The same for every URL that means the same; the stream is seeded with its SHA-256."""
+        """The canonical form, the same for all URLs with the same meaning; its SHA-256 seeds the stream."""
         parameters = "&".join(f"{name}={value!r}" for name, value in self.parameters.items())
         return f"{_SCHEME}://{self.distribution}/{self.value}?{parameters}"
 
     def generate(self) -> NDArray[Any]:
-        """Make the array: `shape` elements of the element type, in C order, little-endian."""
+        """Generate the array: `shape` elements of the element type, in C order, little-endian."""
         dtype = _find_dtype(self.element_type)
         if self.distribution in ("zeros", "ones"):
             return np.full(self.shape, self.distribution == "ones", dtype=np.float32).astype(dtype)
-        given: dict[str, Any] = dict(self.parameters)
+        parameters: dict[str, Any] = dict(self.parameters)
         if self.distribution == "formula":
-            return self._compute_formula(dtype, **given)
-        # The stream of the others is seeded with all of them.
-        del given["seed"]
+            return self._compute_formula(dtype, **parameters)
+        # The stream of the others is seeded with all of their parameters.
+        del parameters["seed"]
         if self.distribution == "integers":
-            return self._make_integers(dtype, **given)
+            return self._make_integers(dtype, **parameters)
         if self.distribution == "text":
-            real = self._draw_text(**given)
+            real = self._draw_text(**parameters)
         else:
-            real = self._make_uniform(**given) if self.distribution == "uniform" else self._make_normal(**given)
+            real = (
+                self._make_uniform(**parameters) if self.distribution == "uniform" else self._make_normal(**parameters)
+            )
         if dtype == np.float64:
             return real
-        with np.errstate(over="ignore"):  # what a small type cannot hold becomes its infinity or NaN
+        with np.errstate(over="ignore"):  # a value beyond a small type becomes its infinity or NaN
             return real.astype("<f4").astype(dtype)
 
     def _draw_words(self, count: int) -> NDArray[np.uint64]:
@@ -168,36 +170,36 @@ class SeededSpec:
 
     def _compute_formula(self, dtype: np.dtype[Any], seed: int, skip: int, coeff: float, offset: float) -> NDArray[Any]:
         generator = np.random.RandomState(seed)
-        for count in _split(skip):
+        for count in _split_into_batches(skip):
             generator.random_sample(count)
         values = np.empty(math.prod(self.shape), dtype)
-        done = 0
-        for count in _split(values.size):
-            drawn = coeff * generator.random_sample(count) + offset
-            with np.errstate(over="ignore", invalid="ignore"):  # as NumPy converts it, whatever the result
-                values[done : done + count] = drawn.astype(dtype)
-            done += count
+        position = 0
+        for count in _split_into_batches(values.size):
+            batch = coeff * generator.random_sample(count) + offset
+            with np.errstate(over="ignore", invalid="ignore"):  # NumPy's conversion is wanted, whatever the result
+                values[position : position + count] = batch.astype(dtype)
+            position += count
         return values.reshape(self.shape)
 
     def _draw_text(self, scale: int, lines: int) -> NDArray[np.float64]:
         batch, channels, height, width = self.shape
-        # As many as `draw_words_picture` draws at most from its stream.
-        drawn_a_line = 2 * max(1, _count_columns(width, scale))
-        words = iter(int(word) for word in self._draw_words(batch * lines * drawn_a_line))
+        # This is the maximum that `draw_words_picture` draws from its stream.
+        words_per_line = 2 * max(1, _count_columns(width, scale))
+        words = iter(int(word) for word in self._draw_words(batch * lines * words_per_line))
         pictures = [draw_words_picture(words, height, width, scale, lines) for _ in range(batch)]
         ink = np.array(pictures, dtype=np.bool_).reshape(batch, 1, height, width)
         return np.repeat(np.where(ink, -0.9, 0.9), channels, axis=1)
 
 
-def _split(count: int) -> Iterator[int]:
-    """Counts that sum up to a count, none of them large."""
+def _split_into_batches(count: int) -> Iterator[int]:
+    """Yield counts that add up to `count`, each at most a batch."""
     while count > 0:
-        yield min(count, _DRAWN_AT_ONCE)
-        count -= _DRAWN_AT_ONCE
+        yield min(count, _MAX_BATCH)
+        count -= _MAX_BATCH
 
 
 def _compute_high_half(words: NDArray[np.uint64], factor: int) -> NDArray[np.uint64]:
-    """The high 64 bits of words * factor, exactly; factor < 2^64."""
+    """Return the high 64 bits of words * factor, exactly; factor < 2^64."""
     mask, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     low_factor, high_factor = np.uint64(factor & 0xFFFFFFFF), np.uint64(factor >> 32)
     low, high = words & mask, words >> shift
@@ -209,51 +211,51 @@ def _compute_high_half(words: NDArray[np.uint64], factor: int) -> NDArray[np.uin
 
 def _find_dtype(element_type: str) -> np.dtype[Any]:
     if element_type in ML_DTYPES:
-        # Registers the types with NumPy; slow to import, and most sources do without.
+        # The import registers the types with NumPy; it is slow, and most sources do not need it.
         import ml_dtypes  # noqa: PLC0415
 
-        known: np.dtype[Any] = np.dtype(getattr(ml_dtypes, ML_DTYPES[element_type]))
-        return known
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, ML_DTYPES[element_type]))
+        return dtype
     if element_type == "i1":
         return np.dtype(np.bool_)
-    kind = element_type.rstrip("0123456789")
-    return np.dtype(f"<{ {'f': 'f', 'ui': 'u'}.get(kind, 'i') }{int(element_type[len(kind) :]) // 8}")
+    letters = element_type.rstrip("0123456789")
+    return np.dtype(f"<{ {'f': 'f', 'ui': 'u'}.get(letters, 'i') }{int(element_type[len(letters) :]) // 8}")
 
 
-class _WrongSourceError(Exception):
-    """What is wrong with a source, and what to do."""
+class _SourceError(Exception):
+    """An error in a source, with a hint."""
 
 
 def parse_seeded(url: str) -> SeededSpec:
-    """Read a `random://` URL; ArtifactError says what is wrong with it and what exists."""
+    """Parse a `random://` URL; raise an ArtifactError that names the mistake and the alternatives."""
     try:
-        return _parse(url)
-    except _WrongSourceError as error:
-        what, hint = error.args
-        raise ArtifactError(url, f"{url}: {what}", hint) from error
+        return _parse_url(url)
+    except _SourceError as error:
+        message, hint = error.args
+        raise ArtifactError(url, f"{url}: {message}", hint) from error
 
 
-def _parse(url: str) -> SeededSpec:
+def _parse_url(url: str) -> SeededSpec:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise _WrongSourceError(f"{error}", _EXAMPLE) from error
+        raise _SourceError(f"{error}", _EXAMPLE_HINT) from error
     if parts.scheme != _SCHEME:
-        raise _WrongSourceError(f"not a {_SCHEME}:// source", _EXAMPLE)
+        raise _SourceError(f"not a {_SCHEME}:// source", _EXAMPLE_HINT)
     distribution = parts.netloc
-    if distribution not in _PARAMETERS:
-        near = _suggest_nearest(distribution, _PARAMETERS)
-        hint = f"Distributions: {', '.join(_PARAMETERS)}."
-        raise _WrongSourceError(f"unknown distribution {distribution!r}{near}", hint)
+    if distribution not in _DEFAULTS:
+        suggestion = _suggest_nearest(distribution, _DEFAULTS)
+        hint = f"Distributions: {', '.join(_DEFAULTS)}."
+        raise _SourceError(f"unknown distribution {distribution!r}{suggestion}", hint)
     if parts.fragment:
-        raise _WrongSourceError(f"#{parts.fragment} has no meaning here", "Parameters follow a ?.")
+        raise _SourceError(f"#{parts.fragment} has no meaning here", "Parameters follow a ?.")
     shape, element_type = _parse_value(parts.path.removeprefix("/"))
-    if distribution in _FLOATING_ONLY and element_type not in _FLOATS:
-        hint = f"Use random://integers/..., or one of {', '.join(sorted(_FLOATS))}."
-        raise _WrongSourceError(f"{distribution} makes floating-point values, not {element_type}", hint)
-    if distribution == "integers" and element_type in _FLOATS:
+    if distribution in _FLOAT_DISTRIBUTIONS and element_type not in _FLOAT_TYPES:
+        hint = f"Use random://integers/..., or one of {', '.join(sorted(_FLOAT_TYPES))}."
+        raise _SourceError(f"{distribution} makes floating-point values, not {element_type}", hint)
+    if distribution == "integers" and element_type in _FLOAT_TYPES:
         hint = "Use random://uniform/..., or an integer type."
-        raise _WrongSourceError(f"integers makes no {element_type} values", hint)
+        raise _SourceError(f"integers makes no {element_type} values", hint)
     parameters = _parse_parameters(distribution, element_type, parts.query)
     if distribution == "text":
         _check_text(shape, **{name: int(value) for name, value in parameters.items() if name != "seed"})
@@ -263,110 +265,110 @@ def _parse(url: str) -> SeededSpec:
 def _parse_value(text: str) -> tuple[tuple[int, ...], str]:
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise _WrongSourceError(f"{text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
+        raise _SourceError(f"{text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
     dims, element_type = match.groups()
-    if element_type not in _ELEMENTS:
-        near = _suggest_nearest(element_type, _ELEMENTS)
-        hint = f"Element types: {', '.join(_ELEMENTS)}."
-        raise _WrongSourceError(f"unknown element type {element_type!r}{near}", hint)
+    if element_type not in _ELEMENT_TYPES:
+        suggestion = _suggest_nearest(element_type, _ELEMENT_TYPES)
+        hint = f"Element types: {', '.join(_ELEMENT_TYPES)}."
+        raise _SourceError(f"unknown element type {element_type!r}{suggestion}", hint)
     shape = tuple(int(size) for size in dims.split("x")) if dims else ()
     size = math.prod(shape) * max(1, int(re.findall(r"[0-9]+", element_type)[0]) // 8)
-    if size > _LARGEST_BYTES:
+    if size > _MAX_BYTES:
         hint = "Check the shape."
-        raise _WrongSourceError(f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", hint)
+        raise _SourceError(f"{size} bytes are more than the {_MAX_BYTES} that are made here", hint)
     return shape, element_type
 
 
 def _parse_parameters(distribution: str, element_type: str, query: str) -> dict[str, int | float]:
-    allowed = _PARAMETERS[distribution]
-    given: dict[str, int | float] = {}
+    defaults = _DEFAULTS[distribution]
+    parameters: dict[str, int | float] = {}
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
-        raise _WrongSourceError(f"{error}", "Write parameters as ?seed=1&low=0.") from error
+        raise _SourceError(f"{error}", "Write parameters as ?seed=1&low=0.") from error
     for name, text in pairs:
-        if name not in allowed:
-            near = _suggest_nearest(name, allowed)
-            hint = f"Parameters of {distribution}: {', '.join(allowed) or 'none'}."
-            raise _WrongSourceError(f"{distribution} has no parameter {name!r}{near}", hint)
-        if name in given:
-            raise _WrongSourceError(f"parameter {name!r} is given twice", "Keep one of them.")
-        given[name] = _parse_number(name, text, whole=not isinstance(allowed[name], float))
+        if name not in defaults:
+            suggestion = _suggest_nearest(name, defaults)
+            hint = f"Parameters of {distribution}: {', '.join(defaults) or 'none'}."
+            raise _SourceError(f"{distribution} has no parameter {name!r}{suggestion}", hint)
+        if name in parameters:
+            raise _SourceError(f"parameter {name!r} is given twice", "Keep one of them.")
+        parameters[name] = _parse_number(name, text, integer=not isinstance(defaults[name], float))
     if distribution == "integers":
-        least, most = 0, 1
+        minimum, maximum = 0, 1
         if element_type != "i1":
             info = np.iinfo(_find_dtype(element_type))
-            least, most = int(info.min), int(info.max)
-        given = {"seed": 0, "low": least, "high": most + 1, **given}
-        low, high = given["low"], given["high"]
-        if not least <= low < high <= most + 1:
-            hint = f"low < high (exclusive) are wanted, within {least} and {most + 1}."
-            raise _WrongSourceError(f"{element_type} integers from {low} below {high} do not exist", hint)
-        return given
-    given = {name: given.get(name, default) for name, default in allowed.items() if default is not None}
-    if distribution == "formula" and (seed := given["seed"]) > _MOST_FORMULA_SEED:
-        raise _WrongSourceError(f"seed={seed} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}.")
-    low, high = given.get("low", 0.0), given.get("high", 1.0)
+            minimum, maximum = int(info.min), int(info.max)
+        parameters = {"seed": 0, "low": minimum, "high": maximum + 1, **parameters}
+        low, high = parameters["low"], parameters["high"]
+        if not minimum <= low < high <= maximum + 1:
+            hint = f"low < high (exclusive) are wanted, within {minimum} and {maximum + 1}."
+            raise _SourceError(f"{element_type} integers from {low} below {high} do not exist", hint)
+        return parameters
+    parameters = {name: parameters.get(name, default) for name, default in defaults.items() if default is not None}
+    if distribution == "formula" and (seed := parameters["seed"]) > _MAX_FORMULA_SEED:
+        raise _SourceError(f"seed={seed} is too large", f"NumPy takes seeds up to {_MAX_FORMULA_SEED}.")
+    low, high = parameters.get("low", 0.0), parameters.get("high", 1.0)
     if distribution == "uniform" and not 0 <= high - low < math.inf:
-        raise _WrongSourceError(f"no values lie between low={low} and high={high}", "low <= high are wanted.")
-    return given
+        raise _SourceError(f"no values lie between low={low} and high={high}", "low <= high are wanted.")
+    return parameters
 
 
-def _parse_number(name: str, text: str, *, whole: bool) -> int | float:
-    pattern = r"[+-]?[0-9]{1,40}" if whole else r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?"
+def _parse_number(name: str, text: str, *, integer: bool) -> int | float:
+    pattern = r"[+-]?[0-9]{1,40}" if integer else r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?"
     if re.fullmatch(pattern, text.strip()) is None:
-        kind = "a whole number" if whole else "a number"
-        raise _WrongSourceError(f"{name}={text!r} is not {kind}", f"Write {name}=3, for example.")
-    number = int(text) if whole else float(text)
+        description = "a whole number" if integer else "a number"
+        raise _SourceError(f"{name}={text!r} is not {description}", f"Write {name}=3, for example.")
+    number = int(text) if integer else float(text)
     if name in ("seed", "skip", "stddev") and number < 0:
-        raise _WrongSourceError(f"{name}={text} is negative", "0 or more is wanted.")
-    if not whole and not math.isfinite(number):
-        raise _WrongSourceError(f"{name}={text} is beyond binary64", "Write a smaller number.")
+        raise _SourceError(f"{name}={text} is negative", "0 or more is wanted.")
+    if not integer and not math.isfinite(number):
+        raise _SourceError(f"{name}={text} is beyond binary64", "Write a smaller number.")
     if name in ("coeff", "offset"):
-        # A zero keeps its sign in what is computed with it.
+        # The sign of zero affects the computation.
         return number
-    # -0.0 and 0.0 mean the same and must give the same stream.
+    # -0.0 and 0.0 have the same meaning and must result in the same stream.
     return number or abs(number)
 
 
 def _check_text(shape: tuple[int, ...], scale: int, lines: int) -> None:
     if len(shape) != _NCHW_RANK:
-        raise _WrongSourceError(f"a picture of text has 4 dimensions, not {len(shape)}", "Write 1x3x48x320.")
+        raise _SourceError(f"a picture of text has 4 dimensions, not {len(shape)}", "Write 1x3x48x320.")
     if scale < 1 or lines < 1:
-        raise _WrongSourceError("scale and lines begin at 1", "Write scale=4&lines=1.")
+        raise _SourceError("scale and lines begin at 1", "Write scale=4&lines=1.")
     _, _, height, width = shape
-    wanted_height, wanted_width = lines * (_GLYPH_HEIGHT + _GAP) * scale, (_GLYPH_WIDTH + 2 * _GAP) * scale
-    if height < wanted_height or width < wanted_width:
-        raise _WrongSourceError(
-            f"{lines} lines at scale {scale} need at least {wanted_height} rows and "
-            f"{wanted_width} columns, the picture has {height} and {width}",
+    min_height, min_width = lines * (_GLYPH_HEIGHT + _GAP_DOTS) * scale, (_GLYPH_WIDTH + 2 * _GAP_DOTS) * scale
+    if height < min_height or width < min_width:
+        raise _SourceError(
+            f"{lines} lines at scale {scale} need at least {min_height} rows and "
+            f"{min_width} columns, the picture has {height} and {width}",
             "Make the picture larger, or scale or lines smaller.",
         )
 
 
-def _suggest_nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def _suggest_nearest(word: str, candidates: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(word, list(candidates), 1)
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def _make_npy_header(array: NDArray[Any]) -> bytes:
-    """Header of the NPY format, version 1.0, written here so that it depends on no NumPy version."""
+    """Return the header of NPY 1.0, written here so that it does not depend on the NumPy version."""
     description = f"{{'descr': {array.dtype.str!r}, 'fortran_order': False, 'shape': {array.shape!r}, }}"
     prefix = b"\x93NUMPY\x01\x00"
-    unpadded = len(prefix) + 2 + len(description) + 1
-    text = description + " " * (-unpadded % 64) + "\n"
+    header_size = len(prefix) + 2 + len(description) + 1
+    text = description + " " * (-header_size % 64) + "\n"
     return prefix + len(text).to_bytes(2, "little") + text.encode("latin-1")
 
 
 def make_seeded_content(url: str) -> bytes:
-    """What the file of a `random://` URL holds: .npy where NumPy has the type, else raw bytes."""
+    """Return the content of a `random://` URL's file: .npy if NumPy supports the type, otherwise raw bytes."""
     spec = parse_seeded(url)
     array = spec.generate()
     return (_make_npy_header(array) if spec.suffix == ".npy" else b"") + array.tobytes()
 
 
 def write_seeded(url: str, path: Path) -> None:
-    """Make the file that a `random://` URL stands for; it appears whole or not at all."""
+    """Write the file of a `random://` URL; it appears complete or not at all."""
     content = make_seeded_content(url)
     try:
         write_atomic(path, content)
@@ -377,18 +379,18 @@ def write_seeded(url: str, path: Path) -> None:
 
 
 def draw_words_picture(stream: Iterator[int], height: int, width: int, scale: int, lines: int) -> NDArray[np.bool_]:
-    """Draw lines of random words of 64-bit numbers: height x width pixels, True where there is ink.
+    """Draw lines of random words from 64-bit numbers: height x width pixels, True for ink.
 
-    Each line is in the middle of its share of the height; a dot of the font takes scale x scale pixels.
+    Each line is centred in its part of the height; a dot of the font has scale x scale pixels.
     """
     picture = np.zeros((height, width), dtype=np.bool_)
     for line in range(lines):
         text = _draw_sentence(stream, _count_columns(width, scale))
-        # A blank is a glyph's width of paper.
-        dots = np.zeros((_GLYPH_HEIGHT, len(text) * (_GLYPH_WIDTH + _GAP) - _GAP), dtype=np.bool_)
+        # A blank has the width of a glyph, without ink.
+        dots = np.zeros((_GLYPH_HEIGHT, len(text) * (_GLYPH_WIDTH + _GAP_DOTS) - _GAP_DOTS), dtype=np.bool_)
         for position, character in enumerate(text):
             if character in ALPHABET:
-                left = position * (_GLYPH_WIDTH + _GAP)
+                left = position * (_GLYPH_WIDTH + _GAP_DOTS)
                 dots[:, left : left + _GLYPH_WIDTH] = _read_font()[character]
         ink = dots.repeat(scale, axis=0).repeat(scale, axis=1)
         top = (2 * line + 1) * height // (2 * lines) - ink.shape[0] // 2
@@ -398,15 +400,15 @@ def draw_words_picture(stream: Iterator[int], height: int, width: int, scale: in
 
 
 def _count_columns(width: int, scale: int) -> int:
-    """Characters that fit into a line, with a dot's margin at both ends."""
-    return (width // scale - _GAP) // (_GLYPH_WIDTH + _GAP)
+    """Return the number of characters that fit into a line, with a margin of a dot at both ends."""
+    return (width // scale - _GAP_DOTS) // (_GLYPH_WIDTH + _GAP_DOTS)
 
 
 def _draw_sentence(stream: Iterator[int], columns: int) -> str:
-    """Words of three to eight characters, one blank between them, until the line is full."""
+    """Draw words of three to eight characters, separated by a blank, until the line is full."""
     text = ""
-    while columns - len(text) >= _SHORTEST_WORD:
-        length = _SHORTEST_WORD + next(stream) % (_LONGEST_WORD - _SHORTEST_WORD + 1)
+    while columns - len(text) >= _MIN_WORD_CHARS:
+        length = _MIN_WORD_CHARS + next(stream) % (_MAX_WORD_CHARS - _MIN_WORD_CHARS + 1)
         length = min(length, columns - len(text))
         text += "".join(ALPHABET[next(stream) % len(ALPHABET)] for _ in range(length)) + " "
     return text.strip() or ALPHABET[next(stream) % len(ALPHABET)]
@@ -414,6 +416,6 @@ def _draw_sentence(stream: Iterator[int], columns: int) -> str:
 
 @cache
 def _read_font() -> dict[str, NDArray[np.bool_]]:
-    """The dots of each character, True for ink."""
+    """Read the dots of each character, True for ink."""
     lines = Path(__file__).with_name("glyphs.txt").read_text(encoding="ascii").splitlines()
     return {character: np.array([list(row) for row in rows]) == "#" for character, *rows in map(str.split, lines)}

@@ -1,14 +1,14 @@
-"""Sources of artifacts: what a URL means, and the name under which its file stays in the store.
+"""Parse the sources of artifacts: the meaning of a URL, and the file's name in the store.
 
-Names are decided from the URL alone, so that a plan knows every path before anything is fetched. They
+Names depend only on the URL, so that a plan has every path before any download. They
 are a function of the URL without collisions, also on file systems that ignore case:
 
 - A component is *plain* if it has only `a-z 0-9 _ + - .`, does not begin with a dot and has at most 100
   characters. A plain folder's name has no letter after its last dot (`1.0.3`), a plain file's name has
-  one (`model.onnx`): no file ever stands where another URL needs a folder.
-- A URL with plain components only, and without a query, keeps its path: `https/host/dir/model.mlir`.
-- In any other, what is not plain is replaced by `_` and the file's name carries `~` and a digest of the
-  whole URL before its suffix. `~` is never plain, so such a name is no other URL's.
+  one (`model.onnx`): no file's path is another URL's folder.
+- A URL with plain components only, and without a query, retains its path: `https/host/dir/model.mlir`.
+- In all others, characters that are not plain are replaced by `_` and the file's name carries `~` and a digest of the
+  complete URL before its suffix. `~` is never plain, so such a name belongs to one URL only.
 
 No name has a `=`: IREE's `--parameters=scope=path` splits at the first one.
 """
@@ -41,8 +41,8 @@ _SCHEMES = {
     "random": "random://distribution/1x64xf32?seed=1",
 }
 
-_LONGEST_COMPONENT = 100
-_LONGEST_NAME = 400
+_MAX_COMPONENT_CHARS = 100
+_MAX_NAME_CHARS = 400
 _DIGEST_CHARACTERS = 20
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -50,34 +50,34 @@ _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,15}\Z")
 _BLANK_OR_CONTROL = re.compile(r"[\x00-\x20\x7F]")
 _CONTROL = re.compile(r"[\x00-\x1F\x7F]")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_+-]+")
-_PLAIN = rf"[a-z0-9_+-][a-z0-9_.+-]{{,{_LONGEST_COMPONENT - 1}}}"
-# A plain folder does not look like a file. A trailing dot, too: some file systems drop it.
-_FOLDER = rf"(?![^/]*\.(?:[a-z][^./]*)?(?:/|\Z)){_PLAIN}"
-_FILE = rf"(?={_PLAIN}\Z)[^/]*\.[a-z][a-z0-9]{{,15}}"
-_HOST = rf"[a-z0-9][a-z0-9.-]{{,{_LONGEST_COMPONENT - 1}}}"
+_PLAIN_RULE = rf"[a-z0-9_+-][a-z0-9_.+-]{{,{_MAX_COMPONENT_CHARS - 1}}}"
+# A plain folder must not look like a file, nor end in a dot: some file systems drop it.
+_FOLDER_RULE = rf"(?![^/]*\.(?:[a-z][^./]*)?(?:/|\Z)){_PLAIN_RULE}"
+_FILE_RULE = rf"(?={_PLAIN_RULE}\Z)[^/]*\.[a-z][a-z0-9]{{,15}}"
+_HOST_RULE = rf"[a-z0-9][a-z0-9.-]{{,{_MAX_COMPONENT_CHARS - 1}}}"
 _PLAIN_FOLDER, _PLAIN_FILE, _PLAIN_HOST, _PLAIN_VERSION = (
-    re.compile(rf"{rule}\Z") for rule in (_FOLDER, _FILE, _HOST, _PLAIN)
+    re.compile(rf"{rule}\Z") for rule in (_FOLDER_RULE, _FILE_RULE, _HOST_RULE, _PLAIN_RULE)
 )
-# What most URLs are, and what becomes their name: one match of these rules, without which plans take a tenth more.
-_PLAIN_URL = re.compile(rf"(https?)://({_HOST}/(?:{_FOLDER}/)*{_FILE})\Z")
-# How many components name the store: the account and the container, or the bucket.
-_STORES = {"az": 2, "s3": 1, "gs": 1}
+# Most URLs match this rule and become their own name; without this match, planning takes a tenth longer.
+_PLAIN_URL = re.compile(rf"(https?)://({_HOST_RULE}/(?:{_FOLDER_RULE}/)*{_FILE_RULE})\Z")
+# This is the number of components that name the store: the account and the container, or the bucket.
+_STORE_COMPONENTS = {"az": 2, "s3": 1, "gs": 1}
 _STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _SIGNATURE = re.compile(
     r"[?&](?:sig|signature|token|access_token|api_?key|password|x-(?:amz|goog)-(?:signature|security-token))=",
     re.IGNORECASE,
 )
-# As `golden.record` names them.
-_RECORDED = re.compile(r"output_\d+\.(?:npy|bin)\Z")
-# The names and versions that the packaging specifications allow (epochs are written `1!2.0`).
+# `golden.record` uses these names.
+_RECORDED_OUTPUT = re.compile(r"output_\d+\.(?:npy|bin)\Z")
+# The packaging specifications allow these names and versions (epochs are written `1!2.0`).
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file of the user's, used where it is."""
+    """A user's file, used in its place."""
 
     url: str
     path: Path
@@ -85,24 +85,24 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class MadeSource:
-    """What the store keeps."""
+    """A source whose file is in the store."""
 
     url: str
     local_name: str
 
 
 class RemoteSource(MadeSource):
-    """A file on a server: a web server, or an object store."""
+    """A file on a web server or in an object store."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PypiSource(MadeSource):
-    """A file inside a wheel.
+    """A file in a wheel.
 
     Attributes:
-        distribution: normalised name (lower case, runs of `-_.` as one `-`).
+        distribution: the normalised name (lower case, runs of `-_.` as one `-`).
     """
 
     distribution: str
@@ -111,7 +111,7 @@ class PypiSource(MadeSource):
 
 
 class RandomSource(MadeSource):
-    """Seeded data, made on this machine."""
+    """Seeded data, generated on this machine."""
 
     __slots__ = ()
 
@@ -120,17 +120,17 @@ Source = FileSource | MadeSource
 
 
 def parse_source(url: str) -> Source:
-    """What a URL means; ArtifactError where it is malformed, or of a scheme that is not known."""
-    if (plain := _PLAIN_URL.match(url)) and len(url) < _LONGEST_NAME:
+    """Parse a URL; raise an ArtifactError if it is malformed, or its scheme is unknown."""
+    if (plain := _PLAIN_URL.match(url)) and len(url) < _MAX_NAME_CHARS:
         return RemoteSource(url, f"{plain[1]}/{plain[2]}")
     match = _SCHEME.match(url)
     scheme = match[1].lower() if match else ""
     if scheme not in _SCHEMES:
-        what = f"unknown scheme {match[1]!r} in {url!r}" if match else f"URL without a scheme: {url!r}"
-        raise ArtifactError(url, what, f"Known are: {', '.join(_SCHEMES.values())}")
+        message = f"unknown scheme {match[1]!r} in {url!r}" if match else f"URL without a scheme: {url!r}"
+        raise ArtifactError(url, message, f"Known are: {', '.join(_SCHEMES.values())}")
     if not url.isascii():
-        spelled = quote(url, safe=":/?#[]@!$&'()*+,;=%~")
-        raise ArtifactError(url, f"URL with characters beyond ASCII: {url!r}", f"Write it as {spelled}")
+        escaped_url = quote(url, safe=":/?#[]@!$&'()*+,;=%~")
+        raise ArtifactError(url, f"URL with characters beyond ASCII: {url!r}", f"Write it as {escaped_url}")
     if _BLANK_OR_CONTROL.search(url):
         raise ArtifactError(url, f"URL with a space or control character: {url!r}", "Write a space as %20.")
     if "\\" in url:
@@ -142,34 +142,34 @@ def parse_source(url: str) -> Source:
 
 
 def local_name(url: str) -> str:
-    """Relative path, parted by `/`, under which the store keeps the file; empty for `file:`."""
+    """Return the file's path in the store, relative and with `/`; empty for `file:`."""
     source = parse_source(url)
     return "" if isinstance(source, FileSource) else source.local_name
 
 
 def missing(path: Path) -> tuple[str, str]:
-    """What is said of a file of the user's that is not there, and what to do."""
+    """Return the message and the hint for a user's file that is missing."""
     if path.exists():
         return f"{path} is a folder or a device: expected a file", "Name a file."
     if path.is_symlink():
-        end = Path(os.path.realpath(path))
-        if end.is_symlink():
+        target = Path(os.path.realpath(path))
+        if target.is_symlink():
             return f"{path} is a link that leads round in a circle", "Make it a file, or a link to one."
-        target = end.relative_to(path.parent) if end.is_relative_to(path.parent) else end
-        return f"{path} is a link to {target}, which is missing", "Put the file there, or fix the link."
+        shown_target = target.relative_to(path.parent) if target.is_relative_to(path.parent) else target
+        return f"{path} is a link to {shown_target}, which is missing", "Put the file there, or fix the link."
     try:
-        near = get_close_matches(path.name, [item.name for item in path.parent.iterdir()], n=1)
+        matches = get_close_matches(path.name, [sibling.name for sibling in path.parent.iterdir()], n=1)
     except OSError:
-        near = []
-    what = f"the file {path} is missing" + (f"; did you mean {near[0]!r}?" if near else "")
-    if _RECORDED.match(path.name):
+        matches = []
+    message = f"the file {path} is missing" + (f"; did you mean {matches[0]!r}?" if matches else "")
+    if _RECORDED_OUTPUT.match(path.name):
         model = path.parent.parent.name
-        return what, f"`gauntlet golden.record --model {model}` makes it, where the model is an ONNX file."
-    return what, "Put it there, or fix the path."
+        return message, f"`gauntlet golden.record --model {model}` makes it, where the model is an ONNX file."
+    return message, "Put it there, or fix the path."
 
 
 def make_arrival_name(name: str) -> str:
-    """What the folder in `incoming/`, and the lock, of a file of the store are called, by its local name."""
+    """Return the name, for a file's local name, of its folder in `incoming/` and of its lock."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
@@ -178,24 +178,24 @@ def _parse_http(url: str, parts: SplitResult) -> RemoteSource:
     if not hostname:
         raise ArtifactError(url, f"URL without a host: {url}", f"Expected {_SCHEMES[scheme]}")
     if "@" in parts.netloc:
-        # Not repeated in the message: it would carry the secret into logs.
+        # The URL is not repeated in the message: the secret would appear in logs.
         hint = "Put them into ~/.netrc, which is used for the host by itself."
         raise ArtifactError(f"{scheme}://{hostname}", f"URL with a user or password in it, for {hostname}", hint)
     if "#" in url:
         raise ArtifactError(url, f"URL with a fragment: {url}", "Write a # in a name as %23.")
     if _SIGNATURE.search(url):
-        # Not repeated in the message: it would carry the secret into logs.
-        bare = url.partition("?")[0]
+        # The URL is not repeated in the message: the secret would appear in logs.
+        safe_url = url.partition("?")[0]
         hint = "Write the URL without its query; docs/how-to/artifacts.md says where credentials go."
-        raise ArtifactError(bare, f"URL with a signature in it, which is a secret and expires: {bare}", hint)
+        raise ArtifactError(safe_url, f"URL with a signature in it, which is a secret and expires: {safe_url}", hint)
     components = parts.path.split("/")[1:]
     if not components or not components[-1]:
         raise ArtifactError(url, f"URL that names a folder, not a file: {url}", "Name the file.")
     port = parts.port
     host = hostname if _PLAIN_HOST.match(hostname) else ""
-    folder = (host or _clean(hostname)) + (f"+{port}" if port is not None else "")
+    folder = (host or _replace_special(hostname)) + (f"+{port}" if port is not None else "")
     identity = url[: len(scheme) + 3].lower() + parts.netloc.lower() + url[len(scheme) + 3 + len(parts.netloc) :]
-    return RemoteSource(url, _name(scheme, folder, components, identity, digested="?" in url or not host))
+    return RemoteSource(url, _make_name(scheme, folder, components, identity, add_digest="?" in url or not host))
 
 
 def _parse_file(url: str, parts: SplitResult) -> FileSource:
@@ -222,14 +222,14 @@ def _parse_pypi(url: str, _parts: SplitResult) -> PypiSource:
     components = member.split("/")
     if "\\" in member or any(component in ("", ".", "..") for component in components):
         raise ArtifactError(url, f"not the path of a file inside a wheel: {member!r} in {url}", hint)
-    # As package indexes compare names (PEP 503).
+    # Package indexes compare names in this form (PEP 503).
     distribution, version = re.sub(r"[-_.]+", "-", name).lower(), version.lower()
-    # The version is a level of its own, which holds folders only: dots and letters are safe in it.
+    # The version is a path component that has only folders: dots and letters are safe in it.
     folder = version if _PLAIN_VERSION.match(version) else ""
-    too_long = len(distribution) > _LONGEST_COMPONENT
-    base = f"{_clean(distribution) if too_long else distribution}/{folder or _clean(version)}"
+    too_long = len(distribution) > _MAX_COMPONENT_CHARS
+    base = f"{_replace_special(distribution) if too_long else distribution}/{folder or _replace_special(version)}"
     identity = f"pypi://{distribution}=={version}/{member}"
-    name_in_store = _name("pypi", base, components, identity, digested=not folder or too_long)
+    name_in_store = _make_name("pypi", base, components, identity, add_digest=not folder or too_long)
     return PypiSource(url, name_in_store, distribution, version, member)
 
 
@@ -237,63 +237,63 @@ def _parse_object(url: str, parts: SplitResult) -> RemoteSource:
     scheme = parts.scheme
     hint = f"Expected {_SCHEMES[scheme]}"
     components = _split_components(url, scheme, hint)
-    count = _STORES[scheme]
+    count = _STORE_COMPONENTS[scheme]
     if len(components) <= count or not all(map(_STORE_NAME.match, components[:count])):
         raise ArtifactError(url, f"not the path of a file in a store: {url}", hint)
-    return RemoteSource(url, _store_name(scheme, components, url))
+    return RemoteSource(url, _make_store_name(scheme, components, url))
 
 
 def _parse_hub(url: str, _parts: SplitResult) -> RemoteSource:
     hint = f"Expected {_SCHEMES['hf']}, with the 40 digits of a commit (`git ls-remote` shows them)"
     components = _split_components(url, "hf", hint)
-    kind = components.pop(0) if components[0] in ("datasets", "spaces") else "models"
+    repository_type = components.pop(0) if components[0] in ("datasets", "spaces") else "models"
     organisation, repository, *path = *components, "", ""
-    name, at, revision = repository.partition("@")
+    name, separator, revision = repository.partition("@")
     if not organisation or "@" in organisation or not name or not path[0]:
         raise ArtifactError(url, f"not the path of a file in a repository of the hub: {url}", hint)
-    if not at or not _COMMIT.match(revision):
-        found = f"the revision {revision!r}" if at else "no revision"
-        raise ArtifactError(url, f"{found}, where a commit is needed: branches and tags move: {url}", hint)
-    return RemoteSource(url, _store_name("hf", [kind, organisation, name, revision, *path[:-2]], url))
+    if not separator or not _COMMIT.match(revision):
+        description = f"the revision {revision!r}" if separator else "no revision"
+        raise ArtifactError(url, f"{description}, where a commit is needed: branches and tags move: {url}", hint)
+    return RemoteSource(url, _make_store_name("hf", [repository_type, organisation, name, revision, *path[:-2]], url))
 
 
 def _split_components(url: str, scheme: str, hint: str) -> list[str]:
-    """The parts of a path in a store, still escaped, none of them empty or a step upwards."""
-    if "?" in url or "#" in url or (scheme in _STORES and "@" in url.partition("://")[2].partition("/")[0]):
-        # Not repeated whole in the message: a query may carry a signature, a host a password.
-        bare = f"{scheme}://…/{re.split('[?#]', url)[0].rpartition('/')[2]}"
-        what = f"{scheme}: URL with a query, a fragment or a user: {bare}"
+    """Split a path in a store into components, still escaped, none of them empty or `..`."""
+    if "?" in url or "#" in url or (scheme in _STORE_COMPONENTS and "@" in url.partition("://")[2].partition("/")[0]):
+        # The message must not contain the complete URL: a query may contain a signature, a host a password.
+        safe_url = f"{scheme}://…/{re.split('[?#]', url)[0].rpartition('/')[2]}"
+        message = f"{scheme}: URL with a query, a fragment or a user: {safe_url}"
         hint = (
             "Credentials do not belong into a URL (docs/how-to/artifacts.md); a ? or # of a name is written %3F or %23."
         )
-        raise ArtifactError(bare, what, hint)
-    rest = url[len(scheme) + 1 :]
-    components = rest.removeprefix("//").split("/")
-    names = _decode(url, rest).removeprefix("//").split("/")
-    if not rest.startswith("//") or any(name in ("", ".", "..") for name in names):
+        raise ArtifactError(safe_url, message, hint)
+    remainder = url[len(scheme) + 1 :]
+    components = remainder.removeprefix("//").split("/")
+    names = _decode(url, remainder).removeprefix("//").split("/")
+    if not remainder.startswith("//") or any(name in ("", ".", "..") for name in names):
         raise ArtifactError(url, f"not the path of a file: {url}", hint)
     return components
 
 
-def _store_name(scheme: str, components: list[str], url: str) -> str:
-    base, *rest = components
+def _make_store_name(scheme: str, components: list[str], url: str) -> str:
+    base, *remainder = components
     plain = bool(_PLAIN_FOLDER.match(base))
-    return _name(scheme, base if plain else _clean(base), rest, url, digested=not plain)
+    return _make_name(scheme, base if plain else _replace_special(base), remainder, url, add_digest=not plain)
 
 
 def _parse_random(url: str, parts: SplitResult) -> RandomSource:
-    # Brings NumPy, which only sources of this kind need.
+    # The import loads NumPy, which only these sources need.
     from iree_gauntlet.artifacts.seeded import parse_seeded  # noqa: PLC0415
 
-    seeded = parse_seeded(url)
-    digest = hashlib.sha256(seeded.canonical.encode()).hexdigest()[:_DIGEST_CHARACTERS]
-    distribution = _clean(parts.netloc.lower())
-    return RandomSource(url, f"random/{distribution}/{digest}-{_clean(seeded.value)}{seeded.suffix}")
+    spec = parse_seeded(url)
+    digest = hashlib.sha256(spec.canonical.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    distribution = _replace_special(parts.netloc.lower())
+    return RandomSource(url, f"random/{distribution}/{digest}-{_replace_special(spec.value)}{spec.suffix}")
 
 
 _PARSERS: dict[str, Callable[[str, SplitResult], Source]] = {
     **dict.fromkeys(("http", "https"), _parse_http),
-    **dict.fromkeys(_STORES, _parse_object),
+    **dict.fromkeys(_STORE_COMPONENTS, _parse_object),
     "file": _parse_file,
     "hf": _parse_hub,
     "pypi": _parse_pypi,
@@ -311,21 +311,21 @@ def _decode(url: str, path: str) -> str:
     return text
 
 
-def _name(scheme: str, base: str, components: list[str], identity: str, *, digested: bool) -> str:
-    """The name by the rules above; `base` is plain folders, `digested` asks for a digest in any case."""
+def _make_name(scheme: str, base: str, components: list[str], identity: str, *, add_digest: bool) -> str:
+    """Return the name by the rules above; `base` has plain folders, `add_digest` forces a digest."""
     *folders, file = components
     suffix = _SUFFIX.search(file)
     plain = bool(_PLAIN_FILE.match(file))
     if not all(map(_PLAIN_FOLDER.match, folders)):
-        plain, folders = False, [name if _PLAIN_FOLDER.match(name) else _clean(name) for name in folders]
-    if len("/".join((base, *folders, file))) >= _LONGEST_NAME:
+        plain, folders = False, [name if _PLAIN_FOLDER.match(name) else _replace_special(name) for name in folders]
+    if len("/".join((base, *folders, file))) >= _MAX_NAME_CHARS:
         plain, folders = False, []
-    if digested or not plain:
+    if add_digest or not plain:
         digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST_CHARACTERS]
         stem = file[: suffix.start()] if suffix else file
-        file = f"{_clean(stem)}~{digest}{suffix[0] if suffix else ''}"
+        file = f"{_replace_special(stem)}~{digest}{suffix[0] if suffix else ''}"
     return "/".join((scheme, base, *folders, file))
 
 
-def _clean(text: str) -> str:
-    return _NOT_PLAIN.sub("_", text)[: _LONGEST_COMPONENT // 2] or "_"
+def _replace_special(text: str) -> str:
+    return _NOT_PLAIN.sub("_", text)[: _MAX_COMPONENT_CHARS // 2] or "_"

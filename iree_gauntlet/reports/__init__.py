@@ -1,1 +1,1 @@
-"""From the journal to everything that people and machines read."""
+"""Generate everything that people and programs read from the journal."""

@@ -1,4 +1,4 @@
-"""The reports of a comparison: one document on the terminal, as Markdown and as a page; JSON; JUnit."""
+"""Make the reports of a comparison: one document for the terminal, Markdown and a page; JSON; JUnit."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import DispatchChange
 
 
-# By what a row has; an interval is drawn behind the models, where a page does.
+# The keys are fields of a row; pages draw the interval after the models.
 _TIME_COLUMNS = {
     "verdict": Column("verdict", ColumnKind.VERDICT),
     "model": Column("model", ColumnKind.NAME),
     "interval": Column("B: faster · slower", ColumnKind.DRAWN),
-    # With their spreads, so that they are text.
+    # Each is text, as it includes the spread.
     "a": Column("A", ColumnKind.NUMBER, "ms", rank=2),
     "b": Column("B", ColumnKind.NUMBER, "ms", rank=1),
     "ratio": Column("B against A", ColumnKind.NUMBER),
@@ -91,8 +91,8 @@ _WORK_COLUMNS = {
     "dispatched": Column("in dispatches", ColumnKind.NUMBER),
     "outside": Column("outside", ColumnKind.NUMBER, rank=1),
 }
-# Which are left out where no row has any.
-_WHERE_KNOWN = ("work", "worker", "dispatched", "outside")
+# These columns are left out if no row has a value.
+_OPTIONAL_COLUMNS = ("work", "worker", "dispatched", "outside")
 _CHANGE_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("figure"),
@@ -109,12 +109,12 @@ _LEGEND = (
 _ERRORS = ("error", "inconclusive", "not measured")
 _FAILURES = ("slower", "more work")
 _COMPILE_COLUMNS = (Column("figure"), *(Column(title, ColumnKind.NUMBER) for title in ("A", "B", "B / A")))
-# What the JUnit report says of a side.
-_OF_TOOLCHAIN = ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity")
-_LIKE = 1.2
-# Times that a difference under the profiler may be larger or smaller than the measured one.
-_UNLIKE = 2.0
-_ORDER = (
+# The JUnit report has these properties of each side.
+_TOOLCHAIN_FIELDS = ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity")
+_MAX_EXACT_RATIO = 1.2
+# A profile whose difference is larger or smaller by this factor does not explain the measured one.
+_MAX_PROFILE_RATIO = 2.0
+_VERDICT_ORDER = (
     "slower",
     "more work",
     "error",
@@ -126,22 +126,22 @@ _ORDER = (
     "same work",
     "not measured",
 )
-# Beyond this a figure that one measurement gave is pointed out.
-_NOTABLE = 0.25
+# A larger change of a single measurement is pointed out.
+_MIN_NOTABLE_CHANGE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRow:
-    """A model in the table of times.
+    """A model's row in the table of times.
 
     Attributes:
-        a, b: median of each side with its spread.
-        floor: what A against itself showed, by how much at most.
-        rounds: process starts of the comparison, and how many of its blocks were replaced.
-        own_way: what the spec's own way says against the verdict; empty where it does not.
-        worker: of a cluster, that measured it; empty where none did.
-        work: what the instructions say beside the time; None where they were not counted.
-        dispatched, outside: by how many instructions those of dispatches, and those outside of them, differ.
+        a, b: the median of each side with its spread.
+        floor: the largest difference of A against itself.
+        rounds: the number of process starts, and of replaced blocks.
+        own_way: the result of running as the spec does, if it contradicts the verdict.
+        worker: the cluster worker that measured it, if any.
+        work: the change of instructions; None if they were not counted.
+        dispatched, outside: the difference in instructions of dispatches, and outside of them.
     """
 
     model: str
@@ -164,7 +164,7 @@ class TimeRow:
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """One figure of a model on both sides as text, empty where it is not known; `change` in per cent, or `new`."""
+    """A model's metric on both sides as text, empty if unknown; `change` in per cent, or `new`."""
 
     model: str
     figure: str
@@ -175,7 +175,7 @@ class FigureChange:
 
 
 def list_rows(record: ComparisonRecord) -> list[TimeRow]:
-    """Every model of a comparison, those first that want a look."""
+    """Return a row for every model of a comparison, in the order of interest."""
     rows = []
     for model in record.prepared.models:
         if model in record.works:
@@ -183,23 +183,23 @@ def list_rows(record: ComparisonRecord) -> list[TimeRow]:
         elif model in record.verdicts:
             rows.append(_make_time_row(model, record.verdicts[model], record.worker_of(model)))
         else:
-            rows.append(TimeRow(model, "not measured", reason=_explain_why_not(record, model)))
+            rows.append(TimeRow(model, "not measured", reason=_explain_missing_verdict(record, model)))
     rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.prepared.left_out.items()]
     for row in rows:
-        if row.verdict not in _ORDER:
+        if row.verdict not in _VERDICT_ORDER:
             raise GauntletError(
                 f"{JOURNAL}: the verdict of {row.model}, {row.verdict!r}, is none that this version knows",
                 "It was written by another version of this toolkit, or changed; start a new comparison.",
             )
-    return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.model))
+    return sorted(rows, key=lambda row: (_VERDICT_ORDER.index(row.verdict), row.model))
 
 
-def _explain_why_not(record: ComparisonRecord, model: str) -> str:
+def _explain_missing_verdict(record: ComparisonRecord, model: str) -> str:
     if blocks := record.begun[model]:
         return f"cut short after {blocks} blocks of rounds; `compare --resume` continues with them"
     if model in record.under_way:
-        how = "`compare --resume --cluster …` measures it from the beginning"
-        return f"cut short while {record.under_way[model]} measured it; {how}"
+        hint = "`compare --resume --cluster …` measures it from the beginning"
+        return f"cut short while {record.under_way[model]} measured it; {hint}"
     return (record.end.problem if record.end else "") or "its turn did not come"
 
 
@@ -207,27 +207,27 @@ def _make_time_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow
     reason, work, figures = verdict.reason, verdict.work.change if verdict.work else None, verdict.figures
     if figures is None:
         return TimeRow(model, verdict.verdict, reason=reason, worker=worker, work=work)
-    floor, behind = "", None
+    floor, control_interval = "", None
     if verdict.control:
         control = verdict.control.figures
         floor = "unbounded"
         if control.low and control.high:
-            behind = control.low, control.high
+            control_interval = control.low, control.high
             floor = f"±{100 * max(1 / control.low - 1, control.high - 1, 0):.1f} %"
         if verdict.verdict in ("slower", "faster"):
             span = format_span(control.low, control.high)
             reason += f"; A against itself: {format_ratio(control.ratio)} ({span})"
-    # Four rounds a block; those of A against itself, and replaced ones, are rounds too.
+    # A block has four rounds; those of A against itself, and replaced ones, count, too.
     rounds = f"{4 * (verdict.blocks + verdict.control_blocks)}"
     if verdict.replaced_blocks:
         rounds += f" (+{verdict.replaced_blocks} blocks replaced)"
     if verdict.marked_blocks:
         rounds += f" ({verdict.marked_blocks} blocks disturbed)"
-    own_way = ""
+    spec_note = ""
     if verdict.own_way is not None and verdict.own_way.contradicts:
-        own = verdict.own_way.figures
-        change = f"{format_span(own.low, own.high)} ({100 * own.confidence:g} %, {own.looked_at} blocks)"
-        own_way = f"as its spec runs it, B is {change}, which contradicts that"
+        spec = verdict.own_way.figures
+        change = f"{format_span(spec.low, spec.high)} ({100 * spec.confidence:g} %, {spec.looked_at} blocks)"
+        spec_note = f"as its spec runs it, B is {change}, which contradicts that"
     a, b = (figures.time_ms[side] for side in SIDES)
     return TimeRow(
         model=model,
@@ -240,21 +240,21 @@ def _make_time_row(model: str, verdict: RecordedVerdict, worker: str) -> TimeRow
         rounds=rounds,
         reason=reason,
         cpus=format_cpus(verdict.cpus),
-        own_way=own_way,
+        own_way=spec_note,
         worker=worker,
         work=work,
-        interval=DrawnInterval(figures.low, figures.ratio, figures.high, behind, verdict.verdict),
+        interval=DrawnInterval(figures.low, figures.ratio, figures.high, control_interval, verdict.verdict),
     )
 
 
 def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
     a, b = verdict.counts
-    more = f"{b - a:+,}"
-    reason = f"{more} instructions a call ({verdict.change_by_part})"
+    difference = f"{b - a:+,}"
+    reason = f"{difference} instructions a call ({verdict.change_by_part})"
     if verdict.with_fma:
         fused_a, fused_b = (verdict.with_fma[side] for side in SIDES)
         reason += f"; with fused multiply-adds {fused_b - fused_a:+,} ({work_change(fused_a, fused_b)})"
-    drawn = DrawnInterval(b / a, b / a, b / a, None, verdict.verdict)
+    interval = DrawnInterval(b / a, b / a, b / a, None, verdict.verdict)
     dispatched = outside = ""
     if verdict.outside is not None:
         dispatched, outside = f"{b - a - verdict.outside:+,}", f"{verdict.outside:+,}"
@@ -264,68 +264,68 @@ def _make_work_row(model: str, verdict: WorkVerdict) -> TimeRow:
         a=whole(a),
         b=whole(b),
         ratio=verdict.change,
-        span=more,
+        span=difference,
         reason=reason,
         dispatched=dispatched,
         outside=outside,
-        interval=drawn,
+        interval=interval,
     )
 
 
 def _list_figure_changes(record: ComparisonRecord) -> list[FigureChange]:
-    """The figures of the sides' runs, by model; verdicts of stages first where they differ."""
+    """List the changes of metrics between the sides' runs, by model; changed verdicts come first."""
     a, b = (
         {chain.id: make_matrix_cell(chain) for chain in read_outcome(side.run).chains} if side.run else {}
         for side in record.sides
     )
-    # Rounds of compiles have measured these, and better.
-    measured = (Figure.COMPILE_MEMORY,) if record.opening.metric == Figure.COMPILE_TIME.row.metric else ()
-    changes: list[FigureChange] = _round_memory(record) if measured else []
-    for model, one in a.items():
-        other = b.get(model)
-        if other is None:
+    # Rounds of compiles have measured these metrics more precisely.
+    skipped_figures = (Figure.COMPILE_MEMORY,) if record.opening.metric == Figure.COMPILE_TIME.row.metric else ()
+    changes: list[FigureChange] = _list_memory_changes(record) if skipped_figures else []
+    for model, cell_a in a.items():
+        cell_b = b.get(model)
+        if cell_b is None:
             continue
-        if one.verdict_text != other.verdict_text:
-            changes.append(FigureChange(model, "checks", one.verdict_text, other.verdict_text, "", notable=True))
+        if cell_a.verdict_text != cell_b.verdict_text:
+            changes.append(FigureChange(model, "checks", cell_a.verdict_text, cell_b.verdict_text, "", notable=True))
         for figure in Figure:
-            before, after = one.figures.values.get(figure), other.figures.values.get(figure)
-            if figure.row.pair and figure not in measured and (before, after) != (None, None):
-                changes.append(_compare_figure(model, figure, before, after))
+            value_a, value_b = cell_a.figures.values.get(figure), cell_b.figures.values.get(figure)
+            if figure.row.pair and figure not in skipped_figures and (value_a, value_b) != (None, None):
+                changes.append(_compare_figure(model, figure, value_a, value_b))
     return changes
 
 
 def _compare_figure(model: str, figure: Figure, a: float | None, b: float | None) -> FigureChange:
     name, write = figure.row.pair, figure.row.write
-    before, after = "" if a is None else write(a), "" if b is None else write(b)
+    text_a, text_b = "" if a is None else write(a), "" if b is None else write(b)
     if a is None or b is None or math.isnan(a) or math.isnan(b):
-        return FigureChange(model, name, before, after, "", notable=before != after)
+        return FigureChange(model, name, text_a, text_b, "", notable=text_a != text_b)
     if a == b:
-        return FigureChange(model, name, before, after, "", notable=False)
+        return FigureChange(model, name, text_a, text_b, "", notable=False)
     ratio = b / a if a > 0 else math.inf
     change = format_ratio(ratio) if math.isfinite(ratio) else "new"
-    # One measurement, perhaps with other work at the same time, or of another day.
+    # The value is one measurement, perhaps with other work at the same time, or from another day.
     change = change if figure.is_exact else f"~{change}"
-    is_counted = figure.is_exact and figure is not Figure.ERROR
-    return FigureChange(model, name, before, after, change, notable=is_counted or abs(ratio - 1) > _NOTABLE)
+    is_count = figure.is_exact and figure is not Figure.ERROR
+    return FigureChange(model, name, text_a, text_b, change, notable=is_count or abs(ratio - 1) > _MIN_NOTABLE_CHANGE)
 
 
-def _round_memory(record: ComparisonRecord) -> list[FigureChange]:
-    """The largest memory of the compiles of each side, over all rounds."""
-    found, name = [], Figure.COMPILE_MEMORY.row.pair
+def _list_memory_changes(record: ComparisonRecord) -> list[FigureChange]:
+    """List the changes of the compiler's peak memory, the maximum of all rounds."""
+    changes, name = [], Figure.COMPILE_MEMORY.row.pair
     for model, verdict in record.verdicts.items():
         a, b = (verdict.peak_rss_bytes.get(side) for side in SIDES)
         if a and b:
             change = format_ratio(b / a)
-            notable = abs(b / a - 1) > _NOTABLE
-            found.append(FigureChange(model, name, byte_size(a), byte_size(b), change, notable))
-    return found
+            notable = abs(b / a - 1) > _MIN_NOTABLE_CHANGE
+            changes.append(FigureChange(model, name, byte_size(a), byte_size(b), change, notable))
+    return changes
 
 
 def make_comparison_reports(folder: Path) -> Reports:
-    """The reports of the comparison in a folder.
+    """Return the reports of the comparison in a folder.
 
     Raises:
-        GauntletError: its log, or a journal of a side, cannot be read.
+        GauntletError: its log, or a side's journal, cannot be read.
     """
     record = read_comparison(folder)
     rows, figures = list_rows(record), _list_figure_changes(record)
@@ -335,13 +335,13 @@ def make_comparison_reports(folder: Path) -> Reports:
         "comparison.json": lambda: _format_comparison_json(record, rows, figures),
         "junit.xml": lambda: _format_comparison_junit(record, rows),
     }
-    # One that was cut short has judged nothing.
+    # An interrupted comparison has no verdict.
     code = ExitCode.ERROR if document.exit_code is None else document.exit_code
     return Reports(files, lambda _: document, code, document.answer)
 
 
 def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], figures: Sequence[FigureChange]) -> str:
-    """Everything of it as one document (`docs/how-to/compare.md` has the fields)."""
+    """Return the complete comparison as JSON (`docs/how-to/compare.md` has the fields)."""
     opening = record.opening
     document: dict[str, Any] = {
         "schema": 1,
@@ -350,7 +350,7 @@ def _format_comparison_json(record: ComparisonRecord, rows: Sequence[TimeRow], f
         "rules": opening.rules.as_dict(),
         "rounds": opening.rounds.as_dict(),
         "machine": opening.machine.as_dict(),
-        "workers": {item.worker: known for item in record.measured.values() if (known := item.machine.as_dict())},
+        "workers": {work.worker: machine for work in record.measured.values() if (machine := work.machine.as_dict())},
         "lock_folder": opening.lock_folder,
         "models": {
             model: {**verdict.as_dict(), "worker": record.worker_of(model)}
@@ -370,16 +370,16 @@ def _make_comparison_document(
 ) -> Document:
     opening, first = record.opening, record.first
     code = record.end.exit_code if record.end else None
-    what = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(opening.metric, "")
+    subject = {"compile-time": "compile time of ", "instructions": "instructions of "}.get(opening.metric, "")
     names = [f"{side.name} = {side.title}" for side in reversed(record.sides)]
-    worse = "B does more work" if opening.metric == "instructions" else "B is slower"
+    meaning = "B does more work" if opening.metric == "instructions" else "B is slower"
     return Document(
-        f"Comparison: {what}{', '.join(names)}",
+        f"Comparison: {subject}{', '.join(names)}",
         _format_headline(record, rows),
         (),
         tuple(_show_comparison(record, rows, figures)),
         exit_code=code,
-        meaning=worse if code is ExitCode.FAILED else "",
+        meaning=meaning if code is ExitCode.FAILED else "",
         provenance=provenance(
             ", ".join(side.title for side in record.sides),
             replace(opening, command=first.command, cwd=first.cwd, version=first.version),
@@ -395,41 +395,43 @@ def _show_comparison(
     rules = tuple((line,) for line in (*_list_rule_lines(record), *dict.fromkeys(record.remarks)))
     if rules:
         yield Folded("How it was judged", (Items(rules),), brief=True)
-    by_work, judged = record.opening.metric == "instructions", record.opening.rules
-    # What a picture of intervals marks: the band of `same`, and from when on B is slower or faster.
-    margins: tuple[float, ...] = (judged.least, judged.band)
+    by_work, judging_rules = record.opening.metric == "instructions", record.opening.rules
+    # A picture of intervals marks the band of `same`, and the limits of slower and faster.
+    margins: tuple[float, ...] = (judging_rules.least, judging_rules.band)
     if by_work:
-        margins = (judged.least_work,)
-    shown = {
+        margins = (judging_rules.least_work,)
+    columns = {
         name: replace(column, margins=margins) if name == "interval" else column
         for name, column in (_WORK_COLUMNS if by_work else _TIME_COLUMNS).items()
-        if name not in _WHERE_KNOWN or any(getattr(row, name) for row in rows)
+        if name not in _OPTIONAL_COLUMNS or any(getattr(row, name) for row in rows)
     }
-    yield Table(tuple(shown.values()), tuple(tuple(getattr(row, name) for name in shown) for row in rows))
+    yield Table(tuple(columns.values()), tuple(tuple(getattr(row, name) for name in columns) for row in rows))
     if len(margins) > 1 and any(row.interval for row in rows):
         yield OnPage((Paragraph((_LEGEND.format(*(100 * margin for margin in margins)),)),))
     reasons = []
     for row in rows:
-        # What happened on the way to its rounds, where a cluster took them.
+        # The notes of the cluster worker that took its rounds.
         notes = record.measured[row.model].notes if row.model in record.measured else ()
         if row.verdict not in ("same", "same work") or row.own_way or notes:
-            said = "; ".join(filter(None, (row.reason, row.own_way, *notes)))
-            reasons.append((Name(row.model), f" {row.verdict}: {said}"))
+            details = "; ".join(filter(None, (row.reason, row.own_way, *notes)))
+            reasons.append((Name(row.model), f" {row.verdict}: {details}"))
     if reasons:
         yield from (Heading("Why"), Items(tuple(reasons)))
-    for model, where in record.where.items():
+    for model, location in record.where.items():
         verdict = (record.verdicts | record.works)[model].verdict
         yield Heading(f"Where {model} {'does' if by_work else 'is'} {verdict}")
-        yield from make_dispatch_blocks(where.dispatches)
-        yield from make_dispatch_blocks(where.work) if where.work else ()
-        yield from make_compile_blocks(where.compile)
-    notable = tuple((item.model, item.figure, item.a, item.b, item.change) for item in figures if item.notable)
+        yield from make_dispatch_blocks(location.dispatches)
+        yield from make_dispatch_blocks(location.work) if location.work else ()
+        yield from make_compile_blocks(location.compile)
+    notable = tuple(
+        (change.model, change.figure, change.a, change.b, change.change) for change in figures if change.notable
+    )
     if notable:
         yield from (Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable))
 
 
 def _format_headline(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:
-    # In the order of the rows, which is that of interest.
+    # The order is that of the rows: by interest.
     counts = Counter(row.verdict for row in rows)
     text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no models"
     mean = record.summary.geometric_mean if record.summary else None
@@ -449,46 +451,46 @@ def _list_rule_lines(record: ComparisonRecord) -> list[str]:
         process = "a compile a process"
     else:
         process = f"{rounds.repetitions} repetitions of {rounds.min_time:g} s a process"
-    where = f"on CPU {format_cpus(rounds.cpus)}" if rounds.cpus else "on all CPUs"
+    cpu_text = f"on CPU {format_cpus(rounds.cpus)}" if rounds.cpus else "on all CPUs"
     if rounds.choose:
-        where = "on the CPUs where A against itself is steadiest"
-    looks = ", ".join(map(str, rules.looks))
-    allowed = f"not slower: below +{100 * rules.allow:g} %; "
+        cpu_text = "on the CPUs where A against itself is steadiest"
+    analysis_points = ", ".join(map(str, rules.looks))
+    allowance = f"not slower: below +{100 * rules.allow:g} %; "
     works = [verdict.work for verdict in record.verdicts.values() if verdict.work]
     return [
         *lock_remark(record.opening.lock_folder),
-        *(f"work: {line}" for line in _list_counted_lines(works)),
+        *(f"work: {line}" for line in _list_counter_lines(works)),
         (
-            f"slower or faster: beyond ±{100 * rules.least:g} %; same: within ±{100 * rules.band:g} %; {allowed}"
+            f"slower or faster: beyond ±{100 * rules.least:g} %; same: within ±{100 * rules.band:g} %; {allowance}"
             f"wrong in at most {100 * rules.alpha:g} % of comparisons"
         ),
         (
-            f"blocks of four process starts (A B B A or B A A B), looked at after {looks}; "
-            f"{process}, {where}; at most {duration(rules.budget_seconds)} each time it is started"
+            f"blocks of four process starts (A B B A or B A A B), looked at after {analysis_points}; "
+            f"{process}, {cpu_text}; at most {duration(rules.budget_seconds)} each time it is started"
         ),
     ]
 
 
 def _list_work_lines(record: ComparisonRecord) -> list[str]:
-    """By what the work is judged, and what has counted it."""
+    """Return the rules for instructions, and their counter."""
     rules = record.opening.rules
-    share, fewest = rules.outside
-    least = f"more or less work: a dispatch beyond ±{100 * rules.least_work:g} %"
-    least += f"; outside of dispatches beyond ±{100 * share:g} % and ±{whole(fewest)}"
-    return [f"{line}; {least}; outputs are not checked" for line in _list_counted_lines(record.works.values())]
+    fraction, min_outside = rules.outside
+    rule = f"more or less work: a dispatch beyond ±{100 * rules.least_work:g} %"
+    rule += f"; outside of dispatches beyond ±{100 * fraction:g} % and ±{whole(min_outside)}"
+    return [f"{line}; {rule}; outputs are not checked" for line in _list_counter_lines(record.works.values())]
 
 
-def _list_counted_lines(works: Iterable[WorkVerdict]) -> list[str]:
-    """What has counted, and of modules for which CPU."""
-    counted = sorted({(work.counter, work.cpu) for work in works})
-    made = ((counter, f"for {cpu}" if cpu else "as its spec says") for counter, cpu in counted)
-    return [f"instructions of one call on one thread, by {counter}, compiled {cpu}" for counter, cpu in made]
+def _list_counter_lines(works: Iterable[WorkVerdict]) -> list[str]:
+    """Return the counters, each with the CPU for which its modules were compiled."""
+    counter_cpus = sorted({(work.counter, work.cpu) for work in works})
+    labels = ((counter, f"for {cpu}" if cpu else "as its spec says") for counter, cpu in counter_cpus)
+    return [f"instructions of one call on one thread, by {counter}, compiled {cpu}" for counter, cpu in labels]
 
 
 def _format_comparison_junit(record: ComparisonRecord, rows: Sequence[TimeRow]) -> str:
-    """The whole document, with its XML declaration; encode it as UTF-8."""
+    """Return the complete document with its XML declaration; encode it as UTF-8."""
     name = "compare " + " ".join(side.asked for side in record.sides)
-    properties = {f"{side.name}.{key}": side.toolchain.get(key) for side in record.sides for key in _OF_TOOLCHAIN}
+    properties = {f"{side.name}.{key}": side.toolchain.get(key) for side in record.sides for key in _TOOLCHAIN_FIELDS}
     rules = {f"rules.{key}": json.dumps(value) for key, value in sorted(record.opening.rules.as_dict().items())}
     suite = make_suite(
         name,
@@ -497,7 +499,7 @@ def _format_comparison_junit(record: ComparisonRecord, rows: Sequence[TimeRow]) 
         timestamp=one_line(record.opening.time),
         hostname=one_line(record.opening.machine.host),
     )
-    # The time that rounds took says nothing of the model.
+    # The duration of rounds has no meaning for a model.
     return format_junit(f"iree-gauntlet {name}", [suite])
 
 
@@ -517,85 +519,85 @@ def _make_case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
     return case
 
 
-def make_dispatch_blocks(compared: ComparedDispatches) -> tuple[Block, ...]:
-    """The rows that explain the difference, under a line that sums them up; why there are none is a line."""
-    found, unit = compared.difference, compared.unit
-    if found is None:
-        return (Paragraph((f"no profile: {compared.reason}",)),)
+def make_dispatch_blocks(comparison: ComparedDispatches) -> tuple[Block, ...]:
+    """Return the rows that explain the difference, after a summary; without a profile, a line with the reason."""
+    profiles, unit = comparison.difference, comparison.unit
+    if profiles is None:
+        return (Paragraph((f"no profile: {comparison.reason}",)),)
     columns: tuple[Column, ...] = (
         Column("dispatch", ColumnKind.NAME),
         Column("A", ColumnKind.NUMBER, unit, rank=2),
         Column("B", ColumnKind.NUMBER, unit, rank=1),
         Column("A, B", ColumnKind.DRAWN),
         Column("difference", ColumnKind.NUMBER, unit),
-        # Profiles explain a difference of the whole; of counts each dispatch is judged by itself.
+        # A profile explains the total difference; with counts, each dispatch is judged separately.
         Column("of the whole", ColumnKind.SHARE, rank=3)
         if unit == "ms"
         else Column("B against A", ColumnKind.NUMBER, rank=3),
     )
-    # A count is of functions, each of which may be dispatched several times.
+    # Counts are per function, each of which may be dispatched several times.
     noun = "dispatches" if unit == "ms" else "functions of dispatches"
-    others = found.others
-    named: list[tuple[str, DispatchChange | OtherDispatches, str]] = [
-        (_name_row(row, noun), row, row.place or "") for row in found.rows
+    others = profiles.others
+    entries: list[tuple[str, DispatchChange | OtherDispatches, str]] = [
+        (_name_row(row, noun), row, row.place or "") for row in profiles.rows
     ]
     if any((others.a_ns, others.b_ns, others.a_count, others.b_count, others.outside)):
-        named.append((_name_others(others, noun), others, ""))
-    scale, whole_ns = 1e6 if unit == "ms" else 1, found.b_ns - found.a_ns
+        entries.append((_name_others(others, noun), others, ""))
+    scale, whole_ns = 1e6 if unit == "ms" else 1, profiles.b_ns - profiles.a_ns
     rows: list[tuple[Cell, ...]] = []
-    for name, row, place in named:
+    for name, row, location in entries:
         times, difference = (row.a_ns / scale, row.b_ns / scale), row.b_ns - row.a_ns
         bars = Bars(times, "slower" if difference > 0 else "faster")
         share: Cell = difference / whole_ns if whole_ns else None
         if unit != "ms":
             share = work_change(row.a_ns, row.b_ns) if row.a_ns else None
-        rows.append((name, *times, bars, _sign_number(difference, unit), share, place))
-    if any(place for _, _, place in named):
+        rows.append((name, *times, bars, _sign_number(difference, unit), share, location))
+    if any(location for _, _, location in entries):
         columns = (*columns, Column("place", rank=3))
     else:
         rows = [row[:-1] for row in rows]
-    notes = _list_notes(found)
-    line = Paragraph((_format_profile_line(found, unit),))
+    notes = _list_notes(profiles)
+    line = Paragraph((_format_profile_line(profiles, unit),))
     return (line, Table(columns, tuple(rows)), *([Notes(tuple(notes))] if notes else []))
 
 
 def make_compile_blocks(changes: Sequence[CompileChange]) -> tuple[Block, ...]:
-    """The figures of the compile that differ."""
+    """Return the statistics of the compile that differ."""
     if not changes:
         return (Paragraph(("The compiler's statistics and the module's size are the same.",)),)
     rows = []
     for change in changes:
         ratio = change.ratio
-        # To the byte where larger units would show two figures that differ as one.
-        exact = ratio is not None and 1 / _LIKE < ratio < _LIKE
-        figures = (_format_figure(value, change.unit, exact=exact) for value in (change.a, change.b))
+        # The values are in bytes if larger units would round them to the same text.
+        in_bytes = ratio is not None and 1 / _MAX_EXACT_RATIO < ratio < _MAX_EXACT_RATIO
+        figures = (_format_figure(value, change.unit, exact=in_bytes) for value in (change.a, change.b))
         rows.append((change.name, *figures, None if ratio is None else f"{ratio:.3f}"))
     return Paragraph(("The compiles differ in:",)), Table(_COMPILE_COLUMNS, tuple(rows))
 
 
-def _format_profile_line(found: DispatchDifference, unit: str) -> str:
-    a, b, count = found.a_ns, found.b_ns, len(found.rows)
-    how = "counted" if unit != "ms" else "profiled"
-    a_text, b_text, more = format_dispatch_cost(a, unit), format_dispatch_cost(b, unit), _sign_number(b - a, unit)
-    times = f"{how}: {a_text} {unit} in A, {b_text} {unit} in B ({more} {unit})"
+def _format_profile_line(profiles: DispatchDifference, unit: str) -> str:
+    a, b, count = profiles.a_ns, profiles.b_ns, len(profiles.rows)
+    method = "counted" if unit != "ms" else "profiled"
+    a_text, b_text, difference = format_dispatch_cost(a, unit), format_dispatch_cost(b, unit), _sign_number(b - a, unit)
+    times = f"{method}: {a_text} {unit} in A, {b_text} {unit} in B ({difference} {unit})"
     if unit != "ms":
         return times
     if not count:
         return f"{times}; no dispatch stands out"
-    listed = sum(row.difference_ns for row in found.rows)
+    explained_ns = sum(row.difference_ns for row in profiles.rows)
     rows = "this row makes" if count == 1 else f"these {count} rows make"
-    share = f"{100 * listed / (b - a):.0f} %" if b != a else "nothing"
+    share = f"{100 * explained_ns / (b - a):.0f} %" if b != a else "nothing"
     return f"{times}; {rows} up {share} of the difference"
 
 
-def _list_notes(found: DispatchDifference) -> list[str]:
-    """What a reader should know, above all where the profile is not about the difference that was measured."""
-    notes = list(found.notes)
-    if found.measured is not None:
-        a, b = found.measured.a_ns, found.measured.b_ns
+def _list_notes(profiles: DispatchDifference) -> list[str]:
+    """Return the notes, first of all whether the profile explains the measured difference."""
+    notes = list(profiles.notes)
+    if profiles.measured is not None:
+        a, b = profiles.measured.a_ns, profiles.measured.b_ns
         a_text, b_text = format_dispatch_cost(a, "ms"), format_dispatch_cost(b, "ms")
         note = f"measured without the profiler: {a_text} ms in A, {b_text} ms in B ({_sign_number(b - a)} ms)"
-        if b != a and not 1 / _UNLIKE <= (found.b_ns - found.a_ns) / (b - a) <= _UNLIKE:
+        if b != a and not 1 / _MAX_PROFILE_RATIO <= (profiles.b_ns - profiles.a_ns) / (b - a) <= _MAX_PROFILE_RATIO:
             note += "; the profile shows another difference, and does not explain this one"
         notes.insert(0, note)
     return notes

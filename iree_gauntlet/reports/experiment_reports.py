@@ -1,6 +1,6 @@
-"""The reports of whatever was recorded in a folder, by the kind of its experiment, and how they are shown.
+"""Make the reports of any experiment in a folder, by its kind, and show them.
 
-Those of a bisect and of an explanation are made here.
+The reports of a bisection and of an explanation are in this file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _BISECT_COLUMNS = (
     Column("remarks"),
 )
 _MEANINGS = {ExitCode.OK: "each failure has a bundle", ExitCode.INCONCLUSIVE: "not every failure has a bundle"}
-_PROBES = (Column("switch"), Column("flag", ColumnKind.NAME), Column("then it", ColumnKind.VERDICT))
+_PROBE_COLUMNS = (Column("switch"), Column("flag", ColumnKind.NAME), Column("then it", ColumnKind.VERDICT))
 
 
 def _make_bisect_reports(folder: Path) -> Reports:
@@ -78,18 +78,18 @@ def _make_bisect_reports(folder: Path) -> Reports:
 
 
 def bisect_document(outcome: BisectOutcome) -> Document:
-    """What people read of a bisect."""
-    asked, judged = outcome.asked, outcome.judged
-    tried = [label for label in outcome.labels if label in judged]
+    """Return the document of a bisection."""
+    opening, results = outcome.asked, outcome.judged
+    tried_labels = [label for label in outcome.labels if label in results]
     blocks: list[Block] = [Paragraph(("Nothing was tried.",))]
-    if tried:
+    if tried_labels:
         ends = [outcome.search.last_old, outcome.search.first_new] if outcome.search else []
-        known = [(judged[label].text, label) for label in ends if label in judged]
-        said = "Good and bad are what the two ends were named: nothing is said of which figure is the better one."
-        if len(known) == 2 and all(text for text, _ in known):
-            said = f"From {' to '.join(f'{text} ({label})' for text, label in known)}. {said}"
-        rows = tuple(_make_candidate_row(outcome, label) for label in tried)
-        blocks = [OnPage((_make_line(outcome, ends), Paragraph((said,)))), Table(_BISECT_COLUMNS, rows)]
+        end_values = [(results[label].text, label) for label in ends if label in results]
+        note = "Good and bad are what the two ends were named: nothing is said of which figure is the better one."
+        if len(end_values) == 2 and all(text for text, _ in end_values):
+            note = f"From {' to '.join(f'{text} ({label})' for text, label in end_values)}. {note}"
+        rows = tuple(_make_candidate_row(outcome, label) for label in tried_labels)
+        blocks = [OnPage((_make_candidate_line(outcome, ends), Paragraph((note,)))), Table(_BISECT_COLUMNS, rows)]
     blocks += [Notes(tuple(outcome.remarks))] if outcome.remarks else []
     if outcome.link:
         blocks.append(Paragraph(("Commits: ", TextLink(BISECT_COMPARE.removeprefix("https://") + "…", outcome.link))))
@@ -97,51 +97,51 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         pull = TextLink(f"#{outcome.change.pull}", outcome.change.pull_link)
         request = (" (pull request ", pull, ")") if outcome.change.pull else ()
         blocks.append(Paragraph(("It was ", str(outcome.change), *request)))
-        source = str(asked.options.get("source") or asked.options.get("into") or ".")
+        source = str(opening.options.get("source") or opening.options.get("into") or ".")
         blocks.append(Code(shlex.join(("git", "-C", source, "show", outcome.change.commit)), "sh"))
-    names = [part for label in outcome.labels if label not in judged for part in (", ", Name(label))]
+    names = [part for label in outcome.labels if label not in results for part in (", ", Name(label))]
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if names else []
-    details += [Paragraph(("Again, in ", Name(asked.cwd), ":")), Code(asked.command, "sh")]
-    facts = f"{len(judged)} of {len(outcome.labels)} tried"
+    details += [Paragraph(("Again, in ", Name(opening.cwd), ":")), Code(opening.command, "sh")]
+    summary = f"{len(results)} of {len(outcome.labels)} tried"
     return Document(
-        f"Bisect of {asked.chain} by {asked.metric}: good {asked.good}, bad {asked.bad}",
+        f"Bisect of {opening.chain} by {opening.metric}: good {opening.good}, bad {opening.bad}",
         outcome.answer,
-        (outcome.confidence, facts) if outcome.confidence else (facts,),
+        (outcome.confidence, summary) if outcome.confidence else (summary,),
         tuple(blocks),
         tuple(details),
         outcome.exit_code,
         provenance=provenance(
-            f"{asked.good} (good) to {asked.bad} (bad)",
-            asked,
+            f"{opening.good} (good) to {opening.bad} (bad)",
+            opening,
             ("bisect.md", "bisect.json"),
-            count_seconds_between(asked.time, outcome.end.time if outcome.end else ""),
+            count_seconds_between(opening.time, outcome.end.time if outcome.end else ""),
         ),
     )
 
 
-def _make_line(outcome: BisectOutcome, ends: list[str]) -> Line:
-    """Every candidate in its place, those that were tried with their values, and between which two the change is."""
+def _make_candidate_line(outcome: BisectOutcome, ends: list[str]) -> Line:
+    """Return all candidates in order, with the values of the tried ones, and the two that enclose the change."""
     stops = []
     for label in outcome.labels:
-        found = outcome.judged.get(label)
-        if found is None:
+        result = outcome.judged.get(label)
+        if result is None:
             stops.append(Stop(label, "", "skipped"))
         else:
-            value = found.value if found.value is not None and math.isfinite(found.value) else None
-            stops.append(Stop(label, found.text, found.word, value))
-    places = [outcome.labels.index(end) for end in ends if end in outcome.labels]
-    between = (places[0], places[1]) if len(places) == 2 else None
+            value = result.value if result.value is not None and math.isfinite(result.value) else None
+            stops.append(Stop(label, result.text, result.word, value))
+    indices = [outcome.labels.index(end) for end in ends if end in outcome.labels]
+    between = (indices[0], indices[1]) if len(indices) == 2 else None
     return Line(tuple(stops), f"{outcome.answer}: the candidates in their order", between)
 
 
 def _make_candidate_row(outcome: BisectOutcome, label: str) -> tuple[Cell, ...]:
-    """What is shown of a candidate that was tried, in the order of `_BISECT_COLUMNS`."""
-    judged = outcome.judged[label]
+    """Return a tried candidate's cells, in the order of `_BISECT_COLUMNS`."""
+    result = outcome.judged[label]
     remarks = [f"the {word} end" for word in ("good", "bad") if getattr(outcome.asked, word) == label]
-    remarks += ["a third value"] if judged.third else []
-    remarks += [judged.reason] if judged.reason else []
+    remarks += ["a third value"] if result.third else []
+    remarks += [result.reason] if result.reason else []
     commit = outcome.commit_of(label)[:10] or None
-    return label, judged.text or None, judged.word, float(judged.seconds), commit, "; ".join(remarks)
+    return label, result.text or None, result.word, float(result.seconds), commit, "; ".join(remarks)
 
 
 def _make_explain_reports(folder: Path) -> Reports:
@@ -155,52 +155,55 @@ def _make_explain_reports(folder: Path) -> Reports:
 
 
 def _make_explain_document(outcome: ExplainOutcome, folder: Path | None) -> Document:
-    asked, compiler = outcome.asked, outcome.asked.toolchain.get("compiler", "")
-    # What was explained before is in no other report, but on a terminal nobody has asked for it.
-    cases = {item.case: item for item in (*outcome.cases, *(() if folder else outcome.known.values()))}
+    opening, compiler = outcome.asked, outcome.asked.toolchain.get("compiler", "")
+    # Earlier explanations are in no other report, but a terminal does not show them unasked.
+    cases = {case.case: case for case in (*outcome.cases, *(() if folder else outcome.known.values()))}
     return Document(
         f"Explanation of {outcome.run}",
         outcome.answer,
-        (f"IREE {compiler}" + (f" against {asked.base.get('compiler', '')}" if asked.base else ""),),
+        (f"IREE {compiler}" + (f" against {opening.base.get('compiler', '')}" if opening.base else ""),),
         tuple(block for case in cases.values() for block in _describe_case(case, folder)),
-        (Paragraph(("Again, in ", Name(asked.cwd), ":")), Code(say_explain_again(asked.command, outcome.run), "sh")),
+        (
+            Paragraph(("Again, in ", Name(opening.cwd), ":")),
+            Code(format_explain_command(opening.command, outcome.run), "sh"),
+        ),
         outcome.exit_code,
         meaning=_MEANINGS.get(outcome.exit_code, ""),
         provenance=provenance(
             compiler,
-            asked,
+            opening,
             ("explain.md", "explain.json"),
-            count_seconds_between(asked.time, outcome.end.time if outcome.end else ""),
+            count_seconds_between(opening.time, outcome.end.time if outcome.end else ""),
         ),
     )
 
 
-def say_explain_again(command: str, run: str) -> str:
-    """The command that explained a run, of that run: the latest one may be another by then."""
+def format_explain_command(command: str, run: str) -> str:
+    """Return the command that explained a run, with the run's name: the latest run may be another one by then."""
     words = [run if word == LATEST else word for word in shlex.split(command)]
     if "explain" in words:
-        place = words.index("explain") + 1
-        place += words[place : place + 1] == ["--slower"]
-        # Words that follow are of the run; where there are none, it was the latest one.
-        if words[place : place + 1] == [] or words[place].startswith("-"):
-            words.insert(place, run)
+        index = words.index("explain") + 1
+        index += words[index : index + 1] == ["--slower"]
+        # The words that follow belong to the run; if there are none, it was the latest one.
+        if words[index : index + 1] == [] or words[index].startswith("-"):
+            words.insert(index, run)
     return shlex.join(words)
 
 
 def _describe_case(case: ExplainedCase, folder: Path | None) -> Iterator[Block]:
     yield Heading(f"{case.case}: {case.asked.kind}")
     yield Paragraph((case.asked.reason,))
-    found, bundle = case.found, case.found.bundle
+    findings, bundle = case.found, case.found.bundle
     lines: list[str] = []
-    if found.again is not None:
-        how = "in the same way" if found.again.same else "in another way each time"
-        lines.append(f"fails again {found.again.failed} of 2 times, {how}")
-    lines += [*_say_where(case), *_describe_operator(found.operator)]
+    if findings.again is not None:
+        manner = "in the same way" if findings.again.same else "in another way each time"
+        lines.append(f"fails again {findings.again.failed} of 2 times, {manner}")
+    lines += [*_describe_failure_location(case), *_describe_operator(findings.operator)]
     if not (case.done or case.events):
         lines.append("not looked at yet: explain the run again, and it goes on here")
-    probes = found.probes.probes
-    if probes and all(item.verdict == "fails" for item in probes):
-        lines.append(f"none of these mends it: {', '.join(item.name for item in probes)}")
+    probes = findings.probes.probes
+    if probes and all(probe.verdict == "fails" for probe in probes):
+        lines.append(f"none of these mends it: {', '.join(probe.name for probe in probes)}")
         probes = ()
     if case.mended_by:
         lines.append(f"mended by: {', '.join(case.mended_by)}")
@@ -212,19 +215,19 @@ def _describe_case(case: ExplainedCase, folder: Path | None) -> Iterator[Block]:
         archive = f"{bundle.folder}.tar.gz"
         link = TextLink(f"{EXPLAIN_FOLDER}/{archive}", str((folder or Path()) / archive))
         items.append(("bundle: ", link, f" ({byte_size(bundle.bytes)}, {bundle.form}); {shows}"))
-    yield from _show_errors(found.located)
+    yield from _show_errors(findings.located)
     yield Items(tuple(items))
     if probes:
-        yield Table(_PROBES, tuple((item.name, item.flag, item.verdict) for item in probes))
-        if reasons := tuple(f"{item.name}: {item.reason}" for item in probes if item.reason):
+        yield Table(_PROBE_COLUMNS, tuple((probe.name, probe.flag, probe.verdict) for probe in probes))
+        if reasons := tuple(f"{probe.name}: {probe.reason}" for probe in probes if probe.reason):
             yield Notes(reasons)
     if case.done:
         yield Paragraph((f"It took {duration(case.end.seconds)}.",))
 
 
-def _say_where(case: ExplainedCase) -> list[str]:
-    """What is said of where it fails, or is slower."""
-    found, reduced = case.found, case.found.reduced
+def _describe_failure_location(case: ExplainedCase) -> list[str]:
+    """Describe the part that fails, or is slower."""
+    findings, reduced = case.found, case.found.reduced
     if reduced is not None and reduced.why:
         return [reduced.why]
     if reduced is not None:
@@ -232,52 +235,52 @@ def _say_where(case: ExplainedCase) -> list[str]:
         lines += [f"it fails on the way to the phase {reduced.phase}"] if reduced.phase else []
         lines += [] if reduced.complete else ["the time was up before all was tried: --budget gives more"]
         return lines
-    if found.slower is not None:
-        return _describe_slower(found.slower)
-    if found.located.dispatch:
-        return _describe_located(found.located)
+    if findings.slower is not None:
+        return _describe_slower(findings.slower)
+    if findings.located.dispatch:
+        return _describe_located(findings.located)
     if case.events.keys() & {"located", "nothing", "same"}:
-        return [found.located.why or case.answer]
+        return [findings.located.why or case.answer]
     return []
 
 
-def _describe_slower(found: FoundSlower) -> list[str]:
-    """What is said of a dispatch that is slower, or of why there is none."""
-    tried = [f"{item.name}: {item.said}" for item in found.tried]
-    if not found.name:
-        return [found.why, *tried]
-    change = format_dispatch_change(found.a_ns, found.b_ns, found.unit)
+def _describe_slower(culprit: FoundSlower) -> list[str]:
+    """Describe a slower dispatch, or the reason why there is none."""
+    attempts = [f"{attempt.name}: {attempt.said}" for attempt in culprit.tried]
+    if not culprit.name:
+        return [culprit.why, *attempts]
+    change = format_dispatch_change(culprit.a_ns, culprit.b_ns, culprit.unit)
     return [
-        f"slower dispatch: {found.name}, {change}, {100 * found.share:.0f} % of the loss",
-        *tried,
-        f"it takes {', '.join(found.inputs) or 'nothing'}",
+        f"slower dispatch: {culprit.name}, {change}, {100 * culprit.share:.0f} % of the loss",
+        *attempts,
+        f"it takes {', '.join(culprit.inputs) or 'nothing'}",
     ]
 
 
 def _describe_located(located: FoundCulprit) -> list[str]:
-    """What is said of a dispatch that is at fault."""
-    where = f"{located.dispatch} (call {located.call} of {located.of})"
-    takes = f"it takes {', '.join(located.inputs)}"
+    """Describe a dispatch that is at fault."""
+    location = f"{located.dispatch} (call {located.call} of {located.of})"
+    inputs = f"it takes {', '.join(located.inputs)}"
     if not located.reference:
-        return [f"fails in {where}, and in that alone", takes]
-    off = _format_share(located)
-    found = f"first wrong dispatch: {where}, off {off} on inputs on which {located.reference} is right"
-    lines = [found, f"{takes} and gives {', '.join(located.outputs)}"]
-    if exact := located.in_f64:
-        errors = (exact.get(side) for side in ("target", "reference"))
-        target, reference = ("infinitely" if off is None else f"by {off:.2g}" for off in errors)
+        return [f"fails in {location}, and in that alone", inputs]
+    error_text = _format_share(located)
+    first_line = f"first wrong dispatch: {location}, off {error_text} on inputs on which {located.reference} is right"
+    lines = [first_line, f"{inputs} and gives {', '.join(located.outputs)}"]
+    if f64_errors := located.in_f64:
+        errors = (f64_errors.get(side) for side in ("target", "reference"))
+        target, reference = ("infinitely" if error_text is None else f"by {error_text:.2g}" for error_text in errors)
         lines.append(f"held against the same in f64, it is off {target}, and {located.reference} {reference}")
     return lines
 
 
-def _describe_operator(found: FoundCulprit) -> list[str]:
-    """What is said of an ONNX model's operators."""
-    lines = [text for text in (found.why, found.note) if text]
-    if found.operator:
-        made = ", its large tensors with their first values over and over," if found.repeated else ""
-        what = f"first wrong operator: {found.operator}, off {_format_share(found)}{made} on inputs on which"
-        lines.append(f"{what} {found.reference} is right")
-        lines.append(f"it takes {', '.join(found.inputs) or 'nothing'} and gives {', '.join(found.outputs)}")
+def _describe_operator(culprit: FoundCulprit) -> list[str]:
+    """Describe an ONNX model's operators that are at fault."""
+    lines = [text for text in (culprit.why, culprit.note) if text]
+    if culprit.operator:
+        note = ", its large tensors with their first values over and over," if culprit.repeated else ""
+        start = f"first wrong operator: {culprit.operator}, off {_format_share(culprit)}{note} on inputs on which"
+        lines.append(f"{start} {culprit.reference} is right")
+        lines.append(f"it takes {', '.join(culprit.inputs) or 'nothing'} and gives {', '.join(culprit.outputs)}")
     return lines
 
 
@@ -286,21 +289,21 @@ def _format_share(culprit: FoundCulprit) -> str:
 
 
 def _show_errors(located: FoundCulprit) -> Iterator[Block]:
-    """How the error grows along the dispatches around the one that is at fault, where one was found."""
+    """Show how the error grows over the dispatches around the one at fault, if one was found."""
     if not located.around:
         return
-    place = [call for call, *_ in located.around].index(located.call)
+    fault_index = [call for call, *_ in located.around].index(located.call)
     stops = tuple(
         Stop(
             name.rpartition("$")[2],
             "infinite" if error is None else f"{error:.2g}",
-            "failed" if index == place else "",
+            "failed" if index == fault_index else "",
             math.inf if error is None else error,
         )
         for index, (_, name, error) in enumerate(located.around)
     )
     text = f"Largest error of each dispatch, as a share of its largest value, against {located.reference}"
-    between = (place - 1, place) if place else None
+    between = (fault_index - 1, fault_index) if fault_index else None
     yield OnPage((Paragraph((f"{text}:",)), Line(stops, text, between)))
 
 
@@ -313,23 +316,23 @@ _MAKERS: dict[ExperimentKind | None, Callable[[Path], Reports]] = {
 
 
 def make_reports(folder: Path) -> Reports:
-    """The reports of the experiment in a folder; GauntletError where it has no journal, or one that cannot be read."""
+    """Return the reports of the experiment in a folder; GauntletError if its journal is missing or unreadable."""
     return _MAKERS.get(read_kind(folder / JOURNAL), run_reports)(folder)
 
 
 def write_reports(folder: Path) -> Reports:
-    """Write the reports of an experiment next to its journal; those of a run that it explains name what it found.
+    """Write the reports of an experiment next to its journal; those of a run that it explains refer to its results.
 
-    The experiment may have been killed, or be under way.
+    The experiment may have been killed, or still be running.
 
     Raises:
-        GauntletError: as of `make_reports`, or the reports cannot be written.
+        GauntletError: see `make_reports`, or the reports cannot be written.
     """
     reports = make_reports(folder)
     reports.write(folder)
     if read_kind(folder / JOURNAL) is ExperimentKind.EXPLAIN and folder.name == EXPLAIN_FOLDER:
-        of = read_kind(folder.parent / JOURNAL)
-        if of and of.is_run:
+        parent_kind = read_kind(folder.parent / JOURNAL)
+        if parent_kind and parent_kind.is_run:
             run_reports(folder.parent).write(folder.parent)
     return reports
 
@@ -341,15 +344,15 @@ class ConsolePresenter:
         self._output = Output(stream)
 
     def progress(self) -> Painter:
-        """Live on a terminal, lines elsewhere."""
+        """Return live progress on a terminal, log lines elsewhere."""
         return open_progress(self._output.stream)
 
     def line(self, text: str) -> None:
-        """A line between runs."""
+        """Write a line between runs."""
         self._output.write(f"{text}\n")
 
     def ran(self, folder: Path, *, brief: bool) -> ExitCode:
-        """Writes the reports of what was recorded there, shows its result, and gives its exit code."""
+        """Write a folder's reports, show its result, and return its exit code."""
         reports = write_reports(folder)
         if brief:
             self.line(f"{reports.headline}; reports in {shown(folder)}")
@@ -359,16 +362,16 @@ class ConsolePresenter:
                 self.line(command)
         if self._output.lost:
             messages.warn(f"standard output: {self._output.lost}; the run continued, see {shown(folder)}")
-        # Last, so that a file that cannot be written hides no verdict.
+        # This comes last, so that a write error does not hide the verdict.
         if not brief:
             reports.append_to_step_summary(os.environ)
             if folder.absolute().parent == find_runs_folder():
                 try:
-                    write_index(find_runs_folder(), make_reports, made={folder.name: reports})
+                    write_index(find_runs_folder(), make_reports, existing={folder.name: reports})
                 except UsageError as problem:
                     messages.note(problem.on_one_line)
         return reports.exit_code
 
     def to(self, stream: TextIO) -> ConsolePresenter:
-        """The same on another stream."""
+        """Return a presenter for another stream."""
         return ConsolePresenter(stream)

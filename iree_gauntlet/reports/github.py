@@ -1,4 +1,4 @@
-"""What went wrong in a run as annotations of GitHub Actions: shown at the spec's lines in a pull request.
+"""Format a run's failures as annotations of GitHub Actions: shown at the spec's lines in a pull request.
 
 Source: docs.github.com, "Workflow commands for GitHub Actions", setting an error message.
 """
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import StepOutcome
 
 
-# GitHub shows ten errors and ten warnings of a step, and drops the rest.
-_MOST = 10
-# The fields of expected outputs, of sharktank's specs and of torch's.
-_EXPECTED = "outputs expected_outputs"
+# GitHub shows ten errors and ten warnings of a step, and drops the others.
+_MAX_ANNOTATIONS = 10
+# These fields have expected outputs, in sharktank's specs and in torch's.
+_OUTPUTS = "outputs expected_outputs"
 _ESCAPES = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
-_ESCAPES_OF_PROPERTIES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
+_PROPERTY_ESCAPES = _ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def format_error_commands(steps: Iterable[StepOutcome], environ: Mapping[str, str]) -> Sequence[str]:
-    """The workflow commands for steps that are not as expected, and for goldens that were not applied.
+    """Return the workflow commands for steps with unexpected results, and for goldens that were not applied.
 
-    None outside of GitHub Actions.
+    Empty outside of GitHub Actions.
     """
     if environ.get("GITHUB_ACTIONS") != "true":
         return ()
     workspace = environ.get("GITHUB_WORKSPACE", "")
-    found: dict[str, list[str]] = {"error": [], "warning": []}
+    lines_by_level: dict[str, list[str]] = {"error": [], "warning": []}
 
     def add(level: str, origin: Origin, title: str, text: str) -> None:
-        properties = {**_locate(origin, workspace), "title": one_line(title)}
-        words = ",".join(f"{name}={value.translate(_ESCAPES_OF_PROPERTIES)}" for name, value in properties.items())
-        found[level].append(f"::{level} {words}::{one_line(text).translate(_ESCAPES)}")
+        properties = {**_format_location(origin, workspace), "title": one_line(title)}
+        property_text = ",".join(f"{name}={value.translate(_PROPERTY_ESCAPES)}" for name, value in properties.items())
+        lines_by_level[level].append(f"::{level} {property_text}::{one_line(text).translate(_ESCAPES)}")
 
     for step in steps:
         if step.verdict.is_bad:
@@ -50,44 +50,44 @@ def format_error_commands(steps: Iterable[StepOutcome], environ: Mapping[str, st
             continue
         for origin, text in list_unapplied(step):
             add("warning", origin, f"{step.title} golden", text)
-    return [line for lines in found.values() for line in lines[:_MOST]]
+    return [line for lines in lines_by_level.values() for line in lines[:_MAX_ANNOTATIONS]]
 
 
 def format_error_command(text: str, environ: Mapping[str, str]) -> str:
-    """The workflow command for what kept a command from doing anything; empty outside of GitHub Actions."""
+    """Return the workflow command for an error that kept a command from starting; empty outside of GitHub Actions."""
     return f"::error::{text.translate(_ESCAPES)}\n" if environ.get("GITHUB_ACTIONS") == "true" else ""
 
 
 def _find_origin(step: StepOutcome) -> Origin:
-    """Where what failed is written: of a figure, its golden."""
-    broken = {check.metric for check in step.checks if check.passed is False}
-    broken = broken or {str(golden.metric) for golden in step.unapplied_goldens}
+    """Return the origin of a failure: for a metric, its golden's."""
+    failed_metrics = {check.metric for check in step.checks if check.passed is False}
+    failed_metrics = failed_metrics or {str(golden.metric) for golden in step.unapplied_goldens}
     goldens = (
         golden.origin
         for golden in (*step.goldens, *step.idle_goldens)
-        if golden.metric in broken and golden.origin.field
+        if golden.metric in failed_metrics and golden.origin.field
     )
-    found = next(goldens, step.origin)
-    # Of wrong numbers, where the right ones are named.
-    return replace(found, field=_EXPECTED) if step.stage.row.checks_numbers and not found.field else found
+    origin = next(goldens, step.origin)
+    # For wrong numbers, the origin is the field of the expected outputs.
+    return replace(origin, field=_OUTPUTS) if step.stage.row.checks_numbers and not origin.field else origin
 
 
-def _locate(origin: Origin, workspace: str) -> dict[str, str]:
-    """File and line of where a case is written, as GitHub names them: from the checkout."""
-    from iree_gauntlet.dialects.spec_file import load_json  # noqa: PLC0415 - it brings pydantic
+def _format_location(origin: Origin, workspace: str) -> dict[str, str]:
+    """Return file and line of an origin, as GitHub expects them: relative to the checkout."""
+    from iree_gauntlet.dialects.spec_file import load_json  # noqa: PLC0415 - it imports pydantic
 
     if not origin.file:
         return {}
     path = Path(origin.file).absolute()
-    inside = bool(workspace) and path.is_relative_to(workspace)
-    place = {"file": path.relative_to(workspace).as_posix() if inside else origin.file}
+    is_in_workspace = bool(workspace) and path.is_relative_to(workspace)
+    location = {"file": path.relative_to(workspace).as_posix() if is_in_workspace else origin.file}
     document, text, _ = load_json(path, origin.file, without_comments)
     if document is None:
-        # A flagfile or YAML, or gone since: the file is a place too.
-        return place
-    fields = [name for name in _EXPECTED.split() if name in document] if origin.field == _EXPECTED else [origin.field]
+        # The file is a flagfile or YAML, or has been removed: its name is a location, too.
+        return location
+    fields = [name for name in _OUTPUTS.split() if name in document] if origin.field == _OUTPUTS else [origin.field]
     try:
-        return place | {"line": str(find_line(text, find_path(document, next(iter(fields), ""))))}
+        return location | {"line": str(find_line(text, find_path(document, next(iter(fields), ""))))}
     except KeyError:
-        # Not there any more.
-        return place
+        # The field has been removed.
+        return location

@@ -1,4 +1,4 @@
-"""The page of a history: what changed, and every series as a line that can be zoomed, in a file without network."""
+"""Make the page of a history: changes, and every series as a chart that can be zoomed, in a file without network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.history_record import IndexedRun, SeriesKey
 
 
-_RUNS = (
+_RUN_COLUMNS = (
     Column("day"),
     Column("run", ColumnKind.NAME),
     Column("IREE", ColumnKind.NAME),
@@ -49,7 +49,7 @@ _RUNS = (
     Column("cases", ColumnKind.NUMBER),
     Column("figures", ColumnKind.NUMBER, rank=1),
 )
-_CHANGES = (
+_CHANGE_COLUMNS = (
     Column("what", ColumnKind.VERDICT),
     Column("series", ColumnKind.NAME),
     Column("change", ColumnKind.NAME),
@@ -60,109 +60,109 @@ _CHANGES = (
     Column("p", ColumnKind.NAME, rank=3),
     Column("machine", ColumnKind.NAME, rank=4),
 )
-_SHOWN = 60
+_TERMINAL_ROWS = 60
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 60
-# Shares below it need a digit of their own, and from it on nobody thinks in per cent.
-_SMALL, _TIMES = 0.001, 10.0
+_SPARKLINE_WIDTH = 60
+# Smaller changes need a significant digit; changes from the second one on are given as factors.
+_SMALL_SHARE, _MIN_FACTOR = 0.001, 10.0
 _MEANINGS = {
     ExitCode.OK: "nothing got worse",
     ExitCode.FAILED: "something got worse",
     ExitCode.INCONCLUSIVE: "something may have got worse",
 }
 _COMMIT_CHARACTERS = 40
-_FOLDED_FROM = 10
-# Words of a point's origin.
+_MIN_FOLDED_FINDINGS = 10
+# These are indices into a point's origin.
 _RUN, _IREE, _DAY, _COMMIT, _NAMED, _FILE = range(6)
-# In the order in which people look for them; those of others stand last.
-_PLACES = {trend.name: trend.place for figure in Figure if (trend := figure.row.trend)}
-# Values of a small course: of more, the last.
-_COURSE = 60
+# The order is that of interest; other metrics are last.
+_ORDER = {trend.name: trend.place for figure in Figure if (trend := figure.row.trend)}
+# A small chart has at most this many values, the last ones.
+_MAX_SPARKLINE_VALUES = 60
 
 
 def make_history_page(outcome: HistoryOutcome, now: str, memory: str = "") -> Document:
-    """What changed first, then every series in a table, then a part for each case, with a chart for each series.
+    """Return the page: changes first, then a table of every series, then a part for each case, with a chart per series.
 
-    `now` is like `2026-11-25T10:45Z`; `memory` of the page that this one replaces: what came since stands first.
+    `now` is like `2026-11-25T10:45Z`; `memory` is that of the page that this one replaces: newer changes come first.
     """
-    changed = make_changes_document(outcome)
-    ordered = sorted(
-        outcome.series, key=lambda item: (item.key.case, _PLACES.get(item.key.figure, len(_PLACES)), item.key)
+    changes = make_changes_document(outcome)
+    by_case = sorted(
+        outcome.series, key=lambda series: (series.key.case, _ORDER.get(series.key.figure, len(_ORDER)), series.key)
     )
-    cases = [(case, tuple(series)) for case, series in groupby(ordered, key=lambda item: item.key.case)]
+    cases = [(case, tuple(series)) for case, series in groupby(by_case, key=lambda series: series.key.case)]
     anchors = {case: f"case-{number}" for number, (case, _) in enumerate(cases)}
-    blocks = [*_show_changes(outcome, memory), Heading("Every series"), *_show_every(ordered, outcome, anchors)]
-    for number, (case, series) in enumerate(cases):
+    blocks = [*_show_changes(outcome, memory), Heading("Every series"), *_show_all(by_case, outcome, anchors)]
+    for number, (case, group) in enumerate(cases):
         blocks.append(Heading(case, anchor=f"case-{number}"))
-        for item in series:
-            blocks += _show_series(item, [found for found in outcome.findings if found.key == item.key])
+        for series in group:
+            blocks += _show_series(series, [finding for finding in outcome.findings if finding.key == series.key])
     return Document(
         "History",
-        changed.answer,
-        changed.facts,
+        changes.answer,
+        changes.facts,
         tuple(blocks),
         exit_code=outcome.exit_code,
-        meaning=changed.meaning,
+        meaning=changes.meaning,
         memory=" ".join((now, *map(_format_identity, outcome.findings))),
     )
 
 
 def _show_changes(outcome: HistoryOutcome, memory: str) -> Iterable[Block]:
-    """What changed; where there was a page before, what is new since then, and the rest below it."""
-    before, *known = memory.split() or [""]
-    new = tuple(item for item in outcome.findings if _format_identity(item) not in known)
-    if not before:
+    """Show the changes; if there was a page before, the newer ones first, and the others below."""
+    previous_time, *known_ids = memory.split() or [""]
+    new_findings = tuple(finding for finding in outcome.findings if _format_identity(finding) not in known_ids)
+    if not previous_time:
         yield from (Heading("What changed"), *_order_losses_first(outcome))
         return
-    yield Heading(f"New since {before}")
-    if new or outcome.problems:
-        yield from _order_losses_first(replace(outcome, findings=new))
+    yield Heading(f"New since {previous_time}")
+    if new_findings or outcome.problems:
+        yield from _order_losses_first(replace(outcome, findings=new_findings))
     else:
         yield Paragraph(("Nothing is new.",))
-    old = tuple(item for item in outcome.findings if item not in new)
-    if old:
-        yield from (Heading("Known before"), *_order_losses_first(replace(outcome, findings=old, problems=())))
+    old_findings = tuple(finding for finding in outcome.findings if finding not in new_findings)
+    if old_findings:
+        yield from (Heading("Known before"), *_order_losses_first(replace(outcome, findings=old_findings, problems=())))
 
 
 def _order_losses_first(outcome: HistoryOutcome) -> tuple[Block, ...]:
-    """What changed; where much is better, or as good again, that is folded."""
+    """Show the changes; if many are better, or settled, these are folded."""
     better = tuple(item for item in outcome.findings if item.kind is Found.IMPROVEMENT or item.settled)
-    if len(better) < _FOLDED_FROM:
+    if len(better) < _MIN_FOLDED_FINDINGS:
         return make_changes_document(outcome).blocks
-    worse = tuple(item for item in outcome.findings if item not in better)
-    folded = make_changes_document(replace(outcome, findings=better, problems=())).blocks
-    blocks = make_changes_document(replace(outcome, findings=worse)).blocks
-    return (*blocks, Folded(f"{len(better)} that are better, or as good again", folded))
+    regressions = tuple(finding for finding in outcome.findings if finding not in better)
+    improvement_blocks = make_changes_document(replace(outcome, findings=better, problems=())).blocks
+    blocks = make_changes_document(replace(outcome, findings=regressions)).blocks
+    return (*blocks, Folded(f"{len(better)} that are better, or as good again", improvement_blocks))
 
 
 def _format_identity(finding: Finding) -> str:
-    """The same for the same change on every page."""
+    """Return an identifier of a change, the same on every page."""
     key, point = finding.key, finding.after
     words = (key.title, key.sku, key.machine, key.flags, str(finding.kind), point.run, point.time)
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 
-def _show_every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[str, str]) -> Iterable[Block]:
-    """For each machine a table: a row for each model, and its figures side by side, each as a small course.
+def _show_all(by_case: Sequence[Series], outcome: HistoryOutcome, anchors: Mapping[str, str]) -> Iterable[Block]:
+    """Show a table for each machine: a row for each model, and its metrics side by side, each as a small chart.
 
-    A figure that a model has with several flags is in as many rows.
+    A metric that a model has with several flags takes as many rows.
     """
     by_machine: dict[str, dict[str, list[dict[str, Cell]]]] = {}
-    for item in ordered:
-        key, last = item.key, item.points[-_COURSE:]
-        found = [finding for finding in outcome.findings if finding.key == key]
-        before = len(item.points) - len(last)
-        changes = tuple(finding.at - before for finding in found if finding.at > before)
-        worse = any(finding.kind is Found.REGRESSION and not finding.settled for finding in found)
+    for series in by_case:
+        key, last = series.key, series.points[-_MAX_SPARKLINE_VALUES:]
+        findings = [finding for finding in outcome.findings if finding.key == key]
+        offset = len(series.points) - len(last)
+        changes = tuple(finding.at - offset for finding in findings if finding.at > offset)
+        has_regression = any(finding.kind is Found.REGRESSION and not finding.settled for finding in findings)
         newest = _format_figure_text(last[-1].value, key.unit)
-        course = Course(tuple(point.value for point in last), newest, changes, word="bad" if worse else "")
+        course = Course(tuple(point.value for point in last), newest, changes, word="bad" if has_regression else "")
         rows = by_machine.setdefault(key.sku or key.machine, {}).setdefault(key.case, [])
         if all(key.figure in row for row in rows):
             rows.append({})
         next(row for row in rows if key.figure not in row)[key.figure] = course
     for name, cases in by_machine.items():
-        known = {figure for rows in cases.values() for row in rows for figure in row}
-        figures = sorted(known, key=lambda figure: (_PLACES.get(figure, len(_PLACES)), figure))
+        known_figures = {figure for rows in cases.values() for row in rows for figure in row}
+        figures = sorted(known_figures, key=lambda figure: (_ORDER.get(figure, len(_ORDER)), figure))
         columns = (Column("model", ColumnKind.NAME), *(Column(figure, ColumnKind.DRAWN) for figure in figures))
         lines = (
             (TextLink(case, f"#{anchors[case]}"), *map(row.get, figures))
@@ -176,60 +176,60 @@ def _show_every(ordered: Sequence[Series], outcome: HistoryOutcome, anchors: Map
 def _show_series(series: Series, findings: Sequence[Finding]) -> Iterable[Block]:
     key, points = series.key, series.points
     values = [point.value for point in points]
-    where = f"{key.sku or key.machine}, flags {key.flags or '–'}"
-    low, high = (_format_figure_text(edge, key.unit) for edge in (min(values), max(values)))
+    group = f"{key.sku or key.machine}, flags {key.flags or '–'}"
+    low, high = (_format_figure_text(limit, key.unit) for limit in (min(values), max(values)))
     newest = _format_figure_text(values[-1], key.unit)
-    said = f"{key.title}: {low} to {high} in {counted(len(values), 'run')}, newest {newest}"
+    title = f"{key.title}: {low} to {high} in {counted(len(values), 'run')}, newest {newest}"
     yield Heading(f"{key.figure}: {newest}", 3)
     origins = []
     for point in points:
         commit = point.commit if len(point.commit) == _COMMIT_CHARACTERS else ""
-        quoted = shlex.quote(point.named) if point.named else ""
-        origins.append((point.run, point.iree, point.time[:10], commit, quoted, point.file))
+        iree_argument = shlex.quote(point.named) if point.named else ""
+        origins.append((point.run, point.iree, point.time[:10], commit, iree_argument, point.file))
     yield Chart(
-        said,
-        f"{low} to {high}; {where}",
+        title,
+        f"{low} to {high}; {group}",
         tuple(values),
         key.unit,
         tuple(origins),
-        tuple(_list_statements(key)),
+        tuple(_list_point_actions(key)),
         next((point.golden for point in reversed(points) if point.golden is not None), None),
-        tuple((item.at, item.kind is not Found.REGRESSION) for item in findings),
-        tuple(place for place, point in enumerate(points) if point.disturbed),
+        tuple((finding.at, finding.kind is not Found.REGRESSION) for finding in findings),
+        tuple(index for index, point in enumerate(points) if point.disturbed),
     )
     lines: list[Text] = []
-    for item in findings:
-        old, new = item.before.commit, item.after.commit
-        named = old != new and {len(old), len(new)} == {_COMMIT_CHARACTERS}
-        link: Text = (" · ", TextLink("commits", f"{BISECT_COMPARE}/{old}...{new}")) if named else ()
-        lines.append((_change_line(item), *link))
+    for finding in findings:
+        old, new = finding.before.commit, finding.after.commit
+        has_commits = old != new and {len(old), len(new)} == {_COMMIT_CHARACTERS}
+        link: Text = (" · ", TextLink("commits", f"{BISECT_COMPARE}/{old}...{new}")) if has_commits else ()
+        lines.append((_format_change_line(finding), *link))
     lines.append((f"newest: {points[-1].run}, IREE {points[-1].iree}, {points[-1].time[:10]}",))
     yield Items(tuple(lines))
-    commands = [line for item in findings if (line := _format_bisect(item))]
+    commands = [line for finding in findings if (line := _format_bisect_command(finding))]
     if commands:
         yield Code("\n".join(commands), "sh")
 
 
-def _list_statements(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
-    """What a point of the series leads to: its run, its commits, and the commands to run and to bisect it."""
+def _list_point_actions(key: SeriesKey) -> Iterable[tuple[str | int, ...]]:
+    """Yield the actions for a point of the series: links to its run and commits, commands to run and to bisect it."""
     yield ("run ", _RUN, ", ", _FILE)
     yield ("IREE ", _IREE, ", ", _DAY)
     yield (f"{BISECT_COMPARE}/", ~_COMMIT, "...", _COMMIT)
     case = shlex.join(("--model", key.model, "--submodel", key.submodel, "--target", key.target))
     yield (f"gauntlet run {case} --iree ", _NAMED)
-    if metric := _find_metric(key):
+    if metric := _find_bisect_metric(key):
         yield ("gauntlet bisect --good ", ~_NAMED, " --bad ", _NAMED, f" --metric {metric} {case}")
 
 
-def _find_metric(key: SeriesKey) -> str:
-    """The metric by which a series is bisected; empty where it is not."""
+def _find_bisect_metric(key: SeriesKey) -> str:
+    """Return the metric by which a series can be bisected; empty if it cannot."""
     figure = TRENDS.get(key.figure)
     return figure.row.metric if figure else ""
 
 
-def _format_bisect(finding: Finding) -> str:
-    """The command that would find the release or commit; empty where nobody has to."""
-    metric, key = _find_metric(finding.key), finding.key
+def _format_bisect_command(finding: Finding) -> str:
+    """Return the command that would find the release or commit; empty if none is needed."""
+    metric, key = _find_bisect_metric(finding.key), finding.key
     good, bad = finding.before.named, finding.after.named
     if not metric or finding.kind is Found.IMPROVEMENT or finding.settled or not (good and bad) or good == bad:
         return ""
@@ -238,109 +238,109 @@ def _format_bisect(finding: Finding) -> str:
 
 
 def make_runs_document(runs: Sequence[IndexedRun]) -> Document:
-    """A list of runs."""
+    """Return a document with a list of runs."""
     rows = tuple(
         (run.time[:10], run.run, run.iree, run.machine, run.suite, run.state, float(run.cases), float(run.figures))
         for run in runs
     )
-    return Document("", counted(len(runs), "run"), (), (Table(_RUNS, rows),) if rows else ())
+    return Document("", counted(len(runs), "run"), (), (Table(_RUN_COLUMNS, rows),) if rows else ())
 
 
 def make_changes_document(outcome: HistoryOutcome) -> Document:
-    """What changed, the largest loss first."""
+    """Return a document with the changes, the largest loss first."""
     findings = outcome.findings
     rows = tuple(map(_make_row, findings))
-    blocks: list[Block] = [Table(_CHANGES, rows, _SHOWN)] if rows else [Paragraph(("Nothing changed.",))]
+    blocks: list[Block] = [Table(_CHANGE_COLUMNS, rows, _TERMINAL_ROWS)] if rows else [Paragraph(("Nothing changed.",))]
     notes = []
-    if any(item.disturbed for item in findings):
+    if any(finding.disturbed for finding in findings):
         notes.append("* some of its runs were measured on a busy machine, and count for a quarter")
-    if any(item.same_iree for item in findings):
+    if any(finding.same_iree for finding in findings):
         notes.append("† the IREE is the same before and after: something else changed, such as the machine")
     if notes:
         blocks.append(Notes(tuple(notes)))
     if outcome.problems:
         blocks += [Heading("Not read"), Items(tuple((problem,) for problem in outcome.problems))]
-    worse = [item for item in outcome.regressions if not item.suspected]
-    suspected = len(outcome.regressions) - len(worse)
-    better = sum(item.kind is Found.IMPROVEMENT for item in findings)
-    answer = f"{counted(len(worse), 'regression')}, {suspected} suspected, {counted(better, 'improvement')}"
+    worse = [finding for finding in outcome.regressions if not finding.suspected]
+    suspects = len(outcome.regressions) - len(worse)
+    better = sum(finding.kind is Found.IMPROVEMENT for finding in findings)
+    answer = f"{counted(len(worse), 'regression')}, {suspects} suspected, {counted(better, 'improvement')}"
     facts = (f"{counted(outcome.runs, 'run')}, {len(outcome.series)} series", outcome.place)
     code = outcome.exit_code
     return Document("What changed", answer, facts, tuple(blocks), (), code, meaning=_MEANINGS.get(code, ""))
 
 
-def _make_row(item: Finding) -> tuple[Cell, ...]:
-    good = item.settled or item.kind is Found.IMPROVEMENT
-    colour = "passed" if good else "inconclusive" if item.suspected else "failed"
-    share = item.change
-    change = f"{100 * share:+.1f} %" if abs(share) >= _SMALL else f"{100 * share:+.1g} %"
-    if share >= _TIMES:
+def _make_row(finding: Finding) -> tuple[Cell, ...]:
+    is_good = finding.settled or finding.kind is Found.IMPROVEMENT
+    colour = "passed" if is_good else "inconclusive" if finding.suspected else "failed"
+    share = finding.change
+    change = f"{100 * share:+.1f} %" if abs(share) >= _SMALL_SHARE else f"{100 * share:+.1g} %"
+    if share >= _MIN_FACTOR:
         change = "from 0" if math.isinf(share) else f"×{1 + share:.3g}"
-    if item.confirmed:
-        change += f" ({item.confirmed}{f' ×{item.ratio:.3f}' if item.ratio else ''})"
-    old, new = (_format_figure_text(value, item.key.unit) for value in (item.old, item.new))
-    levels = f"{old} → {new}{' *' if item.disturbed else ''}"
-    since = f"{item.after.iree} {item.after.time[:10]}{' †' if item.same_iree else ''}"
-    likely = "exact" if item.p_value is None else "" if item.kind is Found.DRIFT else f"{item.p_value:.1g}"
-    before, machine = f"{item.before.iree} {item.before.time[:10]}", item.key.sku or item.key.machine
-    word = ColouredCell(item.word, colour)
-    return word, item.key.title, change, levels, since, before, float(item.runs), likely, machine
+    if finding.confirmed:
+        change += f" ({finding.confirmed}{f' ×{finding.ratio:.3f}' if finding.ratio else ''})"
+    old, new = (_format_figure_text(value, finding.key.unit) for value in (finding.old, finding.new))
+    levels = f"{old} → {new}{' *' if finding.disturbed else ''}"
+    since = f"{finding.after.iree} {finding.after.time[:10]}{' †' if finding.same_iree else ''}"
+    likely = "exact" if finding.p_value is None else "" if finding.kind is Found.DRIFT else f"{finding.p_value:.1g}"
+    last_before, machine = f"{finding.before.iree} {finding.before.time[:10]}", finding.key.sku or finding.key.machine
+    verdict = ColouredCell(finding.word, colour)
+    return verdict, finding.key.title, change, levels, since, last_before, float(finding.runs), likely, machine
 
 
-def _change_line(item: Finding) -> str:
-    """`regression: +4.0 %, 10 ms → 10.4 ms, since 3.9.0 2026-03-01`."""
-    _, _, change, levels, since, *_ = _make_row(item)
-    return f"{item.word}: {change}, {levels}, since {since}"
+def _format_change_line(finding: Finding) -> str:
+    """Return `regression: +4.0 %, 10 ms → 10.4 ms, since 3.9.0 2026-03-01`."""
+    _, _, change, levels, since, *_ = _make_row(finding)
+    return f"{finding.word}: {change}, {levels}, since {since}"
 
 
 def make_series_document(outcome: HistoryOutcome) -> Document:
-    """Each series as a line that is drawn with characters, and its changes."""
+    """Return a document with each series as a sparkline, and its changes."""
     blocks: list[Block] = []
     for series in outcome.series:
         values = [point.value for point in series.points]
         key, newest = series.key, series.points[-1]
         blocks.append(Heading(f"{key.title} ({key.sku or key.machine}, flags {key.flags or '–'})"))
-        low, high = (_format_figure_text(edge, key.unit) for edge in (min(values), max(values)))
+        low, high = (_format_figure_text(limit, key.unit) for limit in (min(values), max(values)))
         blocks.append(Paragraph((f"{_format_sparkline(values)}  {low} to {high}, {counted(len(values), 'run')}",)))
         lines = [f"newest: {_format_figure_text(newest.value, key.unit)} with {newest.iree} on {newest.time[:10]}"]
-        lines += [_change_line(item) for item in outcome.findings if item.key == key]
+        lines += [_format_change_line(finding) for finding in outcome.findings if finding.key == key]
         blocks.append(Items(tuple((line,) for line in lines)))
     facts = (counted(outcome.runs, "run"), outcome.place)
     return Document("Series", f"{len(outcome.series)} series", facts, tuple(blocks))
 
 
 def format_series_json(outcome: HistoryOutcome) -> dict[str, Any]:
-    """All points, for programs."""
+    """Return all points, for programs."""
     fields = ("file", "run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
     return {
         "schema": 1,
         "series": [
             {
-                **{name: getattr(item.key, name) for name in ("case", "figure", "sku", "machine", "flags")},
-                "points": [{name: getattr(point, name) for name in fields} for point in item.points],
+                **{name: getattr(series.key, name) for name in ("case", "figure", "sku", "machine", "flags")},
+                "points": [{name: getattr(point, name) for name in fields} for point in series.points],
             }
-            for item in outcome.series
+            for series in outcome.series
         ],
-        "findings": [item.as_dict() for item in outcome.findings],
+        "findings": [series.as_dict() for series in outcome.findings],
     }
 
 
 def export_rows(series: Iterable[Series]) -> Iterator[tuple[str | float | None, ...]]:
-    """All figures, a row each, with a heading."""
-    of_series = ("model", "submodel", "target", "figure", "sku", "machine", "flags")
-    of_point = ("run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
-    yield (*of_series, *of_point)
-    for item in series:
-        names = [getattr(item.key, column) for column in of_series]
-        for point in item.points:
-            figures = (getattr(point, column) for column in of_point)
-            yield (*names, *(int(value) if isinstance(value, bool) else value for value in figures))
+    """Yield a heading, and all values, a row each."""
+    series_columns = ("model", "submodel", "target", "figure", "sku", "machine", "flags")
+    point_columns = ("run", "time", "iree", "commit", "value", "disturbed", "golden", "limit")
+    yield (*series_columns, *point_columns)
+    for one_series in series:
+        names = [getattr(one_series.key, column) for column in series_columns]
+        for point in one_series.points:
+            values = (getattr(point, column) for column in point_columns)
+            yield (*names, *(int(value) if isinstance(value, bool) else value for value in values))
 
 
-def _format_sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
-    """A line of characters, of medians where there are more values than room."""
+def _format_sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) -> str:
+    """Return a line of characters; if there are more values than characters, of medians."""
     if len(values) > width:
-        edges = [round(place * len(values) / width) for place in range(width + 1)]
+        edges = [round(index * len(values) / width) for index in range(width + 1)]
         values = [sorted(values[start:end])[(end - start) // 2] for start, end in pairwise(edges)]
     low, high = min(values), max(values)
     if low == high:
@@ -349,7 +349,7 @@ def _format_sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 
 
 def _format_figure_text(value: float, unit: str) -> str:
-    """A figure with its unit."""
+    """Format a value with its unit."""
     if unit == "ms":
         return f"{milliseconds(value)} ms"
     text = f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"

@@ -1,9 +1,9 @@
-"""JUnit XML: a testsuite for each chain, a testcase for each step.
+"""Make JUnit XML: a testsuite for each chain, a testcase for each step.
 
-Of a run with more than 200 chains (a suite of operators) it holds no figures and commands of what came out as expected
-(`summary.json` has them), and what is the same in the whole run once, in the properties of the first testsuite.
+For a run with more than 200 chains (an operator suite), metrics and commands of expected results are left out
+(`summary.json` has them), and properties common to the run are only in the first testsuite.
 
-The junit-xml package writes times in exponent form, which the schema refuses: they are put right.
+The junit-xml package writes times in exponent form, which the schema rejects: they are rewritten.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome, StepOutcome
 
 
-_SIZE_LIMIT = 1 << 16
-# Of a step that failed, in a run of many: CI systems drop a report that is too big.
-_LEAN_SIZE_LIMIT = 3000
-# What the schema `junit-10.xsd` of Jenkins' xunit plugin allows; the junit-xml package writes a few attributes more.
-_ALLOWED = {
+_MAX_CHARS = 1 << 16
+# This limit is for a failed step of a large run: CI systems drop a report that is too big.
+_LEAN_MAX_CHARS = 3000
+# The schema `junit-10.xsd` of Jenkins' xunit plugin allows these; the junit-xml package writes a few more.
+_ALLOWED_ATTRIBUTES = {
     "testsuites": frozenset({"name", "time", "tests", "failures", "errors"}),
     "testsuite": frozenset(
         {
@@ -49,13 +49,13 @@ _ALLOWED = {
 
 
 def format_run_junit(outcome: RunOutcome) -> str:
-    """The whole document, with its XML declaration; encode it as UTF-8."""
+    """Return the complete document, with its XML declaration; encode it as UTF-8."""
     title = f"iree-gauntlet {outcome.suite or outcome.run}"
     return format_junit(title, list_suites(outcome), sum(step.seconds for step in outcome.steps))
 
 
 def format_junit(title: str, suites: Sequence[ET.Element], seconds: float | None = None) -> str:
-    """The whole document of some suites, as the schema wants it: with its XML declaration; encode it as UTF-8."""
+    """Return the document of some suites, valid by the schema, with its XML declaration; encode it as UTF-8."""
     root = ET.Element("testsuites", {"name": clean(title)})
     root.extend(suites)
     for index, suite in enumerate(suites):
@@ -65,10 +65,10 @@ def format_junit(title: str, suites: Sequence[ET.Element], seconds: float | None
     if seconds is not None:
         root.set("time", f"{seconds:.3f}")
     for element in root.iter():
-        allowed = _ALLOWED.get(element.tag)
+        allowed_names = _ALLOWED_ATTRIBUTES.get(element.tag)
         attributes = element.attrib
         for name in list(attributes):
-            if allowed is not None and name not in allowed:
+            if allowed_names is not None and name not in allowed_names:
                 del attributes[name]
             else:
                 attributes[name] = clean(attributes[name])
@@ -78,27 +78,27 @@ def format_junit(title: str, suites: Sequence[ET.Element], seconds: float | None
 
 
 def make_suite(
-    name: str, cases: Sequence[junit_xml.TestCase], properties: Mapping[str, str], **said: str
+    name: str, cases: Sequence[junit_xml.TestCase], properties: Mapping[str, str], **attributes: str
 ) -> ET.Element:
-    """A suite; it has a time where its cases have."""
+    """Return a suite; it has a time if its cases have one."""
     properties = {one_line(key): one_line(value, 4096) for key, value in properties.items()}
-    suite = junit_xml.TestSuite(name=one_line(name), test_cases=cases, properties=properties, id="0", **said)
+    suite = junit_xml.TestSuite(name=one_line(name), test_cases=cases, properties=properties, id="0", **attributes)
     element: ET.Element = suite.build_xml_doc()
     times = [case.elapsed_sec for case in cases]
-    whole = None if None in times else sum(times)
-    for item, seconds in zip((element, *element.findall("testcase")), (whole, *times), strict=True):
+    total = None if None in times else sum(times)
+    for node, seconds in zip((element, *element.findall("testcase")), (total, *times), strict=True):
         if seconds is None:
-            item.attrib.pop("time", None)
+            node.attrib.pop("time", None)
         else:
-            item.set("time", f"{seconds:.3f}")
+            node.set("time", f"{seconds:.3f}")
     return element
 
 
 def list_suites(outcome: RunOutcome, label: str = "") -> list[ET.Element]:
-    """The suites of a run: one for each chain. The label is of its IREE, where there are several."""
+    """Return the suites of a run: one for each chain. The label names its IREE, if there are several."""
     suites = []
     for index, chain in enumerate(outcome.chains):
-        started = min((step.started for step in chain.steps if step.started), default=outcome.started)
+        start_time = min((step.started for step in chain.steps if step.started), default=outcome.started)
         files = dict.fromkeys(step.origin.file for step in chain.steps if step.origin.file)
         suites.append(
             make_suite(
@@ -106,43 +106,45 @@ def list_suites(outcome: RunOutcome, label: str = "") -> list[ET.Element]:
                 [_make_case(step, outcome, f"{label}." if label else "") for step in chain.steps],
                 dict(_list_properties(chain, outcome, first=index == 0)),
                 hostname=one_line(outcome.machine.host),
-                timestamp=one_line(started),
+                timestamp=one_line(start_time),
                 file=one_line(next(iter(files), "")),
             )
         )
     return suites
 
 
-def _make_case(step: StepOutcome, outcome: RunOutcome, before: str) -> junit_xml.TestCase:
+def _make_case(step: StepOutcome, outcome: RunOutcome, prefix: str) -> junit_xml.TestCase:
     case = junit_xml.TestCase(
         name=one_line(step.name),
-        classname=one_line(f"{before}{step.dialect}.{step.model}.{step.submodel}@{step.target}"),
+        classname=one_line(f"{prefix}{step.dialect}.{step.model}.{step.submodel}@{step.target}"),
         elapsed_sec=step.seconds,
-        stdout=_bound(_format_system_out(step, lean=outcome.many), _SIZE_LIMIT),
+        stdout=_truncate(_format_system_out(step, lean=outcome.many), _MAX_CHARS),
     )
     verdict, message = step.verdict, one_line(step.reason) or str(step.verdict)
     if verdict.is_bad:
-        kind = str(verdict)
+        failure_type = str(verdict)
         if verdict.is_error:
-            ended = one_line(step.signal) or ("unfinished" if step.unfinished else kind)
-            kind = "timeout" if step.timed_out else ended
+            end_reason = one_line(step.signal) or ("unfinished" if step.unfinished else failure_type)
+            failure_type = "timeout" if step.timed_out else end_reason
         elif verdict is not Verdict.FAILED:
             message = f"{verdict.noun}: {message}"
         add = case.add_failure_info if verdict.exit_code is ExitCode.FAILED else case.add_error_info
-        add(message, _format_detail(step, outcome), kind)
+        add(message, _format_detail(step, outcome), failure_type)
     elif verdict is Verdict.XFAILED:
         detail = "" if outcome.many else _format_detail(step, outcome)
         case.add_skipped_info(f"{verdict.noun}: {message}", detail)
     elif verdict is Verdict.SKIPPED:
         case.add_skipped_info(message)
-    elif unapplied := [f"{origin}: {text}" for origin, text in list_unapplied(step)]:
-        # It passed for want of a golden: not what a pass says.
-        case.add_skipped_info(one_line(f"{counted(len(unapplied), 'golden')} not applied: {'; '.join(unapplied)}"))
+    elif missing_goldens := [f"{origin}: {text}" for origin, text in list_unapplied(step)]:
+        # It passed without its golden: a pass would hide that.
+        case.add_skipped_info(
+            one_line(f"{counted(len(missing_goldens), 'golden')} not applied: {'; '.join(missing_goldens)}")
+        )
     return case
 
 
 def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
-    """Everything that a person needs to act on a verdict, bounded."""
+    """Return all details that a person needs to act on a verdict, limited in size."""
     parts = [one_line(step.reason, 2000)]
     if step.explanation is not None:
         parts.append(format_explanation(step.explanation))
@@ -158,7 +160,7 @@ def _format_detail(step: StepOutcome, outcome: RunOutcome) -> str:
         parts += ["", f"full log: {one_line(step.log)} in the folder of run {one_line(outcome.run)}"]
     if step.origin.file:
         parts += ["", f"written in: {one_line(str(step.origin))}"]
-    return _bound("\n" + "\n".join(parts) + "\n", _LEAN_SIZE_LIMIT if outcome.many else _SIZE_LIMIT)
+    return _truncate("\n" + "\n".join(parts) + "\n", _LEAN_MAX_CHARS if outcome.many else _MAX_CHARS)
 
 
 def _format_system_out(step: StepOutcome, *, lean: bool) -> str:
@@ -172,11 +174,11 @@ def _format_system_out(step: StepOutcome, *, lean: bool) -> str:
 
 
 def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> list[tuple[str, str]]:
-    """Versions, flags, device and what was measured; names are stable, values without a meaning left out."""
-    found: list[tuple[str, object]] = []
+    """Return versions, flags, device and measurements; names are stable, empty values are left out."""
+    properties: list[tuple[str, object]] = []
     machine, toolchain = outcome.machine, outcome.toolchain
     if first or not outcome.many:
-        found += [
+        properties += [
             ("run", outcome.run),
             ("run.suite", outcome.suite),
             ("run.state", outcome.state),
@@ -189,10 +191,10 @@ def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -
             ("toolchain.source", toolchain.source),
         ]
     if not outcome.many:
-        found += [(name, getattr(chain, name)) for name in ("dialect", "model", "submodel", "target", "sku")]
-        found.append(("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))))
+        properties += [(name, getattr(chain, name)) for name in ("dialect", "model", "submodel", "target", "sku")]
+        properties.append(("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))))
     if first or not outcome.many:
-        found += [
+        properties += [
             ("machine.cpu", machine.cpu),
             ("machine.cores", machine.cores or None),
             ("machine.memory", byte_size(machine.memory_bytes) if machine.memory_bytes else ""),
@@ -200,22 +202,22 @@ def _list_properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -
             ("machine.os", machine.os),
             ("machine.python", machine.python),
         ]
-        found += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
+        properties += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
     for step in chain.steps:
-        found += [(f"{step.name}.{name}", value) for name, value in _list_measured(step, many=outcome.many)]
-    return [(name, str(value)) for name, value in found if value not in (None, "")]
+        properties += [(f"{step.name}.{name}", value) for name, value in _list_step_properties(step, lean=outcome.many)]
+    return [(name, str(value)) for name, value in properties if value not in (None, "")]
 
 
-def _list_measured(step: StepOutcome, *, many: bool) -> Iterator[tuple[str, object]]:
-    """What was measured of a step."""
-    if not many:
+def _list_step_properties(step: StepOutcome, *, lean: bool) -> Iterator[tuple[str, object]]:
+    """Yield the measurements of a step."""
+    if not lean:
         yield "flags", " ".join(step.flags)
         for name, value in sorted(step.statistics.items()):
-            # One with parts as JSON.
+            # A value with parts is formatted as JSON.
             yield name, json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
     if step.samples is not None and step.samples.real_time_ms:
-        for name, figure in step.samples.figures.items():
-            yield name, None if figure is None else f"{figure:.6g}"
+        for name, number in step.samples.figures.items():
+            yield name, None if number is None else f"{number:.6g}"
     yield "worker", step.worker
     if step.explanation is not None:
         yield "explained", step.explanation.answer
@@ -225,9 +227,9 @@ def _list_measured(step: StepOutcome, *, many: bool) -> Iterator[tuple[str, obje
         yield f"{check.metric}.limit", None if check.limit is None else f"{check.limit:.10g}"
 
 
-def _bound(text: str, limit: int) -> str:
-    """At most so many characters, cut at a line's end and said so: CI systems drop a report that is too big."""
+def _truncate(text: str, limit: int) -> str:
+    """Limit the number of characters; cut at a line's end with a note: CI systems drop a report that is too big."""
     if len(text) <= limit:
         return text
-    kept = re.sub(r"[^\n]*\Z", "", text[:limit]) or text[:limit]
-    return f"{kept}\n… cut here: {len(text) - len(kept):,} characters more\n"
+    head = re.sub(r"[^\n]*\Z", "", text[:limit]) or text[:limit]
+    return f"{head}\n… cut here: {len(text) - len(head):,} characters more\n"

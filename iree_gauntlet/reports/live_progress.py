@@ -1,7 +1,7 @@
-"""Progress of work: on a terminal what runs, for how long, and how far the files are; elsewhere lines of a log.
+"""Report the progress of work: on a terminal as a live display of running steps and transfers; elsewhere as log lines.
 
-What is known of it is kept as tasks of rich. On a terminal, lines that stay scroll by above the rest. What people read
-of runs, steps and downloads, as text, stands at the end.
+The state is kept as rich tasks. On a terminal, permanent lines scroll by above the live display. The functions that
+format runs, steps and downloads as text are at the end of the file.
 """
 
 from __future__ import annotations
@@ -50,65 +50,65 @@ if TYPE_CHECKING:
 
 _DOWNLOADING = "downloading"
 _CHECKING = "checking"
-# Above this many steps only what did not come out as expected gets a line of its own: thousands of them would scroll
-# away what matters, and all are in the reports.
+# Above this number of steps, only unexpected results get a line each: thousands of lines would scroll the important
+# ones away, and the reports have all of them.
 _MANY_STEPS = 200
-# Steps of a suite are of a kind, but a cache may hold the first half of them: the last minute says more of the rest.
-_STEPS_SECONDS = 60.0
-_BYTES_SECONDS = 30.0
-# Before that, the rate of steps is that of those which were there already.
-_EARLY_SECONDS = 3.0
-# The first news of a fresh download is of a block or two; where more is there, an earlier attempt had left it.
-_RESUMED_BYTES = 4 << 20
-# Of a log.
-_HEARTBEAT_SECONDS = 30.0
+# A suite's steps are alike, but the first half may come from a cache: the last minute predicts the rest better.
+_STEP_RATE_PERIOD_SECONDS = 60.0
+_BYTE_RATE_PERIOD_SECONDS = 30.0
+# Until then, the measured rate would mostly be that of steps done before.
+_MIN_ESTIMATE_SECONDS = 3.0
+# A fresh download's first report has a block or two; a larger one shows that an earlier attempt left some bytes.
+_MIN_RESUMED_BYTES = 4 << 20
+# The following three apply to logs.
+_HEARTBEAT_INTERVAL_SECONDS = 30.0
 _PACE_SECONDS = 10.0
-_NAMED_STEPS = 4
-# Of a terminal.
-_MOST_STEPS = 8
-_MOST_FILES = 5
-_SHORTEST_NAME, _LONGEST_NAME = 12, 40
-# Of `60.0 %`, `3.2/16.1 GB`, `80.1 MB/s` and `2 min 41 s left`.
-_FIGURES_WIDTH = 58
-# What takes less shows nothing.
-_QUIET_SECONDS = 1.0
-# An arrival that took less is not worth a line of its own.
-_WORTH_SECONDS = 5.0
-# Seconds of waiting for locks that are shown.
-_WORTH_WAITING = 1.0
+_MAX_LISTED_STEPS = 4
+# The following apply to terminals.
+_MAX_SHOWN_STEPS = 8
+_MAX_SHOWN_FILES = 5
+_MIN_NAME_WIDTH, _MAX_NAME_WIDTH = 12, 40
+# This is the room for `60.0 %`, `3.2/16.1 GB`, `80.1 MB/s` and `2 min 41 s left`.
+_METRICS_WIDTH = 58
+# A shorter command shows no live display.
+_DELAY_SECONDS = 1.0
+# A shorter download gets no line at its end.
+_MIN_DOWNLOAD_SECONDS = 5.0
+# Shorter waits for locks (in seconds) are not shown.
+_MIN_WAIT_SECONDS = 1.0
 _STALLED_SECONDS = 10.0
 
 
 class Painter(Progress):
-    """Keeps the state, and says which lines stay; how they are written is the subclass's, and by itself nothing is.
+    """The progress state, and the choice of permanent lines; subclasses write them, the base class writes nothing.
 
     Args:
         clock: seconds.
-        earlier: gives the seconds that each step of a suite took when it was last run, by its id.
+        read_step_seconds: returns, for a suite, each step's seconds in its last run, by the step's id.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        earlier: Callable[[str], Mapping[str, float]] = lambda _suite: {},
+        read_step_seconds: Callable[[str], Mapping[str, float]] = lambda _suite: {},
     ) -> None:
         self._clock = clock
-        self._earlier = earlier
-        self._left = StepsLeft([], {})
+        self._read_step_seconds = read_step_seconds
+        self._remaining_time = RemainingTime([], {})
         self._lock = threading.RLock()
-        self._steps = self._make_tasks(_STEPS_SECONDS)
-        # The first of its tasks is the whole run.
+        self._steps = self._make_tasks(_STEP_RATE_PERIOD_SECONDS)
+        # The first of these tasks is the complete run.
         self._run_id = self._steps.add_task("", total=0, visible=False)
         self._counts: dict[str, int] = {}
-        self._many = False
-        # Downloads, also those that have arrived while others are under way; hashing; work on bytes.
-        self._files = self._make_tasks(_BYTES_SECONDS)
-        self._ids: dict[tuple[str, str], TaskID] = {}
+        self._is_large = False
+        # Tasks of downloads (finished ones, too, while others run), of hashing, and of work measured in bytes.
+        self._files = self._make_tasks(_BYTE_RATE_PERIOD_SECONDS)
+        self._task_ids: dict[tuple[str, str], TaskID] = {}
         self._urls: set[str] = set()
         self._status = self._waiting = ""
-        # When the last step ended, when what is waited for began to be, and how long was waited before.
-        self._ended_at = self._waits_since = clock()
-        self._waited_seconds = 0.0
+        # These are the time when the last step ended, when the present wait began, and the seconds of earlier waits.
+        self._ended_at = self._wait_started_at = clock()
+        self._past_wait_seconds = 0.0
         self._cancelled = False
 
     def __enter__(self) -> Self:
@@ -118,114 +118,120 @@ class Painter(Progress):
         self.close()
 
     def close(self) -> None:
-        """Leave the terminal as it was found; may be called twice."""
+        """Restore the terminal; may be called twice."""
 
     def cancel(self) -> None:
-        """End downloads and work on bytes at their next block."""
+        """Abort downloads and work on bytes at their next block."""
         self._cancelled = True
 
     def run_started(self, run: RunOpening, count: int, ids: Sequence[str] = ()) -> None:
-        """Say what begins."""
+        """Write the line that announces the run."""
         with self._lock:
-            self._many = count > _MANY_STEPS
+            self._is_large = count > _MANY_STEPS
             self._counts = {}
-            self._left = StepsLeft(ids, self._earlier(run.suite) if ids and not self._many else {})
+            self._remaining_time = RemainingTime(
+                ids, self._read_step_seconds(run.suite) if ids and not self._is_large else {}
+            )
             self._steps.reset(self._run_id, total=count, visible=True)
-            what = "resuming run" if run.resumed else "run"
+            label = "resuming run" if run.resumed else "run"
             compiler = f", IREE {run.toolchain.compiler}" if run.toolchain.compiler else ""
-            self._write_line(one_line(f"{what} {run.name}: {counted(count, 'step')}{compiler}"))
+            self._write_line(one_line(f"{label} {run.name}: {counted(count, 'step')}{compiler}"))
         self._show(at_once=True)
 
     def steps_added(self, count: int) -> None:
-        """Count them."""
+        """Add further steps to the total."""
         with self._lock:
-            self._steps.update(self._run_id, total=(self._run.total or 0) + count)
+            self._steps.update(self._run_id, total=(self._run_task.total or 0) + count)
 
     def step_started(self, step: Step, worker: str = "") -> None:
-        """Show it among those that run."""
+        """Add the step to the running ones."""
         with self._lock:
-            # It may be there, by a worker that was lost.
+            # The step may be listed already, for a worker that was lost.
             self.step_put_back(step)
             title = f"{_format_step_title(step)}{f' on {worker}' if worker else ''}"
-            self._ids["step", step.id] = self._steps.add_task(title, total=None)
+            self._task_ids["step", step.id] = self._steps.add_task(title, total=None)
             self._set_waiting("")
 
     def step_put_back(self, step: Step) -> None:
-        """Show it no more."""
+        """Remove the step from the running ones."""
         with self._lock:
-            started = self._ids.pop(("step", step.id), None)
-            if started is not None:
-                self._steps.remove_task(started)
+            task_id = self._task_ids.pop(("step", step.id), None)
+            if task_id is not None:
+                self._steps.remove_task(task_id)
 
     def step_finished(self, step: Step, result: Result) -> None:
-        """Count it; write its line, where it is worth one."""
+        """Count the result, and write its line if it deserves one."""
         verdict = str(result.verdict)
         with self._lock:
             self.step_put_back(step)
             self._status = ""
             self._counts[verdict] = self._counts.get(verdict, 0) + 1
             self._steps.advance(self._run_id)
-            self._left.finished(step.id)
+            self._remaining_time.remove_step(step.id)
             self._ended_at = self._clock()
-            if not self._many or result.verdict.is_bad or messages.is_verbose():
-                self._write_line(format_finished(step, result, self._place), verdict)
+            if not self._is_large or result.verdict.is_bad or messages.is_verbose():
+                self._write_line(format_finished_step(step, result, self._step_counter), verdict)
             for line in _list_details(result) if messages.is_verbose() else ():
                 self._write_line(line)
 
     def download(self, url: str, done: int, total: int | None) -> None:
-        """Show how far it is; one that was checked in vain begins again."""
+        """Update a download's progress; a download whose check failed begins again."""
         with self._lock:
             self._stop_if_cancelled(url)
-            task = self._find_file(_DOWNLOADING, url)
-            if task is None or self._find_file(_CHECKING, url) is not None:
+            task = self._find_file_task(_DOWNLOADING, url)
+            if task is None or self._find_file_task(_CHECKING, url) is not None:
                 self._forget(url)
-                resumed = done if done >= _RESUMED_BYTES else 0
+                resumed = done if done >= _MIN_RESUMED_BYTES else 0
                 self._urls.add(url)
-                self._add(_DOWNLOADING, url, done, total, resumed)
-                self._note_begun(format_beginning(url, done, total, resumed=bool(resumed)), resumed=bool(resumed))
+                self._add_file_task(_DOWNLOADING, url, done, total, resumed)
+                self._report_start(
+                    format_download_start(url, done, total, resumed=bool(resumed)), resumed=bool(resumed)
+                )
             elif done == 0 and task.completed:
                 self._files.reset(task.id, total=total, url=url, first=0, last=self._clock())
             elif done > task.completed:
                 self._files.update(task.id, total=total, completed=done, last=self._clock())
 
     def checking(self, url: str, done: int, total: int) -> None:
-        """Show how far it is; what is hashed has arrived."""
+        """Update the progress of hashing a file; the file's download is then complete."""
         with self._lock:
             self._stop_if_cancelled(url)
-            task = self._find_file(_CHECKING, url)
+            task = self._find_file_task(_CHECKING, url)
             if task is not None:
                 self._files.update(task.id, total=total, completed=done, last=self._clock())
                 return
-            arrived = self._find_file(_DOWNLOADING, url)
-            if arrived is not None:
-                self._files.update(arrived.id, total=total, completed=total)
+            download = self._find_file_task(_DOWNLOADING, url)
+            if download is not None:
+                self._files.update(download.id, total=total, completed=total)
             self._urls.add(url)
-            self._add(_CHECKING, url, done, total)
+            self._add_file_task(_CHECKING, url, done, total)
 
     def download_finished(self, url: str) -> None:
-        """Take it away; a line stays of one that has taken long."""
+        """Remove a download; if it took long, write a line about it."""
         with self._lock:
-            task = self._find_file(_DOWNLOADING, url)
+            task = self._find_file_task(_DOWNLOADING, url)
             if task is not None and task.finished and task.total is not None:
-                # It stays in the sum of those that are still under way.
-                del self._ids[_DOWNLOADING, url]
+                # It stays in the sum of the downloads that are still under way.
+                del self._task_ids[_DOWNLOADING, url]
                 self._files.update(task.id, visible=False)
-                new = task.total - task.fields["first"]
-                text = format_arrived(shorten_name(url, self._urls), task.total, new, task.finished_time or 0.0)
-                if text:
-                    self._write_line(text)
+                new_bytes = task.total - task.fields["first"]
+                line = format_download_end(
+                    shorten_name(url, self._urls), task.total, new_bytes, task.finished_time or 0.0
+                )
+                if line:
+                    self._write_line(line)
             self._forget(url)
 
-    def work(self, what: str, total: int) -> None:
-        """Begin something that is measured in bytes, such as `packing`; `advance` says how far it is."""
+    def work(self, description: str, total: int) -> None:
+        """Begin work that is measured in bytes, such as `packing`; `advance` reports its progress."""
         with self._lock:
-            self._add(what, "", 0, total)
+            self._add_file_task(description, "", 0, total)
 
     def advance(self, count: int) -> None:
-        """So many further bytes of the work are done.
+        """Count further bytes of the work as done.
 
         Raises:
-            GauntletError: it was cancelled.
+            GauntletError: the work was cancelled.
         """
         with self._lock:
             self._stop_if_cancelled("the work")
@@ -234,144 +240,146 @@ class Painter(Progress):
         self._show()
 
     def note(self, url: str, message: str) -> None:
-        """Write it."""
+        """Write the note as a permanent line."""
         self.message(f"{url}: {message}")
 
     def message(self, text: str) -> None:
-        """Write it."""
+        """Write a permanent line."""
         with self._lock:
             self._write_line(text)
 
     def status(self, text: str) -> None:
-        """Show it."""
+        """Show what is being done."""
         with self._lock:
             self._status = text
             self._set_waiting("")
         self._show()
 
     def waiting(self, text: str) -> None:
-        """Show it."""
+        """Show what is waited for."""
         with self._lock:
             self._set_waiting(text)
         self._show()
 
     def _write_line(self, text: str, verdict: str = "") -> None:
-        """Write a line that stays; it holds the verdict, if one is given."""
+        """Write a permanent line; if a verdict is passed, the line contains it."""
 
-    def _note_begun(self, text: str, *, resumed: bool) -> None:
-        """Say that a download has begun, if that is worth a line."""
+    def _report_start(self, text: str, *, resumed: bool) -> None:
+        """Write that a download has begun, if that deserves a line."""
 
     def _show(self, *, at_once: bool = False) -> None:
-        """There is something to show from now on."""
+        """Start the display, now that there is something to show."""
 
     def _make_tasks(self, seconds: float) -> Tasks:
-        """Tasks whose speed is that of the last so many seconds."""
+        """Return tasks whose speed is measured over the last `seconds`."""
         return Tasks(auto_refresh=False, speed_estimate_period=seconds, get_time=self._clock)
 
     @property
-    def _run(self) -> Task:
+    def _run_task(self) -> Task:
         return self._steps.tasks[0]
 
-    def _format_pace(self) -> str:
-        """`3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`; of a beginning nothing is left to say."""
-        run = self._run
+    def _format_progress(self) -> str:
+        """Return `3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`; without an estimate at the beginning."""
+        run = self._run_task
         seconds = run.elapsed or 0.0
-        if seconds < _EARLY_SECONDS:
+        if seconds < _MIN_ESTIMATE_SECONDS:
             return _format_verdicts(dict(self._counts), seconds, None)
-        left = self._estimate_left()
-        usual = None if self._waiting or left is not None else run.time_remaining
-        return _format_verdicts(dict(self._counts), seconds, usual if left is None else left)
+        remaining = self._estimate_remaining_seconds()
+        rate_estimate = None if self._waiting or remaining is not None else run.time_remaining
+        return _format_verdicts(dict(self._counts), seconds, rate_estimate if remaining is None else remaining)
 
     def _set_waiting(self, text: str) -> None:
         now = self._clock()
         if self._waiting:
-            self._waited_seconds += now - self._waits_since
-        self._waiting, self._waits_since = text, now
+            self._past_wait_seconds += now - self._wait_started_at
+        self._waiting, self._wait_started_at = text, now
 
-    def _estimate_left(self) -> float | None:
-        """Seconds that are left; None where nothing tells: while it waits, and where a step took longer than that."""
-        left = self._left.seconds((self._run.elapsed or 0.0) - self._waited_seconds)
-        late = left is not None and left < self._clock() - max(self._ended_at, self._waits_since)
-        return None if self._waiting or late else left
+    def _estimate_remaining_seconds(self) -> float | None:
+        """Return the remaining seconds; None if unknown: during a wait, or once a step exceeds the estimate."""
+        remaining = self._remaining_time.estimate_seconds((self._run_task.elapsed or 0.0) - self._past_wait_seconds)
+        is_overdue = remaining is not None and remaining < self._clock() - max(self._ended_at, self._wait_started_at)
+        return None if self._waiting or is_overdue else remaining
 
     @property
-    def _place(self) -> str:
-        """`[ 3/24]`."""
-        total = str(int(self._run.total or 0))
-        return f"[{int(self._run.completed):>{len(total)}}/{total}]"
+    def _step_counter(self) -> str:
+        """The number of finished steps, as `[ 3/24]`."""
+        total = str(int(self._run_task.total or 0))
+        return f"[{int(self._run_task.completed):>{len(total)}}/{total}]"
 
-    def _stop_if_cancelled(self, what: str) -> None:
+    def _stop_if_cancelled(self, label: str) -> None:
         if self._cancelled:
-            raise GauntletError(f"{what}: interrupted")
+            raise GauntletError(f"{label}: interrupted")
 
-    def _find_file(self, doing: str, url: str) -> Task | None:
-        task_id = self._ids.get((doing, url))
+    def _find_file_task(self, activity: str, url: str) -> Task | None:
+        task_id = self._task_ids.get((activity, url))
         return next((task for task in self._files.tasks if task.id == task_id), None)
 
-    def _add(self, doing: str, url: str, done: int, total: int | None, first: int = 0) -> None:
-        """A file, or work on bytes; what an earlier attempt had left of it counts as done, but not as speed."""
+    def _add_file_task(self, activity: str, url: str, done: int, total: int | None, first: int = 0) -> None:
+        """Add a file or work on bytes; `first` bytes, of an earlier attempt, count as done, but not as speed."""
         now = self._clock()
-        self._ids[doing, url] = self._files.add_task(doing, total=total, completed=done, url=url, first=first, last=now)
+        self._task_ids[activity, url] = self._files.add_task(
+            activity, total=total, completed=done, url=url, first=first, last=now
+        )
         self._show()
 
     def _forget(self, url: str) -> None:
-        for doing in (_DOWNLOADING, _CHECKING):
-            task_id = self._ids.pop((doing, url), None)
+        for activity in (_DOWNLOADING, _CHECKING):
+            task_id = self._task_ids.pop((activity, url), None)
             if task_id is not None:
                 self._files.remove_task(task_id)
         if not any(task.visible for task in self._files.tasks):
             for task_id in self._files.task_ids:
                 self._files.remove_task(task_id)
 
-    def _list_running_files(self) -> list[Task]:
-        """What is shown of files, in the order in which they began: those that are hashed are so alone."""
-        hashed = {task.fields["url"] for task in self._files.tasks if task.description == _CHECKING}
+    def _list_active_file_tasks(self) -> list[Task]:
+        """Return the visible file tasks in their order of start; a file that is being hashed has that task only."""
+        hashed_urls = {task.fields["url"] for task in self._files.tasks if task.description == _CHECKING}
         return [
             task
             for task in self._files.tasks
-            if task.visible and (task.description != _DOWNLOADING or task.fields["url"] not in hashed)
+            if task.visible and (task.description != _DOWNLOADING or task.fields["url"] not in hashed_urls)
         ]
 
     def _list_downloads(self) -> list[Task]:
-        """All downloads since last nothing was under way; none where fewer than two are on their way."""
-        found = [task for task in self._files.tasks if task.description == _DOWNLOADING]
-        return found if sum(not task.finished for task in found) > 1 else []
+        """Return all downloads since the last idle moment; none if fewer than two are under way."""
+        downloads = [task for task in self._files.tasks if task.description == _DOWNLOADING]
+        return downloads if sum(not task.finished for task in downloads) > 1 else []
 
 
 class PlainProgress(Painter):
-    """One line for each finished step, flushed at once; of a run with many, every 10 s one says how far it is.
+    """Progress as a log: a line for each finished step, flushed at once; for long runs, a summary every 10 s.
 
-    Where nothing was written for a heartbeat (30 s), a line says what is running, so that a CI system does not take
-    the run for dead and a reader of its log sees what hangs. As often, lines say how far downloads are.
+    After 30 s (a heartbeat) without a line, one names the running steps, so that a CI system does not take the run for
+    dead and a reader of its log sees what hangs. At the same interval, lines report the progress of downloads.
     """
 
     def __init__(
         self,
         stream: TextIO,
         *,
-        heartbeat: float = _HEARTBEAT_SECONDS,
+        heartbeat: float = _HEARTBEAT_INTERVAL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
-        earlier: Callable[[str], Mapping[str, float]] = lambda _suite: {},
+        read_step_seconds: Callable[[str], Mapping[str, float]] = lambda _suite: {},
     ) -> None:
-        super().__init__(clock, earlier)
+        super().__init__(clock, read_step_seconds)
         self._stream = stream
         self._heartbeat = heartbeat
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._waited = ""
-        self._paced = 0.0
-        self._last_line = self._last_files = self._last_pace = self._last_wait = clock()
+        self._last_waiting = ""
+        self._reported_steps = 0.0
+        self._line_at = self._files_at = self._pace_at = self._wait_at = clock()
 
     def run_started(self, run: RunOpening, count: int, ids: Sequence[str] = ()) -> None:
-        """Say what begins."""
-        self._last_pace, self._paced = self._clock(), 0.0
+        """Write the line that announces the run."""
+        self._pace_at, self._reported_steps = self._clock(), 0.0
         super().run_started(run, count, ids)
 
     def waiting(self, text: str) -> None:
-        """Write what is waited for, once in a while."""
+        """Write what is waited for, at most once per heartbeat if it stays the same."""
         with self._lock:
-            if text and (text != self._waited or self._clock() - self._last_wait >= self._heartbeat):
-                self._waited, self._last_wait = text, self._clock()
+            if text and (text != self._last_waiting or self._clock() - self._wait_at >= self._heartbeat):
+                self._last_waiting, self._wait_at = text, self._clock()
                 self._write_line(f"waiting {one_line(text)}")
         super().waiting(text)
 
@@ -383,11 +391,11 @@ class PlainProgress(Painter):
 
     def _write_line(self, text: str, verdict: str = "") -> None:
         del verdict  # the text has it
-        self._last_line = self._clock()
+        self._line_at = self._clock()
         write_text(self._stream, f"{clean(text)}\n")
 
-    def _note_begun(self, text: str, *, resumed: bool) -> None:
-        del resumed  # a log has a line of every download
+    def _report_start(self, text: str, *, resumed: bool) -> None:
+        del resumed  # a log has a line for each download
         self._write_line(text)
 
     def _show(self, *, at_once: bool = False) -> None:
@@ -396,56 +404,56 @@ class PlainProgress(Painter):
             if self._thread is None and not self._closing.is_set():
                 thread = threading.Thread(target=self._tick, name="heartbeat", daemon=True)
                 thread.start()
-                # Ctrl-C may come before it has begun, and then there is nothing to wait for.
+                # An interrupt (Ctrl-C) may come before the thread has begun; then there is no thread to join.
                 self._thread = thread
 
     def _tick(self) -> None:
         while not self._closing.wait(min(self._heartbeat / 4, 1.0)):
             with self._lock:
                 try:
-                    self._tell(self._clock())
+                    self._write_due_lines(self._clock())
                 except (BrokenPipeError, ValueError):
-                    # Nobody reads any more. The next line meets the same error, and raises it where it can be acted
-                    # on; a traceback from this thread would only hide it.
+                    # The reader has gone. The next line meets the same error, and raises it where it can be handled;
+                    # a traceback from this thread would only hide it.
                     return
 
-    def _tell(self, now: float) -> None:
-        """Write how far the run is, what runs and how far the files are, where it is time to."""
-        run = self._run
-        if self._many and now - self._last_pace >= _PACE_SECONDS and run.completed > self._paced:
-            self._last_pace, self._paced = now, run.completed
-            self._write_line(f"{self._place} {self._format_pace()}")
+    def _write_due_lines(self, now: float) -> None:
+        """Write the run's progress, the running steps and the downloads, each when it is due."""
+        run = self._run_task
+        if self._is_large and now - self._pace_at >= _PACE_SECONDS and run.completed > self._reported_steps:
+            self._pace_at, self._reported_steps = now, run.completed
+            self._write_line(f"{self._step_counter} {self._format_progress()}")
         state = self._format_state()
-        if state and now - self._last_line >= self._heartbeat:
+        if state and now - self._line_at >= self._heartbeat:
             self._write_line(state)
-        files = self._list_running_files()
+        files = self._list_active_file_tasks()
         if not files:
-            # The first news of a file comes a heartbeat after its beginning.
-            self._last_files = now
-        elif now - self._last_files >= self._heartbeat:
-            self._last_files = now
+            # A file is first reported one heartbeat after its beginning.
+            self._files_at = now
+        elif now - self._files_at >= self._heartbeat:
+            self._files_at = now
             downloads = self._list_downloads()
-            lines = [format_together(downloads)] if downloads else []
-            lines += [format_file(task, shorten_name(task.fields["url"], self._urls)) for task in files]
-            # Not lines that break the silence: what runs during a long download is shown, too.
+            lines = [format_download_total(downloads)] if downloads else []
+            lines += [format_download(task, shorten_name(task.fields["url"], self._urls)) for task in files]
+            # These lines do not reset the heartbeat: running steps are to be reported during a long download, too.
             write_text(self._stream, "".join(f"{line}\n" for line in lines))
 
     def _format_state(self) -> str:
-        """What runs; empty where that is nothing that could be named."""
+        """Describe what runs; empty if there is nothing to name."""
         run, *steps = self._steps.tasks
-        named = listed([f"{task.description} ({duration(task.elapsed or 0.0)})" for task in steps], _NAMED_STEPS)
-        parts = [f"still running: {named}"] if steps else ["nothing runs"] if run.visible else []
+        titles = listed([f"{task.description} ({duration(task.elapsed or 0.0)})" for task in steps], _MAX_LISTED_STEPS)
+        parts = [f"still running: {titles}"] if steps else ["nothing runs"] if run.visible else []
         if self._status:
             parts.append(one_line(self._status))
         if self._waiting:
             parts.append(f"waiting {one_line(self._waiting)}")
-        if (left := self._estimate_left()) is not None:
-            parts.append(f"about {duration(left)} left")
-        return f"{self._place} {'; '.join(parts)}" if run.visible else "; ".join(parts)
+        if (remaining := self._estimate_remaining_seconds()) is not None:
+            parts.append(f"about {duration(remaining)} left")
+        return f"{self._step_counter} {'; '.join(parts)}" if run.visible else "; ".join(parts)
 
 
 class _TextColumn(ProgressColumn):
-    """Text that is made of a task, and never broken."""
+    """A column of text rendered from a task, never wrapped."""
 
     def __init__(self, render: Callable[[Task], Text]) -> None:
         super().__init__(Column(no_wrap=True))
@@ -456,7 +464,7 @@ class _TextColumn(ProgressColumn):
 
 
 class LiveProgress(Painter):
-    """Live progress on a terminal; `width` in columns, None for the terminal's own."""
+    """Live progress on a terminal; `width` is in columns (None: the terminal's width)."""
 
     def __init__(
         self,
@@ -465,25 +473,25 @@ class LiveProgress(Painter):
         colour: bool = True,
         width: int | None = None,
         clock: Callable[[], float] = time.monotonic,
-        earlier: Callable[[str], Mapping[str, float]] = lambda _suite: {},
+        read_step_seconds: Callable[[str], Mapping[str, float]] = lambda _suite: {},
     ) -> None:
-        super().__init__(clock, earlier)
-        self._opened = clock()
+        super().__init__(clock, read_step_seconds)
+        self._opened_at = clock()
         self._closed = False
-        one = Column(no_wrap=True)
-        self._run_table = _make_table_of(
-            BarColumn(20), MofNCompleteColumn(table_column=one), _TextColumn(lambda _: self._render_verdicts())
+        column = Column(no_wrap=True)
+        self._run_table = _make_table_renderer(
+            BarColumn(20), MofNCompleteColumn(table_column=column), _TextColumn(lambda _: self._render_verdicts())
         )
-        self._step_table = _make_table_of(
-            TimeElapsedColumn(table_column=one), TextColumn("{task.description}", markup=False, table_column=one)
+        self._step_table = _make_table_renderer(
+            TimeElapsedColumn(table_column=column), TextColumn("{task.description}", markup=False, table_column=column)
         )
-        self._file_table = _make_table_of(
+        self._file_table = _make_table_renderer(
             _TextColumn(self._render_name),
             BarColumn(20),
-            TaskProgressColumn("{task.percentage:>5.1f} %", table_column=one),
-            DownloadColumn(table_column=one),
+            TaskProgressColumn("{task.percentage:>5.1f} %", table_column=column),
+            DownloadColumn(table_column=column),
             _TextColumn(lambda task: Text(format_speed(task), justify="right")),
-            _TextColumn(lambda task: Text("checking" if task.description == _CHECKING else format_left(task))),
+            _TextColumn(lambda task: Text("checking" if task.description == _CHECKING else format_time_left(task))),
         )
         self._spinner = Spinner("dots")
         self._console = rich.console.Console(
@@ -496,47 +504,49 @@ class LiveProgress(Painter):
             emoji=False,
         )
         self._live = Live(
-            self,  # composed at each painting, so that what is shown is never stale
+            self,  # composed at each refresh, so that the display is never stale
             console=self._console,
             refresh_per_second=4,
             transient=True,
-            # Results of a command whose progress goes to standard error come out above it on the same terminal.
+            # Results that the command writes to the same terminal's standard output appear above the live display.
             redirect_stdout=stream is sys.stderr and sys.stdout.isatty(),
             redirect_stderr=False,
         )
 
     def close(self) -> None:
-        """Take the live part away and show the cursor again."""
+        """Remove the live display and show the cursor again."""
         self._closed = True
         self._live.stop()
 
     def _write_line(self, text: str, verdict: str = "") -> None:
         line = Text(clean(text))
         if verdict:
-            # With its sign.
+            # The style covers the verdict and the sign before it.
             start = max(line.plain.index(verdict) - 2, 0)
             line.stylize(STYLES.get(verdict, ""), start, start + 2 + len(verdict))
         self._console.print(line, soft_wrap=True)
 
-    def _note_begun(self, text: str, *, resumed: bool) -> None:
+    def _report_start(self, text: str, *, resumed: bool) -> None:
         if resumed:
             self._write_line(text)
 
     def _show(self, *, at_once: bool = False) -> None:
-        if not (self._closed or self._live.is_started) and (at_once or self._clock() - self._opened >= _QUIET_SECONDS):
+        if not (self._closed or self._live.is_started) and (
+            at_once or self._clock() - self._opened_at >= _DELAY_SECONDS
+        ):
             self._live.start()
 
-    # What follows is called by rich's own thread, which holds rich's lock: the painter's lock is never taken there.
+    # Rich's own thread calls the methods below and holds rich's lock: they must never take the painter's lock.
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         lines = console.render_lines(Group(*self._render_parts()), options, pad=False)
-        # One line is the cursor's.
+        # The cursor needs one line.
         for line in lines[: max(1, options.size.height - 1)]:
             yield from line
             yield Segment.line()
 
     def _render_parts(self) -> Iterator[RenderableType]:
-        """What matters most comes first: a low terminal cuts off the rest."""
+        """Yield the parts, the most important first: a low terminal cuts off the rest."""
         run, *steps = self._steps.tasks
         if run.visible:
             yield self._run_table([run])
@@ -545,76 +555,78 @@ class LiveProgress(Painter):
         if self._status:
             self._spinner.update(text=Text(one_line(self._status), no_wrap=True, overflow="ellipsis"))
             yield self._spinner
-        most = max(1, min(_MOST_STEPS, self._console.height // 3))
+        max_steps = max(1, min(_MAX_SHOWN_STEPS, self._console.height // 3))
         if steps:
-            yield self._step_table(steps[:most])
-        if len(steps) > most:
-            yield Text(f"        and {len(steps) - most} more run", style="dim")
-        downloads, files = self._list_downloads(), self._list_running_files()
+            yield self._step_table(steps[:max_steps])
+        if len(steps) > max_steps:
+            yield Text(f"        and {len(steps) - max_steps} more run", style="dim")
+        downloads, files = self._list_downloads(), self._list_active_file_tasks()
         if downloads:
-            yield Text(f"{format_together(downloads)}", style="blue", no_wrap=True, overflow="ellipsis")
+            yield Text(f"{format_download_total(downloads)}", style="blue", no_wrap=True, overflow="ellipsis")
         if files:
-            yield self._file_table(files[:_MOST_FILES])
+            yield self._file_table(files[:_MAX_SHOWN_FILES])
 
     def _render_verdicts(self) -> Text:
-        text = Text(self._format_pace())
+        text = Text(self._format_progress())
         for verdict, style in STYLES.items():
             text.highlight_words([verdict], style)
         return text
 
     def _render_name(self, task: Task) -> Text:
         name = shorten_name(task.fields["url"], tuple(self._urls)) if task.fields["url"] else ""
-        longest = max(_SHORTEST_NAME, min(_LONGEST_NAME, self._console.width - _FIGURES_WIDTH))
-        if len(name) > longest:
-            # Names differ at their ends.
-            name = f"…{name[1 - longest :]}"
+        max_width = max(_MIN_NAME_WIDTH, min(_MAX_NAME_WIDTH, self._console.width - _METRICS_WIDTH))
+        if len(name) > max_width:
+            # The ends of names distinguish them.
+            name = f"…{name[1 - max_width :]}"
         return Text(f"{'↓' if name else task.description} {name}", "blue")
 
 
-def _make_table_of(*columns: ProgressColumn) -> Callable[[Iterable[Task]], Table]:
-    """Rows of tasks in rich's columns."""
+def _make_table_renderer(*columns: ProgressColumn) -> Callable[[Iterable[Task]], Table]:
+    """Return a function that renders tasks as rows of these columns."""
     return Tasks(*columns, auto_refresh=False).make_tasks_table
 
 
-class StepsLeft:
-    """How long the steps of a run will take yet, by the seconds that they took in an earlier one, by their ids."""
+class RemainingTime:
+    """An estimate of a run's remaining time, from the seconds of its steps in an earlier run, by their ids."""
 
-    def __init__(self, ids: Sequence[str], earlier: Mapping[str, float]) -> None:
-        known = [earlier[step] for step in ids if step in earlier]
-        # Where most steps are new, the earlier ones say nothing.
-        usual = sum(known) / len(known) if len(known) > len(ids) / 2 else 0.0
-        # Of a step that took no time it may take some now.
-        self._weights = {step: max(earlier.get(step, usual), usual / 20) for step in ids} if usual else {}
-        self._all = sum(self._weights.values())
+    def __init__(self, ids: Sequence[str], durations: Mapping[str, float]) -> None:
+        known_seconds = [durations[step] for step in ids if step in durations]
+        # If most steps are new, the earlier run predicts nothing.
+        mean = sum(known_seconds) / len(known_seconds) if len(known_seconds) > len(ids) / 2 else 0.0
+        # A step that took no time may take some now.
+        self._weights = {step: max(durations.get(step, mean), mean / 20) for step in ids} if mean else {}
+        self._total_weight = sum(self._weights.values())
 
-    def finished(self, step: str) -> None:
-        """A step is done."""
+    def remove_step(self, step: str) -> None:
+        """Remove a step that is done."""
         self._weights.pop(step, None)
 
-    def seconds(self, elapsed: float) -> float | None:
-        """Seconds that are left after so many; None where nothing can be said."""
-        left = sum(self._weights.values())
-        done = self._all - left
-        return elapsed * left / done if done > self._all / 20 else None
+    def estimate_seconds(self, elapsed: float) -> float | None:
+        """Return the remaining seconds after `elapsed` seconds; None if there is no basis for an estimate."""
+        remaining_weight = sum(self._weights.values())
+        done_weight = self._total_weight - remaining_weight
+        return elapsed * remaining_weight / done_weight if done_weight > self._total_weight / 20 else None
 
 
 def _format_step_title(step: Step) -> str:
-    """What people read of a planned step: `ocr/classifier@cpu threshold`."""
+    """Return a step's title: `ocr/classifier@cpu threshold`."""
     return one_line(f"{step.chain} {step.name}")
 
 
-def format_finished(step: Step, result: Result, place: str) -> str:
-    """The line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
-    cached = " (cached)" if result.cache and result.cache.hit else ""
-    waited = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _WORTH_WAITING else ""
-    took = f"  {duration(result.seconds)}{cached}{waited}" if result.verdict is not Verdict.SKIPPED else ""
+def format_finished_step(step: Step, result: Result, counter: str) -> str:
+    """Return the line of a finished step: `[ 3/24] ✓ passed  ocr/cls@cpu compile  8.21 s (cached)`."""
+    cache_note = " (cached)" if result.cache and result.cache.hit else ""
+    wait_note = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _MIN_WAIT_SECONDS else ""
+    duration_text = (
+        f"  {duration(result.seconds)}{cache_note}{wait_note}" if result.verdict is not Verdict.SKIPPED else ""
+    )
     reason = f": {one_line(result.full_reason)}" if result.reason else ""
     verdict = signed(f"{result.verdict:<7}", result.verdict)
-    return f"{place} {verdict} {_format_step_title(step)}{took}{reason}"
+    return f"{counter} {verdict} {_format_step_title(step)}{duration_text}{reason}"
 
 
 def _list_details(result: Result) -> list[str]:
-    """How a step came to its result: its command, what the cache had, its notes and where its output is."""
+    """Return detail lines: the step's command, cache lookup, notes and the path of its log."""
     cache = result.cache
     parts = (
         ("$", result.command),
@@ -625,95 +637,95 @@ def _list_details(result: Result) -> list[str]:
     return [f"    {word} {one_line(text, 4000)}" for word, text in parts if text]
 
 
-def _format_verdicts(counts: Mapping[str, int], seconds: float, left: float | None) -> str:
-    """`3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`."""
+def _format_verdicts(counts: Mapping[str, int], seconds: float, remaining: float | None) -> str:
+    """Return `3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`."""
     worst_first = sorted(counts.items(), key=lambda item: (not Verdict(item[0]).is_bad, item[0]))
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in worst_first)
-    times = duration(seconds) + (f", about {duration(left)} left" if left else "")
-    return f"{verdicts}; {times}" if verdicts else times
+    duration_text = duration(seconds) + (f", about {duration(remaining)} left" if remaining else "")
+    return f"{verdicts}; {duration_text}" if verdicts else duration_text
 
 
 def shorten_name(url: str, urls: Iterable[str]) -> str:
-    """The last component of a URL, with as many before it as distinguish it from every other URL."""
+    """Return a URL's last component, preceded by as many others as distinguish it from all other URLs."""
     parts = one_line(url, 1000).split("/")
     tails = ("/".join(parts[-count:]) for count in range(1, len(parts)))
-    others = [f"/{other}" for other in urls if other != url]
-    return next((tail for tail in tails if tail and not any(other.endswith(f"/{tail}") for other in others)), url)
+    other_paths = [f"/{other}" for other in urls if other != url]
+    return next((tail for tail in tails if tail and not any(other.endswith(f"/{tail}") for other in other_paths)), url)
 
 
 def format_progress_bytes(done: float, total: float | None) -> str:
-    """`3.2 of 16.1 GB`, `12.0 MB of 16.1 GB`, `12.0 MB`."""
+    """Return `3.2 of 16.1 GB`, `12.0 MB of 16.1 GB` or `12.0 MB`."""
     if not total:
         return byte_size(done)
-    there, all_of_it = byte_size(done), byte_size(total)
-    number, _, unit = there.partition(" ")
-    return f"{number if all_of_it.endswith(f' {unit}') else there} of {all_of_it}"
+    done_text, total_text = byte_size(done), byte_size(total)
+    number, _, unit = done_text.partition(" ")
+    return f"{number if total_text.endswith(f' {unit}') else done_text} of {total_text}"
 
 
-def format_beginning(url: str, done: int, total: int | None, *, resumed: bool) -> str:
-    """`downloading URL (16.1 GB)`, `resuming URL at 3.2 of 16.1 GB`."""
+def format_download_start(url: str, done: int, total: int | None, *, resumed: bool) -> str:
+    """Return `downloading URL (16.1 GB)` or `resuming URL at 3.2 of 16.1 GB`."""
     if resumed:
         return f"resuming {one_line(url)} at {format_progress_bytes(done, total)}"
     return f"downloading {one_line(url)}{f' ({byte_size(total)})' if total else ''}"
 
 
-def format_arrived(name: str, total: float, arrived: float, seconds: float) -> str:
-    """`downloaded x (16.1 GB in 3 min 20 s, 80.1 MB/s)`; empty where it was too quick to wait for."""
-    if seconds < _WORTH_SECONDS:
+def format_download_end(name: str, total: float, new_bytes: float, seconds: float) -> str:
+    """Return `downloaded x (16.1 GB in 3 min 20 s, 80.1 MB/s)`; empty if it was too quick to report."""
+    if seconds < _MIN_DOWNLOAD_SECONDS:
         return ""
-    missing = f", the missing {byte_size(arrived)}" if arrived < total else ""
-    return f"downloaded {name} ({byte_size(total)}{missing} in {duration(seconds)}, {byte_size(arrived / seconds)}/s)"
+    missing = f", the missing {byte_size(new_bytes)}" if new_bytes < total else ""
+    return f"downloaded {name} ({byte_size(total)}{missing} in {duration(seconds)}, {byte_size(new_bytes / seconds)}/s)"
 
 
-def format_file(task: Task, name: str) -> str:
-    """`downloading x: 3.2 of 16.1 GB (19.9 %), 80.1 MB/s, 2 min 41 s left`."""
-    what = f"{task.description} {name}".strip()
-    return _format_sentence(what, task.completed, task.total, format_speed(task), format_left(task))
+def format_download(task: Task, name: str) -> str:
+    """Return `downloading x: 3.2 of 16.1 GB (19.9 %), 80.1 MB/s, 2 min 41 s left`."""
+    label = f"{task.description} {name}".strip()
+    return _format_transfer(label, task.completed, task.total, format_speed(task), format_time_left(task))
 
 
 def format_speed(task: Task) -> str:
-    """`80.1 MB/s`; empty where nothing can be said, or nothing comes any more."""
+    """Return `80.1 MB/s`; empty if the speed is unknown or the transfer has stalled."""
     return f"{byte_size(_compute_speed(task))}/s" if _compute_speed(task) else ""
 
 
-def format_left(task: Task) -> str:
-    """`2 min 41 s left`; `nothing for 34 s` where it stands still; empty where it is not known."""
+def format_time_left(task: Task) -> str:
+    """Return `2 min 41 s left`; `nothing for 34 s` if the transfer has stalled; empty if unknown."""
     if task.finished:
         return ""
-    silence = _compute_silence(task)
-    if silence >= _STALLED_SECONDS:
-        return f"nothing for {_format_whole_seconds(silence)}"
-    return "" if task.time_remaining is None else f"{_format_whole_seconds(task.time_remaining)} left"
+    idle_seconds = _compute_idle_seconds(task)
+    if idle_seconds >= _STALLED_SECONDS:
+        return f"nothing for {_format_rounded_up_seconds(idle_seconds)}"
+    return "" if task.time_remaining is None else f"{_format_rounded_up_seconds(task.time_remaining)} left"
 
 
-def format_together(tasks: Sequence[Task]) -> str:
-    """All downloads in one line, those that have arrived included: `downloading 3 files: 3.2 of 16.1 GB (…), …`."""
-    under_way = [task for task in tasks if not task.finished]
+def format_download_total(tasks: Sequence[Task]) -> str:
+    """Return one line for all downloads, finished ones included: `downloading 3 files: 3.2 of 16.1 GB (…), …`."""
+    active_tasks = [task for task in tasks if not task.finished]
     totals = [task.total for task in tasks if task.total is not None]
-    lefts = [task.time_remaining for task in under_way if task.time_remaining is not None]
-    speed = sum(map(_compute_speed, under_way))
-    return _format_sentence(
-        f"downloading {len(under_way)} files",
+    remaining_seconds = [task.time_remaining for task in active_tasks if task.time_remaining is not None]
+    speed = sum(map(_compute_speed, active_tasks))
+    return _format_transfer(
+        f"downloading {len(active_tasks)} files",
         sum(task.completed for task in tasks),
         sum(totals) if len(totals) == len(tasks) else None,
         f"{byte_size(speed)}/s" if speed else "",
-        f"{_format_whole_seconds(max(lefts))} left" if lefts else "",
+        f"{_format_rounded_up_seconds(max(remaining_seconds))} left" if remaining_seconds else "",
     )
 
 
-def _format_sentence(what: str, done: float, total: float | None, speed: str, left: str) -> str:
+def _format_transfer(label: str, done: float, total: float | None, speed: str, time_left: str) -> str:
     share = f" ({percent(done, total)})" if total else ""
-    return f"{what}: {', '.join(filter(None, (f'{format_progress_bytes(done, total)}{share}', speed, left)))}"
+    return f"{label}: {', '.join(filter(None, (f'{format_progress_bytes(done, total)}{share}', speed, time_left)))}"
 
 
 def _compute_speed(task: Task) -> float:
-    return 0.0 if task.finished or _compute_silence(task) >= _STALLED_SECONDS else task.speed or 0.0
+    return 0.0 if task.finished or _compute_idle_seconds(task) >= _STALLED_SECONDS else task.speed or 0.0
 
 
-def _compute_silence(task: Task) -> float:
+def _compute_idle_seconds(task: Task) -> float:
     return task.get_time() - float(task.fields["last"])
 
 
-def _format_whole_seconds(seconds: float) -> str:
-    """Rounded up, as nothing is there before it is."""
+def _format_rounded_up_seconds(seconds: float) -> str:
+    """Format seconds rounded up, as a countdown must not reach its end early."""
     return f"{math.ceil(seconds)} s" if seconds < 120 else duration(seconds)

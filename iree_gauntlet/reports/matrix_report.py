@@ -1,4 +1,4 @@
-"""The reports of a matrix, from its record and the journals of its runs alone: also of one that was killed.
+"""Make the reports of a matrix, from its record and its runs' journals only, even if it was killed.
 
 docs/reference/results.md has the fields of `matrix.json` (`"schema": 1`; within one number keys are only added) and the
 columns of `matrix.csv`. NaN and infinities are the strings `"nan"`, `"inf"`, `"-inf"`.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class VerdictChange(StrEnum):
-    """A change besides those of figures; the order is that of reports, in which these come first."""
+    """A change other than of metrics; reports have them first, in this order."""
 
     FAILING = "newly failing"
     PASSING = "newly passing"
@@ -61,11 +61,11 @@ class VerdictChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MatrixChange:
-    """Something that is not the same with the IREEs of these labels.
+    """A difference between the IREEs of these labels.
 
     Attributes:
-        kind: a `VerdictChange`, or the word of a figure's jump.
-        text: for people, without the chain.
+        kind: a `VerdictChange`, or the name of a metric's jump.
+        text: the message, without the chain.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class MatrixChange:
 
 @dataclass(frozen=True, slots=True)
 class MeanRatio:
-    """A geometric mean of ratios to the base, of `time` or `compile`; above 1 is slower."""
+    """A geometric mean of ratios to the base, for `time` or `compile`; above 1 is slower."""
 
     label: str
     metric: str
@@ -84,17 +84,17 @@ class MeanRatio:
     chains: int
 
 
-# Figures in the order of files, columns and maps, and those whose changes are listed, in the order of the lists.
+# These are the metrics in the order of files, columns and maps, and those whose changes are listed, in list order.
 _VIEWS = [(figure, figure.row.matrix) for figure in COMPILES_FIRST if figure.row.matrix]
-# Optional ones last.
-_WRITTEN = sorted(_VIEWS, key=lambda shown: shown[0].row.optional)
-_SHOWN = [(figure, view) for figure, view in _VIEWS if view.column]
-_MAPS = sorted(_SHOWN, key=lambda shown: list(Figure).index(shown[0]))
+# Optional metrics are last.
+_FILE_VIEWS = sorted(_VIEWS, key=lambda view: view[0].row.optional)
+_COLUMN_VIEWS = [(figure, view) for figure, view in _VIEWS if view.column]
+_MAP_VIEWS = sorted(_COLUMN_VIEWS, key=lambda view: list(Figure).index(view[0]))
 _JUMPS = sorted(((figure, figure.row.jump) for figure in Figure if figure.row.jump), key=lambda jump: jump[1].place)
-# What a terminal shows at most; cells are those of the table of figures.
-_MOST_CELLS = 160
-_MOST_CHANGES = 12
-# What is said where a matrix has figures of a kind: times, and compile times.
+# These are the maximums on a terminal; cells are those of the table of metrics.
+_TERMINAL_CELLS = 160
+_TERMINAL_CHANGES = 12
+# These notes are shown if a matrix has the metric.
 _NOTES: tuple[tuple[Figure, Text], ...] = (
     (
         Figure.TIME,
@@ -119,8 +119,8 @@ _TITLES = {
     VerdictChange.WRONG: "Wrong numbers",
     **{jump.word: jump.title for _, jump in _JUMPS},
 }
-# Geometric means of ratios, by their names in JSON.
-_MEANS = {"time": Figure.TIME, "compile": Figure.COMPILE_TIME}
+# The keys are the names in JSON of geometric means of ratios.
+_MEAN_FIGURES = {"time": Figure.TIME, "compile": Figure.COMPILE_TIME}
 _IREE_COLUMNS = (
     Column("IREE", ColumnKind.NAME),
     Column("result"),
@@ -133,16 +133,16 @@ _FIGURE_COLUMNS: tuple[Column, ...] = (
     Column("model", ColumnKind.NAME),
     Column("IREE", ColumnKind.NAME),
     Column("verdict", ColumnKind.VERDICT),
-    *(Column(view.column, ColumnKind.NUMBER, rank=view.rank) for _, view in _SHOWN),
+    *(Column(view.column, ColumnKind.NUMBER, rank=view.rank) for _, view in _COLUMN_VIEWS),
 )
-_SAME_TIME = 0.05
+_TIME_TOLERANCE = 0.05
 # Errors of different schedules differ in their last digits.
-_SAME_ERROR = 1.0
-_FORMULA = ("=", "+", "-", "@")
+_ERROR_TOLERANCE = 1.0
+_FORMULA_STARTS = ("=", "+", "-", "@")
 
 
 def make_matrix_reports(folder: Path) -> Reports:
-    """The reports of the matrix in a folder.
+    """Return the reports of the matrix in a folder.
 
     Raises:
         GauntletError: the record or a journal cannot be read.
@@ -159,9 +159,9 @@ def make_matrix_reports(folder: Path) -> Reports:
 
 
 def make_matrix_document(matrix: MatrixOutcome) -> Document:
-    """What changed, what went wrong, and the figures of every chain with every IREE."""
+    """Return the document: changes, failures, and the metrics of every chain with every IREE."""
     count = len(matrix.irees)
-    good = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
+    ok_count = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
     suite = f": suite {matrix.opening.suite}" if matrix.opening.suite else ""
     hints = (f"{iree.label}: {iree.hint}" for iree in matrix.irees if iree.hint)
     irees: list[tuple[Cell, ...]] = []
@@ -173,7 +173,7 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
     blocks += [*_show_failures(matrix), *_show_changes(matrix), *_show_figures(matrix)] if matrix.rows else []
     return Document(
         f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
-        f"{good} of {count} IREEs as expected",
+        f"{ok_count} of {count} IREEs as expected",
         (f"matrix {matrix.name}", duration(matrix.seconds)),
         tuple(blocks),
         tuple(_show_verdicts(matrix)) if matrix.rows else (),
@@ -191,15 +191,15 @@ def make_matrix_document(matrix: MatrixOutcome) -> Document:
 def _show_changes(matrix: MatrixOutcome) -> Iterator[Block]:
     if len(matrix.ran) < 2:
         return
-    found = list_matrix_changes(matrix)
+    changes = list_matrix_changes(matrix)
     yield Heading("What changed between releases")
-    if not found:
+    if not changes:
         yield Paragraph(("Nothing: verdicts, dispatch counts, sizes and times are the same within the margins.",))
     for kind, title in _TITLES.items():
-        items = tuple((Name(change.chain), f": {change.text}") for change in found if change.kind is kind)
+        items = tuple((Name(change.chain), f": {change.text}") for change in changes if change.kind is kind)
         if items:
             yield Heading(title, 3)
-            yield Items(items, _MOST_CHANGES)
+            yield Items(items, _TERMINAL_CHANGES)
 
 
 def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
@@ -211,15 +211,15 @@ def _show_failures(matrix: MatrixOutcome) -> Iterator[Block]:
     )
     if items:
         yield Heading("What went wrong")
-        yield Items(items, _MOST_CHANGES)
+        yield Items(items, _TERMINAL_CHANGES)
         yield Paragraph(("Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run."))
 
 
 def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
-    """A row for each chain and IREE; what did not work comes first where a terminal has no room for all."""
+    """Show a row for each chain and IREE; if a terminal has no room for all, failures come first."""
     labels = [iree.label for iree in matrix.ran]
     chains = list(matrix.rows)
-    if len(chains) * len(labels) > _MOST_CELLS:
+    if len(chains) * len(labels) > _TERMINAL_CELLS:
         chains.sort(key=lambda row: all(not cell.verdict.is_bad for cell in row.cells.values()))
     rows: list[tuple[Cell, ...]] = []
     for row in chains:
@@ -231,39 +231,41 @@ def _show_figures(matrix: MatrixOutcome) -> Iterator[Block]:
                 rows.append((title, label, cell.verdict_text, *figures))
                 title = ""
     cells = [cell for row in chains for cell in row.cells.values()]
-    there = [not figure.row.optional or any(figure in cell.figures.values for cell in cells) for figure, _ in _SHOWN]
-    named = (True,) * (len(_FIGURE_COLUMNS) - len(there))
-    columns = tuple(compress(_FIGURE_COLUMNS, (*named, *there)))
-    rows = [tuple(compress(row, (*named, *there))) for row in rows]
+    present = [
+        not figure.row.optional or any(figure in cell.figures.values for cell in cells) for figure, _ in _COLUMN_VIEWS
+    ]
+    label_columns = (True,) * (len(_FIGURE_COLUMNS) - len(present))
+    columns = tuple(compress(_FIGURE_COLUMNS, (*label_columns, *present)))
+    rows = [tuple(compress(row, (*label_columns, *present))) for row in rows]
     yield Heading("Figures")
-    table = Table(columns, tuple(rows), _MOST_CELLS)
+    table = Table(columns, tuple(rows), _TERMINAL_CELLS)
     if len(labels) < 2:
         yield table
         return
-    said = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
+    lines = (*(line.format(base=matrix.base) for line in _LEGEND), *_list_mean_lines(matrix))
     notes = (note for figure, note in _NOTES if any(figure in cell.figures.values for cell in cells))
     legend = f"Shaded by how far a figure is from that of {matrix.base}: orange for more, blue for less"
     yield OnPage((Paragraph((f"{legend}; full from double and from half on.",)), *_show_heat_maps(matrix, labels)))
     yield Folded("All figures of each model", (table,), brief=True)
-    yield from map(Paragraph, (*((line,) for line in said), *notes))
+    yield from map(Paragraph, (*((line,) for line in lines), *notes))
 
 
 def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Block]:
-    """For each figure models and IREEs, shaded by how far a value is from the base's: from half to double."""
-    for figure, view in _MAPS:
+    """Show, for each metric, models and IREEs, shaded by the ratio to the base's value: from half to double."""
+    for figure, view in _MAP_VIEWS:
         rows: list[tuple[Cell, ...]] = []
         for row in matrix.rows:
-            # A time on another machine has nothing to be held against.
+            # A time from another machine is not comparable.
             comparable = row.timed_on_one_machine or figure is not Figure.TIME
             base = row.find_value(matrix.base, figure) if comparable else None
             shades: list[Cell] = []
             for cell in map(row.cells.get, labels):
                 value = cell.figures.values.get(figure) if cell else None
                 if value is not None:
-                    share = _compute_ratio(value, base)
-                    shades.append(Shaded(view.write(value), math.log2(share) if share else 0.0))
+                    ratio = _compute_ratio(value, base)
+                    shades.append(Shaded(view.write(value), math.log2(ratio) if ratio else 0.0))
                 else:
-                    # Without its figure, the verdict says why.
+                    # If the metric is missing, the verdict has the reason.
                     shades.append(ColouredCell(cell.verdict_text, str(cell.verdict)) if cell else None)
             if any(isinstance(shade, Shaded) for shade in shades):
                 rows.append((row.chain, *shades))
@@ -276,15 +278,15 @@ def _show_heat_maps(matrix: MatrixOutcome, labels: Sequence[str]) -> Iterator[Bl
 def _list_mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
     means = compute_mean_ratios(matrix)
     for metric, title in {"time": "run time", "compile": "compile time"}.items():
-        own = [mean for mean in means if mean.metric == metric]
-        if own:
-            noun = "1 model" if own[0].chains == 1 else f"{own[0].chains} models"
-            texts = ", ".join(f"{mean.label} {format_factor(mean.ratio)}" for mean in own)
+        metric_means = [mean for mean in means if mean.metric == metric]
+        if metric_means:
+            noun = "1 model" if metric_means[0].chains == 1 else f"{metric_means[0].chains} models"
+            texts = ", ".join(f"{mean.label} {format_factor(mean.ratio)}" for mean in metric_means)
             yield f"geometric mean of {title} over {noun} that all have: {texts}"
 
 
 def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
-    """A row for each chain, a column for each IREE."""
+    """Show a row for each chain, with a column for each IREE."""
     labels = [iree.label for iree in matrix.ran]
     rows = tuple(
         (row.chain, *(row.cells[label].verdict_text if label in row.cells else None for label in labels))
@@ -295,88 +297,92 @@ def _show_verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
 
 
 def make_figure_cells(cell: MatrixCell, base: MatrixCell | None) -> tuple[str, ...]:
-    """The figures of a chain with one IREE; memory is the compiler's at its peak.
+    """Return the metrics of a chain with one IREE; memory is the compiler's peak.
 
-    A `~` stands before a time that was taken while the machine did other work. `base` is with the first IREE; None
-    for that itself, and where it did not run the chain.
+    A `~` marks a time that was measured while the machine did other work. `base` is with the first IREE; None
+    for the first IREE, and if it did not run the chain.
     """
-    return tuple(_format_figure_cell(figure, view, cell, base or MatrixCell(cell.verdict)) for figure, view in _SHOWN)
+    return tuple(
+        _format_figure_cell(figure, view, cell, base or MatrixCell(cell.verdict)) for figure, view in _COLUMN_VIEWS
+    )
 
 
 def _format_figure_cell(figure: Figure, view: MatrixView, cell: MatrixCell, base: MatrixCell) -> str:
-    value, before = cell.figures.values.get(figure), base.figures.values.get(figure)
+    value, base_value = cell.figures.values.get(figure), base.figures.values.get(figure)
     if value is None:
         return NOTHING
     text = view.write_cell(value)
     match figure:
         case Figure.ERROR:
             worst = cell.figures.largest_error
-            place = f" #{worst.index}" if worst else ""
-            return f"{text}{place}{_format_arrow(_compute_ratio(value, before), _SAME_ERROR)}"
+            output_index = f" #{worst.index}" if worst else ""
+            return f"{text}{output_index}{_format_arrow(_compute_ratio(value, base_value), _ERROR_TOLERANCE)}"
         case Figure.TIME:
-            least = "min " if cell.figures.statistic is Statistic.MIN else ""
+            prefix = "min " if cell.figures.statistic is Statistic.MIN else ""
             mean = format_mean_and_spread(value, cell.figures.spread_ms)
-            text = f"{'~' if cell.figures.disturbed else ''}{least}{mean}"
-            before = before if cell.timed_on == base.timed_on else None
+            text = f"{'~' if cell.figures.disturbed else ''}{prefix}{mean}"
+            base_value = base_value if cell.timed_on == base.timed_on else None
         case Figure.CALL_INSTRUCTIONS:
-            # Counts of two kinds of counters are not compared.
-            comparable = before and cell.figures.counted_by == base.figures.counted_by
-            return f"{text} {work_change(before, value)}" if before and comparable else text
+            # Counts of different kinds of counters are not comparable.
+            comparable = base_value and cell.figures.counted_by == base.figures.counted_by
+            return f"{text} {work_change(base_value, value)}" if base_value and comparable else text
     if figure.is_exact:
-        return _append_change(text, value, before)
-    share = _compute_ratio(value, before)
-    return text if share is None else f"{text} {format_factor(share)}{_format_arrow(share, _SAME_TIME)}"
+        return _append_change(text, value, base_value)
+    ratio = _compute_ratio(value, base_value)
+    return text if ratio is None else f"{text} {format_factor(ratio)}{_format_arrow(ratio, _TIME_TOLERANCE)}"
 
 
 def format_factor(value: float) -> str:
-    """`×1.40`, `×0.980`: three digits, at least two decimals."""
+    """Return `×1.40` or `×0.980`: three digits, at least two decimals."""
     if not math.isfinite(value):
         return f"×{value}"
     return f"×{value:.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
 
 
 def _append_change(text: str, value: float, base: float | None) -> str:
-    """A count with its ratio and an arrow where it is not the base's; a ratio that says nothing is left out."""
-    share = _compute_ratio(value, base)
-    if share is None or value == base:
+    """Append ratio and arrow to a count that differs from the base's; a ratio that rounds to 1 is left out."""
+    ratio = _compute_ratio(value, base)
+    if ratio is None or value == base:
         return text
-    factor = format_factor(share)
-    return f"{text} {factor if factor != format_factor(1) else ''}{_format_arrow(share, 0.0)}"
+    factor = format_factor(ratio)
+    return f"{text} {factor if factor != format_factor(1) else ''}{_format_arrow(ratio, 0.0)}"
 
 
-def _format_arrow(share: float | None, same: float) -> str:
-    """Up or down where a ratio is further from 1 than `same`; nothing else."""
-    if share is None or 1 / (1 + same) <= share <= 1 + same:
+def _format_arrow(ratio: float | None, tolerance: float) -> str:
+    """Return an arrow up or down if a ratio is further from 1 than `tolerance`; otherwise an empty string."""
+    if ratio is None or 1 / (1 + tolerance) <= ratio <= 1 + tolerance:
         return ""
-    return "↑" if share > 1 else "↓"
+    return "↑" if ratio > 1 else "↓"
 
 
 def format_matrix_junit(matrix: MatrixOutcome) -> str:
-    """The whole document, with its XML declaration; encode it as UTF-8."""
+    """Return the complete document with its XML declaration; encode it as UTF-8."""
     suites = []
     for iree in matrix.irees:
         suites += list_suites(iree.outcome, iree.label) if iree.outcome is not None else []
-        suites += [_without_run(iree)] if iree.problem else []
+        suites += [_make_toolchain_suite(iree)] if iree.problem else []
     seconds = sum(float(suite.get("time", "0")) for suite in suites)
     return format_junit(f"iree-gauntlet matrix {matrix.opening.suite}".rstrip(), suites, seconds)
 
 
-def _without_run(iree: MatrixIree) -> ET.Element:
-    """A suite of one test, which is an error, or skipped where the IREE was left out."""
-    left_out = iree.exit_code in (None, ExitCode.OK)
-    counts = {"tests": "1", "failures": "0", "errors": str(int(not left_out)), "skipped": str(int(left_out))}
+def _make_toolchain_suite(iree: MatrixIree) -> ET.Element:
+    """Return a suite of one test, which is an error, or skipped if the IREE was left out."""
+    is_skipped = iree.exit_code in (None, ExitCode.OK)
+    counts = {"tests": "1", "failures": "0", "errors": str(int(not is_skipped)), "skipped": str(int(is_skipped))}
     suite = ET.Element("testsuite", {"name": one_line(f"{iree.label}/toolchain"), **counts, "time": "0.000"})
     case = ET.SubElement(
         suite, "testcase", {"name": "toolchain", "classname": one_line(f"{iree.label}.iree"), "time": "0.000"}
     )
-    kind = {} if left_out else {"type": "error"}
-    found = ET.SubElement(case, "skipped" if left_out else "error", {**kind, "message": one_line(iree.problem)})
-    found.text = iree.hint
+    attributes = {} if is_skipped else {"type": "error"}
+    element = ET.SubElement(
+        case, "skipped" if is_skipped else "error", {**attributes, "message": one_line(iree.problem)}
+    )
+    element.text = iree.hint
     return suite
 
 
 def format_matrix_json(matrix: MatrixOutcome) -> str:
-    """The document as text, ASCII only, ending with a newline."""
+    """Return the matrix as JSON text, ASCII only, ending with a newline."""
     document = {
         "schema": 1,
         "matrix": matrix.name,
@@ -419,7 +425,7 @@ def format_matrix_json(matrix: MatrixOutcome) -> str:
 
 
 def format_matrix_csv(matrix: MatrixOutcome) -> str:
-    """The table as RFC 4180 has it, with a header; lines end with a newline alone."""
+    """Return the table as CSV (RFC 4180) with a header; lines end with only a newline."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     header: list[str] = []
@@ -428,19 +434,19 @@ def format_matrix_csv(matrix: MatrixOutcome) -> str:
             figures = _describe_cell(cell, row.cells.get(matrix.base))
             ratios = figures.pop("ratios")
             del figures["reason"]
-            flat = {"chain": row.chain, "iree": label, **figures, "stages": " ".join(cell.stages)}
-            flat |= {f"{name}_ratio": value for name, value in ratios.items()}
+            fields = {"chain": row.chain, "iree": label, **figures, "stages": " ".join(cell.stages)}
+            fields |= {f"{name}_ratio": value for name, value in ratios.items()}
             if not header:
-                header = list(flat)
+                header = list(fields)
                 writer.writerow(header)
-            writer.writerow([_format_field(strict_json(value)) for value in flat.values()])
+            writer.writerow([_format_field(strict_json(value)) for value in fields.values()])
     return stream.getvalue()
 
 
 def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
     figures = cell.figures
     times = figures.samples.real_time_ms if figures.samples else ()
-    # What is said of some figures behind them.
+    # These fields follow those of some metrics.
     details: dict[Figure, dict[str, Any]] = {
         Figure.COMPILE_TIME: {"compile_cached": figures.compile_cached},
         Figure.TIME: {
@@ -451,71 +457,73 @@ def _describe_cell(cell: MatrixCell, base: MatrixCell | None) -> dict[str, Any]:
         },
         Figure.ERROR: {"worst_output": figures.largest_error.index if figures.largest_error else None},
     }
-    described: dict[str, Any] = {"verdict": str(cell.verdict)}
-    described |= {name: getattr(cell, name) for name in ("stages", "reason", "works", "wrong_numbers")}
+    fields: dict[str, Any] = {"verdict": str(cell.verdict)}
+    fields |= {name: getattr(cell, name) for name in ("stages", "reason", "works", "wrong_numbers")}
     ratios: dict[str, float | None] = {}
-    for figure, view in _WRITTEN:
-        value, before = figures.values.get(figure), base.figures.values.get(figure) if base else None
-        described |= {view.key: value, **details.get(figure, {})}
+    for figure, view in _FILE_VIEWS:
+        value, base_value = figures.values.get(figure), base.figures.values.get(figure) if base else None
+        fields |= {view.key: value, **details.get(figure, {})}
         if figure.row.unit and not figure.row.optional:
             comparable = figure is not Figure.TIME or base is None or cell.timed_on == base.timed_on
-            ratios[view.key] = _compute_ratio(value, before) if comparable else None
-    return {**described, "counted_by": figures.counted_by, "timed_on": cell.timed_on, "ratios": ratios}
+            ratios[view.key] = _compute_ratio(value, base_value) if comparable else None
+    return {**fields, "counted_by": figures.counted_by, "timed_on": cell.timed_on, "ratios": ratios}
 
 
 def _format_field(value: Any) -> Any:
-    """A field of the CSV: a spreadsheet runs a text that begins like a formula, so it is quoted."""
+    """Format a field of the CSV: a spreadsheet would run a text that begins like a formula, so it is quoted."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and value != "-inf" else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) and value != "-inf" else value
 
 
 def _compute_ratio(value: float | None, base: float | None) -> float | None:
-    """Value / base; None where one is missing, or the base is 0."""
+    """Return value / base; None if one is missing, or the base is 0."""
     if value is None or base is None or not base > 0 or not math.isfinite(value):
         return None
     return value / base
 
 
 def list_matrix_changes(matrix: MatrixOutcome) -> list[MatrixChange]:
-    """Everything that differs from an IREE to the one before it that has run the chain, by kind, then in plan order."""
+    """Return all differences between each IREE and the previous one that ran the chain, by kind, then in plan order."""
     labels = [iree.label for iree in matrix.ran]
     order = list(_TITLES)
-    found = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
-    return sorted(found, key=lambda change: order.index(change.kind))
+    changes = [change for row in matrix.rows for change in _list_changes_of_row(row, labels)]
+    return sorted(changes, key=lambda change: order.index(change.kind))
 
 
 def compute_mean_ratios(matrix: MatrixOutcome) -> list[MeanRatio]:
-    """Geometric means of the time ratios to the base, over the chains that all IREEs have a time of.
+    """Return geometric means of the time ratios to the base, over the chains with a time of every IREE.
 
-    IREEs without any time are left out. So are chains with wrong numbers, as they did other work, and run times that
-    were taken under a disturbance.
+    IREEs without any time are left out, and so are chains with wrong numbers, as they did other work, and run times
+    measured under a disturbance.
     """
-    found: list[MeanRatio] = []
-    for metric, figure in _MEANS.items():
+    means: list[MeanRatio] = []
+    for metric, figure in _MEAN_FIGURES.items():
         tables = []
         for row in matrix.rows if metric == "compile" else [row for row in matrix.rows if row.timed_on_one_machine]:
-            timed = {label: _find_comparable(figure, cell) for label, cell in row.cells.items()}
-            tables.append({label: value for label, value in timed.items() if value is not None and value > 0})
+            times = {label: _find_comparable(figure, cell) for label, cell in row.cells.items()}
+            tables.append({label: value for label, value in times.items() if value is not None and value > 0})
         labels = [iree.label for iree in matrix.irees if any(iree.label in table for table in tables)]
-        shared = [table for table in tables if all(label in table for label in labels)]
-        if matrix.base in labels and shared:
+        common_tables = [table for table in tables if all(label in table for label in labels)]
+        if matrix.base in labels and common_tables:
             for label in labels:
-                ratios = [table[label] / table[matrix.base] for table in shared]
-                found.append(MeanRatio(label, metric, statistics.geometric_mean(ratios), len(shared)))
-    return [mean for mean in found if mean.label != matrix.base]
+                ratios = [table[label] / table[matrix.base] for table in common_tables]
+                means.append(MeanRatio(label, metric, statistics.geometric_mean(ratios), len(common_tables)))
+    return [mean for mean in means if mean.label != matrix.base]
 
 
 def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixChange]:
     cells = [(label, row.cells[label]) for label in labels if label in row.cells]
-    found_out = [(label, cell) for label, cell in cells if cell.works is not None]
-    for (before, old), (label, cell) in itertools.pairwise(found_out):
-        if old.works != cell.works:
-            bad, was, kind = (old, "was ", VerdictChange.PASSING) if cell.works else (cell, "", VerdictChange.FAILING)
-            what = f"{bad.verdict_text}{f': {one_line(bad.reason, 80)}' if bad.reason else ''}"
-            yield MatrixChange(kind, row.chain, (before, label), f"{before} → {label}: {was}{what}")
+    known_cells = [(label, cell) for label, cell in cells if cell.works is not None]
+    for (old_label, old_cell), (label, cell) in itertools.pairwise(known_cells):
+        if old_cell.works != cell.works:
+            failing, prefix, kind = (
+                (old_cell, "was ", VerdictChange.PASSING) if cell.works else (cell, "", VerdictChange.FAILING)
+            )
+            description = f"{failing.verdict_text}{f': {one_line(failing.reason, 80)}' if failing.reason else ''}"
+            yield MatrixChange(kind, row.chain, (old_label, label), f"{old_label} → {label}: {prefix}{description}")
     for label, cell in cells:
         if cell.wrong_numbers:
             yield MatrixChange(VerdictChange.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
@@ -526,48 +534,48 @@ def _list_changes_of_row(row: MatrixRow, labels: list[str]) -> Iterator[MatrixCh
 def _list_comparable(
     figure: Figure, row: MatrixRow, cells: Sequence[tuple[str, MatrixCell]]
 ) -> list[tuple[str, float | None]]:
-    """The values of a figure that can be compared with each other: none of two machines, or of two counters."""
+    """Return the values of a metric that are comparable: not from two machines, nor from two counters."""
     if figure is Figure.TIME and not row.timed_on_one_machine:
         return []
     if figure.is_counted:
-        counted = [(label, cell) for label, cell in cells if Figure.CALL_INSTRUCTIONS in cell.figures.values]
-        if len({cell.figures.counted_by for _, cell in counted}) != 1:
+        counted_cells = [(label, cell) for label, cell in cells if Figure.CALL_INSTRUCTIONS in cell.figures.values]
+        if len({cell.figures.counted_by for _, cell in counted_cells}) != 1:
             return []
-        if any(Figure.INSTRUCTIONS_OUTSIDE not in cell.figures.values for _, cell in counted):
-            # Where it is not known which are in dispatches, those of the call stand for them.
-            whole_call = [(label, cell.figures.values.get(Figure.CALL_INSTRUCTIONS)) for label, cell in cells]
-            return whole_call if figure is Figure.INSTRUCTIONS else []
+        if any(Figure.INSTRUCTIONS_OUTSIDE not in cell.figures.values for _, cell in counted_cells):
+            # If those in dispatches are unknown, the instructions of the call replace them.
+            call_counts = [(label, cell.figures.values.get(Figure.CALL_INSTRUCTIONS)) for label, cell in cells]
+            return call_counts if figure is Figure.INSTRUCTIONS else []
     return [(label, _find_comparable(figure, cell)) for label, cell in cells]
 
 
 def _find_comparable(figure: Figure, cell: MatrixCell) -> float | None:
-    """A value; no time of other work, or of a busy machine."""
-    spoilt = figure is Figure.TIME and (cell.wrong_numbers or cell.figures.disturbed)
-    return None if spoilt else cell.figures.values.get(figure)
+    """Return a value, except a time of wrong results or of a busy machine."""
+    is_invalid = figure is Figure.TIME and (cell.wrong_numbers or cell.figures.disturbed)
+    return None if is_invalid else cell.figures.values.get(figure)
 
 
 def _list_jumps(
     chain: str, jump: Jump, row: FigureRow, figures: list[tuple[str, float | None]]
 ) -> Iterator[MatrixChange]:
-    """One line with every value that is further from the one before it than the margin of its jumps."""
-    known = [(label, value) for label, value in figures if value is not None]
+    """Yield one line with every value that differs from the previous one by more than the margin of its jumps."""
+    entries = [(label, value) for label, value in figures if value is not None]
 
-    def is_jump(before: float, value: float) -> bool:
-        share = _compute_ratio(value, before)
-        far = share is None or max(share, 1 / share if share else math.inf) > 1 + jump.margin.share
-        return value != before and abs(value - before) > jump.margin.amount and far
+    def is_jump(previous: float, value: float) -> bool:
+        ratio = _compute_ratio(value, previous)
+        is_far = ratio is None or max(ratio, 1 / ratio if ratio else math.inf) > 1 + jump.margin.share
+        return value != previous and abs(value - previous) > jump.margin.amount and is_far
 
-    jumps = known[:1]
-    for before, (label, value) in itertools.pairwise(known):
-        if is_jump(before[1], value):
-            if jumps[-1] != before:
-                jumps.append(before)
+    jumps = entries[:1]
+    for previous, (label, value) in itertools.pairwise(entries):
+        if is_jump(previous[1], value):
+            if jumps[-1] != previous:
+                jumps.append(previous)
             jumps.append((label, value))
     if len(jumps) < 2:
         return
     unit = f" {row.unit}" if row.unit == "ms" else ""
-    # What lies between two values that are no jump is left out.
-    written = [f"{row.write(value)}{unit} ({label})" for label, value in jumps]
-    signs = ["→" if is_jump(one, other) else "…" for (_, one), (_, other) in itertools.pairwise(jumps)]
-    text = " ".join([written[0], *(f"{sign} {word}" for sign, word in zip(signs, written[1:], strict=True))])
+    # Values between two that are no jump are left out.
+    texts = [f"{row.write(value)}{unit} ({label})" for label, value in jumps]
+    signs = ["→" if is_jump(left, right) else "…" for (_, left), (_, right) in itertools.pairwise(jumps)]
+    text = " ".join([texts[0], *(f"{sign} {text}" for sign, text in zip(signs, texts[1:], strict=True))])
     yield MatrixChange(jump.word, chain, tuple(label for label, _ in jumps), text)

@@ -1,4 +1,4 @@
-"""Where commands write: standard output that may go away while a run is under way, and progress."""
+"""Output streams of commands: standard output that may be closed while a run continues, and progress."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether a stream is a terminal that can move its cursor (`TERM=dumb` cannot)."""
+    """Return True if a stream is a terminal that can move its cursor (`TERM=dumb` cannot)."""
     return stream.isatty() and environ.get("TERM", "") not in ("dumb", "unknown")
 
 
 def open_progress(stream: TextIO) -> Painter:
-    """Live progress where `stream` is a terminal that can show it, lines elsewhere and where all is wanted."""
-    # rich takes long to import.
+    """Return live progress if `stream` is a terminal that supports it; otherwise, and for verbose output, log lines."""
+    # Importing rich takes long.
     from iree_gauntlet.records.run_before import read_earlier_seconds  # noqa: PLC0415
     from iree_gauntlet.reports.live_progress import LiveProgress, Painter, PlainProgress  # noqa: PLC0415
     from iree_gauntlet.settings import find_runs_folder  # noqa: PLC0415
 
     if messages.is_quiet():
         return Painter()
-    earlier = partial(read_earlier_seconds, folder=find_runs_folder() / "next")
+    read_step_seconds = partial(read_earlier_seconds, folder=find_runs_folder() / "next")
     if is_live(stream, os.environ) and not messages.is_verbose():
-        return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"), earlier=earlier)
-    return PlainProgress(stream, earlier=earlier)
+        return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"), read_step_seconds=read_step_seconds)
+    return PlainProgress(stream, read_step_seconds=read_step_seconds)
 
 
 def write_line(text: str) -> None:
-    """A line of a result that comes bit by bit, on standard output."""
+    """Write a line of a result that is printed piece by piece, on standard output."""
     from iree_gauntlet.formatting import one_line  # noqa: PLC0415
 
     sys.stdout.write(f"{one_line(text)}\n")
@@ -45,17 +45,17 @@ def write_line(text: str) -> None:
 
 
 def print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns as wide as they need to be, the last one as it comes."""
+    """Print a table with columns as wide as their content, the last one without padding."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
 
 
 class Output(io.TextIOBase):
-    """A stream whose reader may go away (`| head`), or whose disk may be full: what runs continues without it.
+    """A stream whose reader may close it (`| head`), or whose disk may be full: the command goes on without it.
 
     Attributes:
-        lost: why it takes nothing any more; empty while it does.
+        lost: the reason why writing fails; empty while it works.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -64,24 +64,24 @@ class Output(io.TextIOBase):
 
     @property
     def stream(self) -> TextIO:
-        """This object, under the type that consoles ask for."""
+        """The stream under the type that consoles require."""
         return cast("TextIO", self)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream behind it."""
+        """The encoding of the underlying stream."""
         return self._stream.encoding
 
     def isatty(self) -> bool:
-        """Whether the stream behind it is a terminal."""
+        """Return True if the underlying stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """The descriptor of the stream behind it."""
+        """Return the descriptor of the underlying stream."""
         return self._stream.fileno()
 
     def write(self, text: str) -> int:
-        """Writes at once, or notes that it cannot."""
+        """Write at once, or record the failure."""
         try:
             self._stream.write(text)
             self._stream.flush()

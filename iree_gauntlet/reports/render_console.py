@@ -1,4 +1,4 @@
-"""A document on a terminal or in a log: tables as wide as there is room, the answer last."""
+"""Print a document on a terminal or in a log: tables fit the width, and the result comes last."""
 
 from __future__ import annotations
 
@@ -38,39 +38,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-# Where there is no terminal, and for any row.
+# The first width applies without a terminal, the second to tables of any width.
 _PLAIN_WIDTH = 160
-_PLENTY = 1000
+_UNLIMITED_WIDTH = 1000
 
-# What a column of text needs: longer cells are folded.
-_LEAST_TEXT = 30
-_GAP = 2
+# A column of text needs this width; longer cells are wrapped.
+_MIN_TEXT_WIDTH = 30
+_COLUMN_GAP = 2
 
 
 def print_document(
     document: Document, stream: TextIO, reports: str = "", *, environ: Mapping[str, str], width: int | None = None
 ) -> None:
-    """Print a document without its details, coloured where the stream is a terminal and `NO_COLOR` is not set.
+    """Print a document without its details, in colour if the stream is a terminal and `NO_COLOR` is not set.
 
-    `reports` says where it is in files, such as `runs/x: a.md, a.json`. The width in columns is by itself the
-    terminal's, or where there is none 160, and as many as it takes for what is in no file.
+    `reports` names its files, such as `runs/x: a.md, a.json`. The width in columns defaults to that of the
+    terminal, to 160 without one, and to any width for a document without files.
     """
     if not (document.title and reports) and not stream.isatty():
-        width = width or _PLENTY
+        width = width or _UNLIMITED_WIDTH
     facts = "".join(f" · {fact}" for fact in document.facts)
     with _open_console(stream, environ, width) as console:
         if document.title:
             _write_line(console, f"\n{document.title}", "bold")
-        before: Block | None = None if document.title else Heading("")
-        for block in chain.from_iterable(map(_open_folded, document.blocks)):
-            # Tables and what has a heading stand apart, a heading not from what it is of.
-            if isinstance(before, Table) or (isinstance(block, Heading | Table) and not isinstance(before, Heading)):
+        previous: Block | None = None if document.title else Heading("")
+        for block in chain.from_iterable(map(_select_terminal_blocks, document.blocks)):
+            # Blank lines are around tables and before headings, not between a heading and its block.
+            if isinstance(previous, Table) or (
+                isinstance(block, Heading | Table) and not isinstance(previous, Heading)
+            ):
                 _write_line(console, "")
-            _print(console, block)
-            before = block
+            _print_block(console, block)
+            previous = block
         if document.title:
             _write_line(console, "")
-        _print(console, Notes(document.remarks))
+        _print_block(console, Notes(document.remarks))
         _write_line(console, f"{one_line(document.answer, 400)}{facts}", "bold")
         if reports:
             _write_line(console, f"reports in {reports}")
@@ -78,8 +80,8 @@ def print_document(
             _write_line(console, document.ending, "bold red" if document.exit_code else "bold green")
 
 
-def _open_folded(block: Block) -> tuple[Block, ...]:
-    """What a terminal shows of a block."""
+def _select_terminal_blocks(block: Block) -> tuple[Block, ...]:
+    """Return the blocks that a terminal shows of a block."""
     if isinstance(block, Folded):
         return block.blocks if block.brief else ()
     return () if isinstance(block, OnPage) else (block.in_text if isinstance(block, Table) else block,)
@@ -87,7 +89,7 @@ def _open_folded(block: Block) -> tuple[Block, ...]:
 
 @contextmanager
 def _open_console(stream: TextIO, environ: Mapping[str, str], width: int | None) -> Iterator[rich.console.Console]:
-    """A console whose text goes to a stream when the block is left; nothing of it where the block raises."""
+    """Yield a console whose text is written to a stream at the end; if the block raises, nothing is written."""
     live = is_live(stream, environ)
     buffer = io.StringIO()
     yield rich.console.Console(
@@ -104,7 +106,7 @@ def _open_console(stream: TextIO, environ: Mapping[str, str], width: int | None)
     write_text(stream, text if live else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
 
 
-def _print(console: rich.console.Console, block: Block) -> None:
+def _print_block(console: rich.console.Console, block: Block) -> None:
     for text, style in _list_lines(block):
         _write_line(console, text, style)
     if isinstance(block, Table):
@@ -116,10 +118,10 @@ def _print(console: rich.console.Console, block: Block) -> None:
 
 
 def _list_lines(block: Block) -> Iterator[tuple[str, str]]:
-    """Lines of what is no table, and their styles."""
+    """Yield the lines of a block other than a table, and their styles."""
     match block:
         case Heading(text):
-            # What stands before a colon may be a verdict.
+            # The text before a colon may be a verdict.
             word = text.partition(":")[0]
             yield signed(text, word), STYLES.get(word, "bold")
         case Paragraph(text):
@@ -143,61 +145,61 @@ def _make_plain(text: Text) -> str:
 
 
 def _print_table(console: rich.console.Console, table: Table) -> None:
-    """As one that fits; as several where no more of its columns may go. Nothing but text is broken."""
-    columns, rows, width = table.columns, table.rows[: table.most or None], console.width + _GAP
+    """Print one table that fits, or several if no more columns may be hidden. Only text is wrapped."""
+    columns, rows, width = table.columns, table.rows[: table.most or None], console.width + _COLUMN_GAP
     cells = [list(map(_format_cell, columns, row)) for row in rows]
-    # Each column with the gap before the next one; text that is longer is folded.
-    most = [_LEAST_TEXT if column.kind is ColumnKind.TEXT else _PLENTY for column in columns]
-    needed = [
-        _GAP + max(len(column.heading), *(min(len(row[index]), most[index]) for row in cells), 0)
+    # Each width includes the gap before the next column; longer text is wrapped.
+    max_widths = [_MIN_TEXT_WIDTH if column.kind is ColumnKind.TEXT else _UNLIMITED_WIDTH for column in columns]
+    widths = [
+        _COLUMN_GAP + max(len(column.heading), *(min(len(row[index]), max_widths[index]) for row in cells), 0)
         for index, column in enumerate(columns)
     ]
-    # Those for which there is room, by their ranks.
-    shown = list(range(len(columns)))
-    while sum(needed[index] for index in shown) > width:
-        least = max(shown, key=lambda index: columns[index].rank)
-        if columns[least].rank == 0:
+    # Columns are hidden by their ranks until the others fit.
+    visible = list(range(len(columns)))
+    while sum(widths[index] for index in visible) > width:
+        lowest = max(visible, key=lambda index: columns[index].rank)
+        if columns[lowest].rank == 0:
             break
-        shown.remove(least)
-    leading = len(list(itertools.takewhile(lambda index: columns[index].kind is ColumnKind.NAME, shown)))
-    for part in _split_parts(shown, max(leading, 1), needed, width):
-        found = rich.table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        visible.remove(lowest)
+    leading = len(list(itertools.takewhile(lambda index: columns[index].kind is ColumnKind.NAME, visible)))
+    for part in _split_parts(visible, max(leading, 1), widths, width):
+        part_table = rich.table.Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
         for index in part:
             column = columns[index]
-            found.add_column(
+            part_table.add_column(
                 one_line(column.heading),
                 justify="right" if column.right else "left",
                 overflow="fold",
                 no_wrap=column.kind is not ColumnKind.TEXT,
             )
-        for row, written in zip(rows, cells, strict=True):
+        for row, texts in zip(rows, cells, strict=True):
             styles = {index: STYLES.get(columns[index].word(row[index]), "") for index in part}
-            found.add_row(*(rich.text.Text(written[index], style) for index, style in styles.items()))
-        # What is wider than the terminal is broken by that alone: what is copied is whole.
-        console.width = max(width, sum(needed[index] for index in part)) - _GAP
-        console.print(found, crop=False)
-        console.width = width - _GAP
-    hidden = [column.heading for index, column in enumerate(columns) if index not in shown]
-    if hidden:
-        names = ", ".join(f"'{heading}'" for heading in hidden)
-        # Nobody can widen a pipe, where only what the reports have is left out.
-        how = "widen the terminal" if console.is_terminal else "the reports have them"
-        _write_line(console, f"  no room for the columns {names}: {how}", "dim")
+            part_table.add_row(*(rich.text.Text(texts[index], style) for index, style in styles.items()))
+        # A row wider than the terminal is wrapped by the terminal only: copied text stays complete.
+        console.width = max(width, sum(widths[index] for index in part)) - _COLUMN_GAP
+        console.print(part_table, crop=False)
+        console.width = width - _COLUMN_GAP
+    hidden_names = [column.heading for index, column in enumerate(columns) if index not in visible]
+    if hidden_names:
+        names = ", ".join(f"'{heading}'" for heading in hidden_names)
+        # A pipe cannot be widened; the hidden columns are in the reports.
+        hint = "widen the terminal" if console.is_terminal else "the reports have them"
+        _write_line(console, f"  no room for the columns {names}: {hint}", "dim")
 
 
 def _format_cell(column: Column, cell: Cell) -> str:
-    """A verdict stands behind its sign."""
+    """Format a cell; a verdict follows its sign."""
     text = column.written(cell)
     return signed(text, column.word(cell)) if column.kind is ColumnKind.VERDICT else text
 
 
-def _split_parts(shown: Sequence[int], leading: int, needed: Sequence[int], width: int) -> Iterator[list[int]]:
-    """The columns that say what a row is about, with as many of the others as there is room for; at least one."""
-    part = [*shown[:leading]]
-    for index in shown[leading:]:
-        if len(part) > leading and sum(needed[other] for other in part) + needed[index] > width:
+def _split_parts(visible: Sequence[int], leading: int, widths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Yield the leading columns, which name a row, with as many of the others as fit; at least one."""
+    part = [*visible[:leading]]
+    for index in visible[leading:]:
+        if len(part) > leading and sum(widths[column] for column in part) + widths[index] > width:
             yield part
-            part = [*shown[:leading]]
+            part = [*visible[:leading]]
         part.append(index)
     yield part
 

@@ -1,4 +1,4 @@
-"""A document as a page: one file that needs no other and no network, in light and dark, readable without scripts."""
+"""Render a document as a page: one file without other files or network, light and dark, readable without scripts."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 
 _MEMORY = re.compile(r'<meta name="memory" content="([^"]*)">')
-# The figure that a cell begins with: what stands up to its point, and all from there on.
-_FIGURE = re.compile(r"[^\d.]{0,2}[\d,]*")
-# The word of an exit code; of all others `inconclusive`.
+# This matches a number up to its decimal point.
+_INTEGER_PART = re.compile(r"[^\d.]{0,2}[\d,]*")
+# These are the words of exit codes; all others have `inconclusive`.
 ENDINGS = {ExitCode.OK: "passed", ExitCode.FAILED: "failed", ExitCode.USAGE: "error", ExitCode.ERROR: "error"}
 
 
 def render_html(document: Document) -> str:
-    """The page; ends with a newline."""
+    """Return the page; it ends with a newline."""
     environment = _make_environment()
     scripts = PageScripts(document.in_files)
     code, _, meaning = document.ending.partition(": ")
@@ -72,7 +72,7 @@ def _make_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True, finalize=_clean, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.loader = jinja2.FunctionLoader(_read_shipped)
+    environment.loader = jinja2.FunctionLoader(_read_file)
     environment.filters |= {
         "kind": lambda block: type(block).__name__,
         "heading": _make_heading,
@@ -84,63 +84,63 @@ def _make_environment() -> jinja2.Environment:
 
 
 def read_memory(page: str) -> str:
-    """What a page remembers for the next one in its place; empty for a page of others."""
-    found = _MEMORY.search(page)
-    return html.unescape(found[1]) if found else ""
+    """Return the data that a page stores for its successor; empty for a foreign page."""
+    match = _MEMORY.search(page)
+    return html.unescape(match[1]) if match else ""
 
 
 def _clean(value: Any) -> Any:
-    """Text without control characters; what is markup already is left as it is."""
+    """Remove control characters from text; leave markup as it is."""
     return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _make_badge(word: str, text: str) -> Markup:
-    """A word that judges: by its sign, its text and its colour."""
+    """Return a verdict as a badge, with its sign, its text and its colour."""
     sign = Markup('<span aria-hidden="true">{}</span> ').format(LOOKS[word][1]) if word in LOOKS else Markup()
     return Markup('<span class="badge {}">{}{}</span>').format(tone(word), sign, clean(text))
 
 
 def _make_heading(text: str) -> Markup | str:
-    """Of a verdict, what stands before the colon is a badge."""
-    word, colon, rest = text.partition(": ")
-    return _make_badge(word, word) + Markup(" ") + clean(rest) if colon and word in LOOKS else text
+    """Return a heading; a verdict before the colon becomes a badge."""
+    word, colon, remainder = text.partition(": ")
+    return _make_badge(word, word) + Markup(" ") + clean(remainder) if colon and word in LOOKS else text
 
 
 def _make_table(table: Table) -> Markup:
-    """A table; below 40 rem each of its rows becomes a card."""
-    stays = next((place for place, column in enumerate(table.columns) if column.kind is ColumnKind.NAME), 0)
+    """Return a table; below 40 rem each of its rows becomes a card."""
+    sticky_index = next((index for index, column in enumerate(table.columns) if column.kind is ColumnKind.NAME), 0)
     heads, bodies = [], []
-    for place, column in enumerate(table.columns):
-        cells = [row[place] for row in table.rows]
+    for index, column in enumerate(table.columns):
+        cells = [row[index] for row in table.rows]
         axis: str = ""
         contents: Sequence[str]
         if column.kind is ColumnKind.DRAWN:
             axis, contents = draw_column(column, cells)
         else:
-            contents = _fill_column(column, cells)
-        kind = "right" if column.right else column.kind.value
-        classes = f' class="{kind}{" stay" if place == stays else ""}"'
+            contents = _format_column(column, cells)
+        css_class = "right" if column.right else column.kind.value
+        classes = f' class="{css_class}{" stay" if index == sticky_index else ""}"'
         unit = f" <small>{html.escape(column.unit)}</small>" if column.unit else ""
         heads.append(f'<th scope="col"{classes}>{_escape(column.title)}{unit}{axis}</th>')
-        opening = f'<td{classes} data-of="{_escape(column.heading)}"'
-        filled = zip(cells, contents, strict=True)
-        bodies.append([f"{opening}{_shade(cell)}>{content}</td>" for cell, content in filled])
+        start = f'<td{classes} data-of="{_escape(column.heading)}"'
+        cell_contents = zip(cells, contents, strict=True)
+        bodies.append([f"{start}{_format_shade(cell)}>{content}</td>" for cell, content in cell_contents])
     head = f"<thead><tr>{''.join(heads)}</tr></thead>\n" if any(column.title for column in table.columns) else ""
     rows = "".join(f"<tr>{''.join(row)}</tr>\n" for row in zip(*bodies, strict=True))
-    # All that is others' was escaped.
+    # Everything from other sources was escaped.
     return Markup(f'<div class="wide" tabindex="0"><table class="cards">\n{head}<tbody>\n{rows}</tbody></table></div>')  # noqa: S704
 
 
-def _fill_column(column: Column, cells: Sequence[Cell]) -> list[str]:
-    tail = ""
+def _format_column(column: Column, cells: Sequence[Cell]) -> list[str]:
+    longest_tail = ""
     if column.right:
-        # The longest of what cells have from their points on; none where all are equally long.
-        tails = [_split(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
-        tail = max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
-    return [_format_cell(column, cell, tail) for cell in cells]
+        # The column is aligned by its longest tail, the part from the decimal point on; not if all are equally long.
+        tails = [_split_at_point(column.written(cell))[1] for cell in cells if not isinstance(cell, ColouredCell)]
+        longest_tail = max(tails, key=len) if len(set(map(len, tails))) > 1 else ""
+    return [_format_cell(column, cell, longest_tail) for cell in cells]
 
 
-def _shade(cell: Cell) -> str:
+def _format_shade(cell: Cell) -> str:
     if not isinstance(cell, Shaded) or abs(cell.share) < 0.02:
         return ""
     shade = "var(--bad)" if cell.share > 0 else "var(--good)"
@@ -153,7 +153,7 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
         return f'<a href="{html.escape(cell.url)}">{html.escape(text)}</a>'
     word = column.word(cell)
     if isinstance(cell, DrawnLimit):
-        # Not a sum: one of text and markup would escape the text again.
+        # Text plus markup would escape the text again, so both are formatted.
         return f"{_format_aligned(text, tail)}{draw_held_bar(cell.value, cell.limit, cell.word)}"
     if column.kind is ColumnKind.VERDICT:
         return _make_badge(word, text) if word in LOOKS else html.escape(text)
@@ -165,18 +165,18 @@ def _format_cell(column: Column, cell: Cell, tail: str) -> str:
 
 
 def _format_aligned(text: str, tail: str) -> str:
-    """A figure whose point stands below that of the others of its column: what follows it is as wide as `tail`."""
-    whole, rest = _split(text)
-    if not tail or not any(map(str.isdigit, whole)):
+    """Align a number by its decimal point with the others of its column: the part after it is as wide as `tail`."""
+    integer_part, remainder = _split_at_point(text)
+    if not tail or not any(map(str.isdigit, integer_part)):
         return html.escape(text)
-    behind = f'<span class="tail" data-as="{html.escape(tail)}">{html.escape(rest)}</span>'
-    return f"<span>{html.escape(whole)}{behind}</span>"
+    tail_markup = f'<span class="tail" data-as="{html.escape(tail)}">{html.escape(remainder)}</span>'
+    return f"<span>{html.escape(integer_part)}{tail_markup}</span>"
 
 
-def _split(text: str) -> tuple[str, str]:
-    found = _FIGURE.match(text)
-    place = found.end() if found and any(map(str.isdigit, found[0])) else len(text)
-    return text[:place], text[place:]
+def _split_at_point(text: str) -> tuple[str, str]:
+    match = _INTEGER_PART.match(text)
+    position = match.end() if match and any(map(str.isdigit, match[0])) else len(text)
+    return text[:position], text[position:]
 
 
 def _escape(text: str) -> str:
@@ -184,7 +184,7 @@ def _escape(text: str) -> str:
 
 
 def _inline_picture(picture: Picture) -> Markup:
-    """A picture as part of the page."""
+    """Return a picture as part of the page."""
     label = Markup('<svg role="img" aria-label="{}"').format(clean(picture.text))
     return Markup(picture.svg.replace("<svg", label, 1))  # noqa: S704
 
@@ -195,30 +195,30 @@ class PageScripts:
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._charts = tuple(_list_charts(blocks))
         self._numbers = {id(chart): number for number, chart in enumerate(self._charts)}
-        self._scripts = [_read_shipped("page.js")]
+        self._scripts = [_read_file("page.js")]
         if self._charts:
-            licence, library = _read_shipped("uplot/LICENSE").strip(), _read_shipped("uplot/uPlot.iife.min.js").strip()
-            self._scripts.append(f"/*\n{licence}\n*/\n{library}\n{_read_shipped('charts.js')}")
+            licence, library = (_read_file("uplot/LICENSE").strip(), _read_file("uplot/uPlot.iife.min.js").strip())
+            self._scripts.append(f"/*\n{licence}\n*/\n{library}\n{_read_file('charts.js')}")
 
     def number(self, chart: Chart) -> int:
-        """Which one it is."""
+        """Return the chart's number."""
         return self._numbers[id(chart)]
 
     @property
     def policy(self) -> Markup:
-        """What the page's content policy says of scripts: these alone run, whatever a name in the page holds."""
+        """The page's content policy for scripts: only these run, whatever text the page contains."""
         digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in self._scripts)
         return Markup("; script-src {}").format(Markup(" ").join(map(Markup("'sha256-{}'").format, digests)))
 
     @property
     def style(self) -> Markup:
         """The style sheet of uPlot."""
-        return Markup(_read_shipped("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
+        return Markup(_read_file("uplot/uPlot.min.css")) if self._charts else Markup()  # noqa: S704
 
     @property
     def written(self) -> Markup:
         """The data and the scripts, for the end of the page."""
-        # In a script, only what could end it has a meaning.
+        # In a script element, only a `<` could have a meaning.
         data = json.dumps(_make_data(self._charts), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
         charts = Markup('<script type="application/json" id="charts">{}</script>\n').format(Markup(data))  # noqa: S704
         scripts = (Markup("<script>{}</script>").format(Markup(script)) for script in self._scripts)  # noqa: S704
@@ -234,13 +234,13 @@ def _list_charts(blocks: Iterable[Block]) -> Iterator[Chart]:
 
 
 def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
-    """What `charts.js` reads: origins and rows of them once each, for most charts share them."""
+    """Return the input of `charts.js`: origins, and lists of them, are stored once, as most charts share them."""
     origins: dict[tuple[str, ...], int] = {}
     tracks: dict[tuple[int, ...], int] = {}
-    shown = []
+    chart_entries = []
     for chart in charts:
         track = tuple(origins.setdefault(tuple(map(clean, origin)), len(origins)) for origin in chart.origins)
-        shown.append(
+        chart_entries.append(
             {
                 "track": tracks.setdefault(track, len(tracks)),
                 "values": [int(value) if value == int(value) else float(f"{value:.6g}") for value in chart.values],
@@ -251,10 +251,10 @@ def _make_data(charts: Iterable[Chart]) -> dict[str, Any]:
                 "disturbed": chart.disturbed,
             }
         )
-    return {"origins": list(origins), "tracks": list(tracks), "charts": shown}
+    return {"origins": list(origins), "tracks": list(tracks), "charts": chart_entries}
 
 
 @cache
-def _read_shipped(name: str) -> str:
-    """A file that lies beside this one."""
+def _read_file(name: str) -> str:
+    """Read a file next to this one."""
     return (files(__package__) / name).read_text(encoding="utf-8")

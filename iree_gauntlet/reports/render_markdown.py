@@ -1,4 +1,4 @@
-"""A document as GitHub-flavoured Markdown."""
+"""Render a document as GitHub-flavoured Markdown."""
 
 from __future__ import annotations
 
@@ -30,53 +30,53 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-_LONGEST = 1000
+_MAX_TEXT_CHARS = 1000
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-# An underscore inside a word means nothing in GitHub's flavour, and names are full of them.
-_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# What would begin a list, a heading or a rule.
-_AT_LINE_START = re.compile(r"^(\d*)([.)](?=\s|$)|[-+#=]+(?=\s|$))")
+# An underscore in a word has no meaning in GitHub's flavour, and names often contain one.
+_SPECIAL_CHARACTER = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+# These would begin a list, a heading or a rule.
+_LINE_START_MARK = re.compile(r"^(\d*)([.)](?=\s|$)|[-+#=]+(?=\s|$))")
 # A pipe ends a table's cell, even inside code.
 _BARE_PIPE = re.compile(r"(?<!\\)\|")
-_FOLD, _UNFOLD = "<details>", "</details>"
+_DETAILS_START, _DETAILS_END = "<details>", "</details>"
 _BACKTICKS = re.compile(r"`+")
 
 
 def render_markdown(document: Document) -> str:
-    """The whole document; ends with a newline."""
-    ended = (document.ending,) if document.ending else ()
-    answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, (*document.facts, *ended))))
-    blocks = (_block(block) for block in document.in_files)
+    """Return the complete document; it ends with a newline."""
+    endings = (document.ending,) if document.ending else ()
+    answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, (*document.facts, *endings))))
+    blocks = (_render_block(block) for block in document.in_files)
     return "\n\n".join(filter(None, (f"# {escape(document.title)}", answer, *blocks))) + "\n"
 
 
-def _block(block: Block) -> str:
-    """Empty for what is on a page alone."""
-    found = ""
+def _render_block(block: Block) -> str:
+    """Render a block; return an empty string for blocks of pages only."""
+    markdown = ""
     match block:
         case Heading(text, level):
-            found = f"{'#' * level} {escape(text)}"
+            markdown = f"{'#' * level} {escape(text)}"
         case Paragraph(text):
-            found = _format_text(text)
+            markdown = _format_text(text)
         case Items(items):
-            found = "\n".join(f"- {_format_text(item)}" for item in items)
+            markdown = "\n".join(f"- {_format_text(item)}" for item in items)
         case Notes(lines):
-            found = "\n\n".join(f"> {escape(line)}" for line in lines)
+            markdown = "\n\n".join(f"> {escape(line)}" for line in lines)
         case Code(text, language):
-            found = fenced(text, language)
+            markdown = fenced(text, language)
         case Picture(file, _, text):
-            found = _format_text((TextLink(text, file),))
-        case Folded(title, inside):
-            parts = filter(None, map(_block, inside))
-            # A block of HTML, in which nothing is Markdown.
-            summary = f"{_FOLD}<summary>{one_line(title).translate(_HTML)}</summary>"
-            found = "\n\n".join((summary, *parts, _UNFOLD))
+            markdown = _format_text((TextLink(text, file),))
+        case Folded(title, inner_blocks):
+            parts = filter(None, map(_render_block, inner_blocks))
+            # This is a block of HTML, without Markdown.
+            summary = f"{_DETAILS_START}<summary>{one_line(title).translate(_HTML)}</summary>"
+            markdown = "\n\n".join((summary, *parts, _DETAILS_END))
         case Table():
             columns, rows = block.in_text.columns, block.in_text.rows
             cells = ([_format_cell(column, cell) for column, cell in zip(columns, row, strict=True)] for row in rows)
             right = frozenset(index for index, column in enumerate(columns) if column.right)
-            found = table([escape(column.heading) for column in columns], cells, right)
-    return found
+            markdown = table([escape(column.heading) for column in columns], cells, right)
+    return markdown
 
 
 def _format_text(text: Text) -> str:
@@ -88,10 +88,10 @@ def _format_inline(part: str | Name | TextLink, *, first: bool) -> str:
         return code(part.text)
     if isinstance(part, TextLink):
         return f"[{escape(part.text)}]({quote(part.url, safe=':/?#=&+@%~')})"
-    # Next to other parts, spaces at the ends count, and the beginning is not that of a line.
-    before = "" if first else "!"
-    text = part if len(part) <= _LONGEST else f"{part[: _LONGEST - 1]}…"
-    return escape(f"{before}{text}!", 2 * _LONGEST)[len(before) : -1]
+    # The added characters keep leading and trailing spaces, and keep the text from beginning a line.
+    guard = "" if first else "!"
+    text = part if len(part) <= _MAX_TEXT_CHARS else f"{part[: _MAX_TEXT_CHARS - 1]}…"
+    return escape(f"{guard}{text}!", 2 * _MAX_TEXT_CHARS)[len(guard) : -1]
 
 
 def _format_cell(column: Column, cell: Cell) -> str:
@@ -102,71 +102,71 @@ def _format_cell(column: Column, cell: Cell) -> str:
 
 
 def escape(text: str, limit: int = 500) -> str:
-    """Text as it stands, on one line, fit for a paragraph, a list item or a table cell."""
-    escaped = _SPECIAL.sub(r"\\\g<0>", one_line(text, limit).translate(_HTML))
-    return _AT_LINE_START.sub(r"\1\\\2", escaped)
+    """Escape text, on one line, for a paragraph, a list item or a table cell."""
+    markdown = _SPECIAL_CHARACTER.sub(r"\\\g<0>", one_line(text, limit).translate(_HTML))
+    return _LINE_START_MARK.sub(r"\1\\\2", markdown)
 
 
 def code(text: str, limit: int = 500) -> str:
-    """Text as inline code; nothing for no text."""
+    """Format text as inline code; empty for empty text."""
     line = one_line(text, limit)
     if not line:
         return ""
-    fence = "`" * (_compute_longest_run(line) + 1)
+    fence = "`" * (_count_longest_run(line) + 1)
     padding = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{padding}{line}{padding}{fence}"
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """Text as a code block, whatever backticks it holds."""
+    """Format text as a code block, with a fence longer than any backticks in it."""
     body = clean(text).strip("\n")
-    fence = "`" * max(3, _compute_longest_run(body) + 1)
+    fence = "`" * max(3, _count_longest_run(body) + 1)
     return f"{fence}{language}\n{body}\n{fence}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
-    """A table; cells are Markdown already (`escape`, `code`). Columns in `right` are aligned right."""
+    """Return a table; cells are Markdown already (`escape`, `code`). Columns in `right` are aligned right."""
     rule = ["---:" if index in right else "---" for index in range(len(header))]
-    safe = ([_BARE_PIPE.sub(r"\|", cell) for cell in cells] for cells in [header, rule, *rows])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in safe)
+    safe_rows = ([_BARE_PIPE.sub(r"\|", cell) for cell in cells] for cells in [header, rule, *rows])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in safe_rows)
 
 
 def shortened(text: str, limit: int, note: str) -> str:
-    """A document of at most `limit` bytes of UTF-8 (a few hundred at least), cut between lines.
+    """Cut a document to at most `limit` bytes of UTF-8 (a few hundred at least), between lines.
 
-    No code block and nothing folded is left open. `note` is put at the end where something was cut off: Markdown that
-    says so, and where the rest is.
+    Code blocks and folded parts are closed. If lines were cut off, `note` is appended: Markdown that
+    mentions the cut, and the location of the complete document.
     """
     if len(text.encode()) <= limit:
         return text
-    # Room for the note and for closing a code block.
-    room = limit - len(note.encode()) - 512
-    kept: list[str] = []
+    # This leaves room for the note and for closing a code block.
+    remaining_bytes = limit - len(note.encode()) - 512
+    lines: list[str] = []
     open_fence = ""
-    folded = 0
+    fold_depth = 0
     for line in text.split("\n"):
-        room -= len(line.encode()) + 1
-        if room < 0:
+        remaining_bytes -= len(line.encode()) + 1
+        if remaining_bytes < 0:
             break
-        kept.append(line)
-        fence = _format_fence(line)
+        lines.append(line)
+        fence = _find_fence(line)
         if open_fence and line.strip("`") == "" and len(fence) >= len(open_fence):
             open_fence = ""
         elif not open_fence:
             open_fence = fence
-            folded += line.startswith(_FOLD) - (line == _UNFOLD)
-    closing = [open_fence] if open_fence else []
-    closing += ["", _UNFOLD] * folded
-    return "\n".join([*kept, *closing, "", note, ""])
+            fold_depth += line.startswith(_DETAILS_START) - (line == _DETAILS_END)
+    closing_lines = [open_fence] if open_fence else []
+    closing_lines += ["", _DETAILS_END] * fold_depth
+    return "\n".join([*lines, *closing_lines, "", note, ""])
 
 
-def _format_fence(line: str) -> str:
-    """The backticks that open or close a code block; nothing for any other line."""
-    found = _BACKTICKS.match(line)
-    if not found or len(found.group()) < 3 or "`" in line[found.end() :]:
+def _find_fence(line: str) -> str:
+    """Return the backticks that open or close a code block; empty for any other line."""
+    match = _BACKTICKS.match(line)
+    if not match or len(match.group()) < 3 or "`" in line[match.end() :]:
         return ""
-    return found.group()
+    return match.group()
 
 
-def _compute_longest_run(text: str) -> int:
+def _count_longest_run(text: str) -> int:
     return max((len(run) for run in _BACKTICKS.findall(text)), default=0)

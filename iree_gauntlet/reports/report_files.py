@@ -1,4 +1,4 @@
-"""What every report has: where it is from, and where it is written: beside its record, and into a CI job's summary."""
+"""Write reports next to their record and into a CI job's summary, and describe their origin."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ if TYPE_CHECKING:
 
 
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-# GitHub refuses a step's summary above 1 MiB as a whole:
+# GitHub rejects a step's complete summary above 1 MiB:
 # docs.github.com, "Workflow commands for GitHub Actions", step isolation and limits.
 STEP_SUMMARY_LIMIT = 1 << 20
-_SMALLEST_USEFUL = 4096
-_CUT = "*Cut here: this page may not be longer. The whole report is in the folder of the run.*"
+_MIN_SUMMARY_BYTES = 4096
+_CUT_NOTE = "*Cut here: this page may not be longer. The whole report is in the folder of the run.*"
 
 
 def provenance(iree: str, opening: Opening, files: Iterable[str], seconds: float | None = None) -> Provenance:
-    """Where a report is from, for its page's head and foot; `files` lie beside it, one that goes on took None."""
-    started = f"{datetime.fromisoformat(opening.time).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if opening.time else ""
-    facts = opening.machine
-    cores = f"{facts.cores} cores" if facts.cores else ""
-    memory = byte_size(facts.memory_bytes) if facts.memory_bytes else ""
-    machine = ", ".join(filter(None, (facts.host, facts.cpu, cores, memory)))
-    return Provenance(started, iree, machine, opening.command, opening.cwd, opening.version, tuple(files), seconds)
+    """Return a report's origin, for its page's head and foot; `files` are next to it; `seconds`: None if unfinished."""
+    start_text = f"{datetime.fromisoformat(opening.time).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if opening.time else ""
+    machine_info = opening.machine
+    cores = f"{machine_info.cores} cores" if machine_info.cores else ""
+    memory = byte_size(machine_info.memory_bytes) if machine_info.memory_bytes else ""
+    machine = ", ".join(filter(None, (machine_info.host, machine_info.cpu, cores, memory)))
+    return Provenance(start_text, iree, machine, opening.command, opening.cwd, opening.version, tuple(files), seconds)
 
 
 def count_seconds_between(begin: str, end: str) -> float | None:
-    """From the time of one event of a record to that of another, its last; None where there is none."""
+    """Return the seconds between the times of two events of a record; None if one is missing."""
     return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() if begin and end else None
 
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of an experiment, made from its record: the same record gives the same bytes.
+    """The reports of an experiment, made from its record: the same record results in the same bytes.
 
-    A run's name what changed since the run before, where that lies beside it.
+    A run's reports contain the changes since the previous run, if that is next to it.
 
     Attributes:
-        files: what makes each of them, by name; one after the other, since of ten thousand cases each is large.
-        document: what people read; it is given the folder, as the user knows it, for a terminal, and None elsewhere.
-        commands: what a CI system reads in a log, given the environment.
-        sweep: the journal of a run that is one, and has the reports of one too.
+        files: functions that make each file, by name; called in sequence, as reports of ten thousand cases are large.
+        document: makes the document, given the folder as displayed to the user for a terminal, otherwise None.
+        commands: makes commands in a log for a CI system, given the environment.
+        sweep: the journal of a run that is a sweep, and so has a sweep's reports, too.
     """
 
     files: Mapping[str, Callable[[], str]]
@@ -69,59 +69,59 @@ class Reports:
     sweep: JournalRecord | None = None
 
     def write(self, folder: Path) -> None:
-        """Write them next to the record; see `write_report`."""
+        """Write the reports next to the record; see `write_report`."""
         with pause_collector():
             for name, make in self.files.items():
                 write_report(folder / name, make(), folder)
 
     def print(self, folder: Path, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None) -> None:
-        """Print what people read, as much of it as is wanted, as `print_document` does.
+        """Print the document, at the selected verbosity, as `print_document` does.
 
-        The folder is that of the record, as the user knows it.
+        The folder is the record's, as displayed to the user.
         """
-        where = f"{folder}: {', '.join(self.files)}"
+        label = f"{folder}: {', '.join(self.files)}"
         document = self.document(folder)
         if messages.is_quiet() and self.exit_code is ExitCode.OK:
             document = document.brief
         elif messages.is_verbose():
             document = document.whole
-        print_document(document, stream, where, environ=environ, width=width)
+        print_document(document, stream, label, environ=environ, width=width)
 
     def append_to_step_summary(self, environ: Mapping[str, str]) -> None:
-        """Append what people read to the summary of a CI step; see `append_document`."""
+        """Append the document to the summary of a CI step; see `append_document`."""
         append_document(self.document(None), environ)
 
 
 def append_document(document: Document, environ: Mapping[str, str]) -> None:
-    """Append a document to the file that `GITHUB_STEP_SUMMARY` names, where there is one, as much as GitHub takes.
+    """Append a document to the file named by `GITHUB_STEP_SUMMARY`, if it is set, as much as GitHub accepts.
 
-    The limit is one of the whole file, which earlier commands of the same CI step may have written to. Nothing is
-    written where no room is left for a useful part.
+    The limit applies to the complete file, which earlier commands of the CI step may have written to. Nothing is
+    written if the remaining space is too small for a useful part.
     """
-    if not (named := environ.get(_STEP_SUMMARY)):
+    if not (path_text := environ.get(_STEP_SUMMARY)):
         return
-    path = Path(named)
+    path = Path(path_text)
     try:
         used = path.stat().st_size if path.exists() else 0
-        room = STEP_SUMMARY_LIMIT - used - 1
-        if room >= _SMALLEST_USEFUL:
-            # The file is the runner's: it is appended to, not replaced.
+        space = STEP_SUMMARY_LIMIT - used - 1
+        if space >= _MIN_SUMMARY_BYTES:
+            # The file belongs to the CI runner: append to it, don't replace it.
             with path.open("ab") as stream:
-                stream.write(b"\n" * bool(used) + shortened(render_markdown(document), room, _CUT).encode())
+                stream.write(b"\n" * bool(used) + shortened(render_markdown(document), space, _CUT_NOTE).encode())
     except OSError as error:
         raise GauntletError(
-            f"{named}: cannot append the summary: {error.strerror}",
+            f"{path_text}: cannot append the summary: {error.strerror}",
             f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
         ) from error
 
 
 def make_pages(name: str, document: Callable[[], Document]) -> dict[str, Callable[[], str]]:
-    """What makes the files that people read, Markdown and a page, by their names."""
+    """Return functions that make the Markdown file and the page, by file name."""
     return {f"{name}.md": lambda: render_markdown(document()), f"{name}.html": lambda: render_html(document())}
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:
-    """Write one report, which `report FOLDER` makes again."""
+    """Write one report, which `report FOLDER` can make again."""
     try:
         write_atomic(path, content)
     except OSError as error:

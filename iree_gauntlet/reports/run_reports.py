@@ -1,11 +1,11 @@
-"""The reports of a run, from its journal alone: also of a run that was killed.
+"""Make the reports of a run from its journal only, even if the run was killed.
 
-`job_summary.md` and `job_summary.json` have the shape of iree-test-suites' torch models: one table for each type of
-test, with the columns and words that its readers know: `PASSED`, `FAILED` (also for what an error kept from being
-judged), `N/A` for what did not run; and `XFAILED`, which that suite has not.
+`job_summary.md` and `job_summary.json` have the format of iree-test-suites' torch models: one table for each type of
+test, with that suite's columns and words: `PASSED`, `FAILED` (also for tests without a verdict because of an error),
+`N/A` for tests that did not run; and `XFAILED`, which that suite lacks.
 
-`summary.json` is the result of a run, for programs; docs/reference/results.md has its shape. Within one schema number
-keys are only added. NaN and infinities are strings, so that every JSON reader takes the file.
+`summary.json` is the result of a run, for programs; docs/reference/results.md has its fields. Within one schema number
+keys are only added. NaN and infinities are strings, so that every JSON parser accepts the file.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
-_OF_THE_RUN = (*("run", "suite", "version", "command", "cwd", "started"), *("state", "resumed", "torn", "remarks"))
-_OF_A_CHAIN = ("id", "dialect", "model", "submodel", "target", "sku", "verdict")
-_OF_A_STEP = (
+_RUN_FIELDS = (*("run", "suite", "version", "command", "cwd", "started"), *("state", "resumed", "torn", "remarks"))
+_CHAIN_FIELDS = ("id", "dialect", "model", "submodel", "target", "sku", "verdict")
+_STEP_FIELDS = (
     *("id", "stage", "role", "verdict", "failure", "reason", "behind"),
     *("seconds", "waited_seconds", "cpu_seconds", "tool_seconds", "peak_rss_bytes"),
     *("exit_code", "signal", "timed_out", "command", "device"),
 )
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-# Beginning of the names of its files.
+# The names of its files begin like this.
 JOB_SUMMARY = "job_summary."
-_NOT_KNOWN = "N/A"
+_UNKNOWN_VALUE = "N/A"
 _HEADERS = {
     Kind.QUALITY: ["Name", "Status"],
     Kind.BENCHMARK: ["Name", "Current Time (ms)", "Golden Time (ms)", "Tolerance Factor", "Threshold (ms)", "Status"],
@@ -94,16 +94,16 @@ _HEADERS = {
     ],
 }
 Summary = dict[str, dict[str, Any]]
-# What files hold at most, and what of it a terminal shows.
-_MOST_FAILURES, _SHOWN_FAILURES = 200, 20
-_MOST_ROWS, _SHOWN_ROWS = 500, 30
-_MOST_GROUPS, _SHOWN_GROUPS = 50, 20
-_SHOWN_FINDINGS = 12
-_GROUPED_FROM = 20
-_NAMED_STEPS = 8
-# Notes that differ in names and numbers alone are of a kind; from so many on they are folded.
-_OF_ONE = re.compile(r"\S*[\d/\\@=]\S*")
-_FOLDED_FROM = 4
+# The first number is the maximum in files, the second on a terminal.
+_MAX_FAILURES, _TERMINAL_FAILURES = 200, 20
+_MAX_ROWS, _TERMINAL_ROWS = 500, 30
+_MAX_GROUPS, _TERMINAL_GROUPS = 50, 20
+_TERMINAL_FINDINGS = 12
+_MIN_GROUPED_FAILURES = 20
+_MAX_LISTED_STEPS = 8
+# Notes that differ only in names and numbers are alike; this many are folded.
+_VARIABLE_WORD = re.compile(r"\S*[\d/\\@=]\S*")
+_MIN_FOLDED_NOTES = 4
 _NAMING_COLUMNS = (Column("verdict", ColumnKind.VERDICT), Column("model", ColumnKind.NAME))
 _FIGURE_COLUMNS = [(figure, figure.row.column) for figure in COMPILES_FIRST if figure.row.column]
 _TIME_COLUMNS = (
@@ -122,7 +122,7 @@ _GROUP_COLUMNS = (
     Column("cases", ColumnKind.NUMBER),
     *(Column(title) for title in ("stage", "diagnostic", "for example")),
 )
-_CHANGED_COLUMNS = (
+_CHANGE_COLUMNS = (
     Column("model", ColumnKind.NAME),
     Column("figure"),
     *(Column(title, ColumnKind.NUMBER) for title in ("before", "now", "change")),
@@ -140,14 +140,14 @@ _STEP_COLUMNS = (
     Column("step", ColumnKind.NAME),
     Column("took", ColumnKind.DURATION),
 )
-_LONGEST_STEPS = 5
-# Of a run that was resumed, seconds without a step that are shown as they were.
-_PAUSE = 1.0
-_FACT_COLUMNS = (Column(""), Column("", ColumnKind.NAME))
+_MAX_LONG_STEPS = 5
+# In a resumed run, longer gaps between steps are shortened to this.
+_MAX_PAUSE_SECONDS = 1.0
+_ENVIRONMENT_COLUMNS = (Column(""), Column("", ColumnKind.NAME))
 
 
 def run_reports(run_dir: Path) -> Reports:
-    """The reports of the run in a folder.
+    """Return the reports of the run in a folder.
 
     Raises:
         GauntletError: there is no journal, or it cannot be read.
@@ -159,43 +159,43 @@ def run_reports(run_dir: Path) -> Reports:
 
 
 def make_run_reports(outcome: RunOutcome, run_dir: Path | None = None) -> Reports:
-    """`junit.xml`, `summary.md`, `summary.html`, `summary.json`, and the job summary where torch models were tested.
+    """Return `junit.xml`, `summary.md`, `summary.html`, `summary.json`, and the job summary if there are torch models.
 
-    Beside the run's folder lies the run before; without one it is not looked for.
+    The previous run is looked up next to the run's folder; without a folder, there is none.
     """
-    before = find_changes_since(outcome, run_dir) if run_dir else None
+    previous = find_changes_since(outcome, run_dir) if run_dir else None
 
     @cache
-    def document(folder: Path | None) -> Document:
-        return run_document(outcome, folder, before, tuple(name for name in files if not name.endswith(".html")))
+    def make_document(folder: Path | None) -> Document:
+        return run_document(outcome, folder, previous, tuple(name for name in files if not name.endswith(".html")))
 
     files = {
         "junit.xml": lambda: format_run_junit(outcome),
-        **make_pages("summary", lambda: document(None)),
+        **make_pages("summary", lambda: make_document(None)),
         "summary.json": lambda: format_summary_json(outcome),
     }
-    # None of it where no torch models were tested.
+    # The job summary is empty if no torch models were tested.
     if summary := make_job_summary(outcome):
         files[f"{JOB_SUMMARY}md"] = lambda: _format_job_summary(summary, outcome)
         files[f"{JOB_SUMMARY}json"] = lambda: json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
     commands = partial(format_error_commands, outcome.steps)
-    return Reports(files, document, outcome.exit_code, format_headline(outcome), commands)
+    return Reports(files, make_document, outcome.exit_code, format_headline(outcome), commands)
 
 
 def make_job_summary(outcome: RunOutcome) -> Summary:
-    """The tests of torch models by type: `{type: {"headers": […], "rows": [[…]]}}`; empty where there are none."""
+    """Return the tests of torch models by type: `{type: {"headers": […], "rows": [[…]]}}`; empty if there are none."""
     verdicts = {step.id: step.verdict for step in outcome.steps}
-    found: Summary = {}
+    summary: Summary = {}
     for kind, headers in _HEADERS.items():
         steps = [step for step in outcome.steps if step.dialect == "torch-models" and step.stage is CHECKS[kind]]
         rows = [_make_row(kind, step, _classify(step, verdicts)) for step in steps]
         if rows:
-            found[str(kind)] = {"headers": headers, "rows": sorted(rows, key=lambda row: str(row[0]))}
-    return found
+            summary[str(kind)] = {"headers": headers, "rows": sorted(rows, key=lambda row: str(row[0]))}
+    return summary
 
 
 def _format_job_summary(summary: Summary, outcome: RunOutcome) -> str:
-    """As Markdown; what was explained stands behind the tables, whose columns are that suite's, a line each."""
+    """Format the summary as Markdown; explanations follow the tables, whose columns are that suite's, a line each."""
     parts = [f"# Job Summary For Markers: {escape(outcome.markers)}\n"]
     for kind, content in summary.items():
         rows = [[escape(str(cell)) for cell in row] for row in content["rows"]]
@@ -205,28 +205,28 @@ def _format_job_summary(summary: Summary, outcome: RunOutcome) -> str:
         if step.explanation is not None:
             bundle = f"; bundle: {code(step.explanation.bundle)}" if step.explanation.bundle else ""
             lines.append(f"- {escape(step.title)}: {escape(format_explanation(step.explanation))}{bundle}\n")
-    explained = f"\n## Explanations\n\n{''.join(lines)}" if lines else ""
-    return "\n".join(parts) + explained
+    explanations = f"\n## Explanations\n\n{''.join(lines)}" if lines else ""
+    return "\n".join(parts) + explanations
 
 
 def _make_row(kind: Kind, step: StepOutcome, status: str) -> list[Any]:
     name = f"{step.model}/{step.submodel}.json"
     goldens = {golden.metric: golden for golden in step.goldens}
-    figures: list[Any] = []
+    metrics: list[Any] = []
     if kind is Kind.BENCHMARK:
         golden = goldens.get(Figure.TIME)
-        by_mean = golden is not None and golden.statistic == Statistic.MEAN
-        measured = None if step.samples is None else step.samples.mean_ms if by_mean else step.samples.min_ms
-        limit = [_NOT_KNOWN] * 3
+        uses_mean = golden is not None and golden.statistic == Statistic.MEAN
+        time_ms = None if step.samples is None else step.samples.mean_ms if uses_mean else step.samples.min_ms
+        limit = [_UNKNOWN_VALUE] * 3
         if golden:
-            most = golden.value * golden.factor
-            limit = [_format_milliseconds(golden.value), str(golden.factor), _format_milliseconds(most)]
-        figures = [_format_milliseconds(measured), *limit]
+            threshold = golden.value * golden.factor
+            limit = [_format_milliseconds(golden.value), str(golden.factor), _format_milliseconds(threshold)]
+        metrics = [_format_milliseconds(time_ms), *limit]
     elif kind is Kind.COMPSTAT:
         for figure in (Figure.DISPATCHES, Figure.SIZE):
             golden = goldens.get(figure)
-            figures += [_round_whole(golden.value if golden else None), _round_whole(step.measure(figure))]
-    return [name, *figures, status]
+            metrics += [_format_number(golden.value if golden else None), _format_number(step.measure(figure))]
+    return [name, *metrics, status]
 
 
 def _classify(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
@@ -234,25 +234,25 @@ def _classify(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
         return "PASSED"
     if Verdict.XFAILED in (step.verdict, verdicts.get(step.behind)):
         return "XFAILED"
-    judged = step.behind or not (step.never_started or step.verdict is Verdict.SKIPPED or step.verdict.is_doubtful)
-    return "FAILED" if judged else _NOT_KNOWN
+    was_judged = step.behind or not (step.never_started or step.verdict is Verdict.SKIPPED or step.verdict.is_doubtful)
+    return "FAILED" if was_judged else _UNKNOWN_VALUE
 
 
 def _format_milliseconds(value: float | None) -> str:
-    return _NOT_KNOWN if value is None or math.isnan(value) else f"{value:.3f}"
+    return _UNKNOWN_VALUE if value is None or math.isnan(value) else f"{value:.3f}"
 
 
-def _round_whole(value: float | None) -> float | int | str:
+def _format_number(value: float | None) -> float | int | str:
     if value is None:
-        return _NOT_KNOWN
+        return _UNKNOWN_VALUE
     return int(value) if float(value).is_integer() else value
 
 
 def format_summary_json(outcome: RunOutcome) -> str:
-    """The document as text, ASCII only, ending with a newline."""
+    """Return the run as JSON text, ASCII only, ending with a newline."""
     document: dict[str, Any] = {
         "schema": 1,
-        **_describe_named(outcome, _OF_THE_RUN),
+        **_select_fields(outcome, _RUN_FIELDS),
         "workers": {name: machine.as_dict() for name, machine in outcome.workers.items()},
         "exit_code": outcome.exit_code,
         "exit_meaning": outcome.exit_code.meaning,
@@ -268,16 +268,16 @@ def format_summary_json(outcome: RunOutcome) -> str:
     chains = [_describe_chain(chain) for chain in outcome.chains]
     if not outcome.many:
         return json.dumps(strict_json({**document, "chains": chains}), indent=1, allow_nan=False) + "\n"
-    head = json.dumps(strict_json(document), indent=1, allow_nan=False).removesuffix("\n}")
+    fields_text = json.dumps(strict_json(document), indent=1, allow_nan=False).removesuffix("\n}")
     lines = []
     for chain in chains:
         try:
             lines.append(f"  {_ENCODER.encode(chain)}")
         except ValueError:
-            # NaN or an infinity, which few have.
+            # NaN or an infinity, which is rare.
             lines.append(f"  {_ENCODER.encode(strict_json(chain))}")
-    listed = ",\n".join(lines)
-    return f'{head},\n "chains": [\n{listed}\n ]\n}}\n'
+    chain_lines = ",\n".join(lines)
+    return f'{fields_text},\n "chains": [\n{chain_lines}\n ]\n}}\n'
 
 
 def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
@@ -285,10 +285,10 @@ def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
     worst, samples = figures.worst_output, figures.samples
     time: dict[str, Any] | None = None
     if samples is not None and samples.real_time_ms:
-        named = {name.removesuffix("_ms"): value for name, value in samples.figures.items()}
-        time = {**named, "repetitions": len(samples.real_time_ms), **_describe_limit(figures.checks.get(Figure.TIME))}
+        stats = {name.removesuffix("_ms"): value for name, value in samples.figures.items()}
+        time = {**stats, "repetitions": len(samples.real_time_ms), **_describe_limit(figures.checks.get(Figure.TIME))}
     document = {
-        **_describe_named(chain, _OF_A_CHAIN),
+        **_select_fields(chain, _CHAIN_FIELDS),
         "compile": {"seconds": figures.values.get(Figure.COMPILE_TIME), "cached": figures.compile_cached},
         "quality": None if worst is None else _describe_output(worst),
     }
@@ -303,10 +303,10 @@ def _describe_chain(chain: ChainOutcome) -> dict[str, Any]:
 
 def _describe_step(step: StepOutcome) -> dict[str, Any]:
     return {
-        **_describe_named(step, _OF_A_STEP),
-        "cache": None if step.cache is None else _describe_fields(step.cache),
+        **_select_fields(step, _STEP_FIELDS),
+        "cache": None if step.cache is None else _select_all(step.cache),
         "checks": [
-            _describe_fields(check) | {"factor": 1.0 if check.factor is None else check.factor} for check in step.checks
+            _select_all(check) | {"factor": 1.0 if check.factor is None else check.factor} for check in step.checks
         ],
         "unapplied_goldens": [str(golden.origin) for golden in step.unapplied_goldens],
         "outputs": [_describe_output(output) for output in step.outputs],
@@ -317,7 +317,7 @@ def _describe_step(step: StepOutcome) -> dict[str, Any]:
         "explanation": None if step.explanation is None else asdict(step.explanation),
         "notes": step.notes,
         "log": step.log,
-        "origin": _describe_fields(step.origin),
+        "origin": _select_all(step.origin),
         **({"worker": step.worker} if step.worker else {}),
         **({"unsupported": step.unsupported.as_dict()} if step.unsupported else {}),
     }
@@ -327,62 +327,65 @@ def _describe_limit(check: Check | None) -> dict[str, Any]:
     return {name: getattr(check, name, None) for name in ("golden", "limit", "passed")}
 
 
-def _describe_named(holder: object, names: Iterable[str]) -> dict[str, Any]:
-    return {name: getattr(holder, name) for name in names}
+def _select_fields(record: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
-def _describe_fields(record: CacheUse | Check | OutputComparison | Origin) -> dict[str, Any]:
-    """What a flat dataclass holds."""
-    return _describe_named(record, record.__dataclass_fields__)
+def _select_all(record: CacheUse | Check | OutputComparison | Origin) -> dict[str, Any]:
+    """Return the fields of a flat dataclass."""
+    return _select_fields(record, record.__dataclass_fields__)
 
 
 def _describe_output(output: OutputComparison) -> dict[str, Any]:
-    return _describe_fields(output) | {"mismatches": output.mismatches or 0, "worst_index": output.worst_index or ()}
+    return _select_all(output) | {"mismatches": output.mismatches or 0, "worst_index": output.worst_index or ()}
 
 
 def run_document(
-    outcome: RunOutcome, folder: Path | None = None, before: RunBefore | None = None, files: tuple[str, ...] = ()
+    outcome: RunOutcome, folder: Path | None = None, previous: RunBefore | None = None, files: tuple[str, ...] = ()
 ) -> Document:
-    """What went wrong and what to do about it, what was measured, and with what.
+    """Return the document of a run: failures with next steps, metrics, and the environment.
 
-    Of a run with more than 200 chains, as of a suite of operators, tables hold only what did not come out as expected.
-    `folder` is that of the run, as the user knows it; None where the document lies in it, beside `files`.
+    If a run has more than 200 chains, as operator suites have, tables contain only unexpected results. `folder` is the
+    run's, as displayed to the user; None if the document is in that folder, next to `files`.
     """
-    # Those that began: of those that an interrupted run never began there is nothing to say.
+    # Steps that an interrupted run never began are left out: there is nothing to report of them.
     bad = [step for step in outcome.bad_steps if not step.never_started]
-    # Chains with a row of their own: of many those that went wrong.
-    shown = [chain for chain in outcome.chains if chain.verdict.is_bad] if outcome.many else list(outcome.chains)
-    if not outcome.many and len(shown) > _SHOWN_ROWS:
-        # These come first where a terminal has no room for all.
-        shown.sort(key=lambda chain: not chain.verdict.is_bad)
-    figures = {chain.id: collect_chain_figures(chain) for chain in shown[: _MOST_ROWS if outcome.many else None]}
-    inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
+    # These chains have a row each: in a large run only the failed ones.
+    row_chains = [chain for chain in outcome.chains if chain.verdict.is_bad] if outcome.many else list(outcome.chains)
+    if not outcome.many and len(row_chains) > _TERMINAL_ROWS:
+        # Failed chains come first in case a terminal has no room for all.
+        row_chains.sort(key=lambda chain: not chain.verdict.is_bad)
+    figures = {chain.id: collect_chain_figures(chain) for chain in row_chains[: _MAX_ROWS if outcome.many else None]}
+    tool_time = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
     blocks: list[Block] = []
-    if len(bad) >= _GROUPED_FROM:
+    if len(bad) >= _MIN_GROUPED_FAILURES:
         blocks += _show_groups("What went wrong, by diagnostic", bad)
-    blocks += _show_failures("What went wrong", bad[:_SHOWN_FAILURES], folder)
-    if len(bad) > _SHOWN_FAILURES:
-        text = f"{len(bad) - _SHOWN_FAILURES} more went wrong; "
+    blocks += _show_failures("What went wrong", bad[:_TERMINAL_FAILURES], folder)
+    if len(bad) > _TERMINAL_FAILURES:
+        text = f"{len(bad) - _TERMINAL_FAILURES} more went wrong; "
         blocks.append(Paragraph((text, Name("junit.xml"), " and ", Name("summary.json"), " have each of them.")))
-    idle = len(outcome.bad_steps) - len(bad)
-    if idle:
-        blocks.append(Paragraph((f"{idle} step{'s' if idle > 1 else ''} did not start.",)))
+    unstarted_count = len(outcome.bad_steps) - len(bad)
+    if unstarted_count:
+        blocks.append(Paragraph((f"{unstarted_count} step{'s' if unstarted_count > 1 else ''} did not start.",)))
     blocks += _show_unapplied(outcome)
-    blocks += [*_show_figures(outcome, figures, len(shown)), *_describe_changed(before)]
-    blocks += [Paragraph((line,)) for line in (*_describe_judged(outcome), format_cache_line(outcome))]
-    blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
+    blocks += [*_show_figures(outcome, figures, len(row_chains)), *_describe_changed(previous)]
+    blocks += [Paragraph((line,)) for line in (*_summarize_verdicts(outcome), format_cache_line(outcome))]
+    blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{tool_time}",)))
     if any(step.stage.row.is_explained and step.verdict is Verdict.FAILED and not step.explanation for step in bad):
-        named = Name(f"gauntlet explain {folder or outcome.run}")
-        blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", named)))
-    # What a spec allows, not only what an earlier run measured, which is in no field.
-    written = {
-        (step.id, item.metric, item.value, item.factor) for step in bad for item in step.goldens if item.origin.field
+        command = Name(f"gauntlet explain {folder or outcome.run}")
+        blocks.append(Paragraph(("to find what is at fault, and to pack it up for others: ", command)))
+    # The condition is a limit in a spec's field; a value measured by an earlier run has no field.
+    spec_limits = {
+        (step.id, golden.metric, golden.value, golden.factor)
+        for step in bad
+        for golden in step.goldens
+        if golden.origin.field
     }
-    broken = ((step.id, check) for step in bad for check in step.checks if check.passed is False)
-    if any((name, check.metric, check.golden, check.factor) in written for name, check in broken):
+    failed_checks = ((step.id, check) for step in bad for check in step.checks if check.passed is False)
+    if any((name, check.metric, check.golden, check.factor) in spec_limits for name, check in failed_checks):
         blocks.append(Paragraph(("where a new figure is right: ", Name("gauntlet golden.update"), " proposes it")))
     if outcome.state != "complete":
-        blocks.append(Paragraph(("to go on with it: ", *_say_going_on(outcome, folder))))
+        blocks.append(Paragraph(("to go on with it: ", *_format_resume_command(outcome, folder))))
     blocks += _show_time_spent(outcome)
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
@@ -409,97 +412,101 @@ def run_document(
 
 
 def _show_unapplied(outcome: RunOutcome) -> Iterator[Block]:
-    """The goldens that decided nothing, of steps that are not told of already."""
+    """Show the goldens that were not applied, of steps without a failure."""
     steps = [step for step in outcome.steps if not step.verdict.is_bad]
     if lines := [f"{origin}: {text}" for step in steps for origin, text in list_unapplied(step)]:
         yield Heading("Goldens that were not applied")
-        yield Items(tuple((line,) for line in lines), _SHOWN_FINDINGS)
-        moving = Name("gauntlet golden.update --to-release")
-        yield Paragraph(("those of another release are moved to this one by ", moving))
+        yield Items(tuple((line,) for line in lines), _TERMINAL_FINDINGS)
+        command = Name("gauntlet golden.update --to-release")
+        yield Paragraph(("those of another release are moved to this one by ", command))
 
 
-def _describe_changed(before: RunBefore | None) -> Iterator[Block]:
-    """What is not as it was in the run before."""
-    if before is None or not before.changes:
+def _describe_changed(previous: RunBefore | None) -> Iterator[Block]:
+    """Show the changes since the previous run."""
+    if previous is None or not previous.changes:
         return
-    rows = tuple((*change[:4], None if share is None else f"{100 * share:+.2f} %") for *change, share in before.changes)
-    yield Heading(f"Changed since run {before.run}" + (f", IREE {before.compiler}" if before.compiler else ""))
-    yield Table(_CHANGED_COLUMNS, rows, _SHOWN_ROWS)
-    if any(change[1] == Figure.TIME.row.since for change in before.changes):
-        said = "Of times, differences of 10 % and more: "
-        yield Paragraph((said, Name("gauntlet compare"), " says which are real."))
+    rows = tuple(
+        (*change[:4], None if share is None else f"{100 * share:+.2f} %") for *change, share in previous.changes
+    )
+    yield Heading(f"Changed since run {previous.run}" + (f", IREE {previous.compiler}" if previous.compiler else ""))
+    yield Table(_CHANGE_COLUMNS, rows, _TERMINAL_ROWS)
+    if any(change[1] == Figure.TIME.row.since for change in previous.changes):
+        note = "Of times, differences of 10 % and more: "
+        yield Paragraph((note, Name("gauntlet compare"), " says which are real."))
 
 
 def _show_time_spent(outcome: RunOutcome) -> Iterator[Block]:
-    """On a page: what ran when, and what each stage took."""
-    started = [(step, datetime.fromisoformat(step.started).timestamp()) for step in outcome.steps if step.started]
-    if not started:
+    """Show, on a page, the time line of steps and the time of each stage."""
+    timed_steps = [(step, datetime.fromisoformat(step.started).timestamp()) for step in outcome.steps if step.started]
+    if not timed_steps:
         return
-    spans = tuple(_list_spans(started, resumed=bool(outcome.resumed)))
+    spans = tuple(_list_spans(timed_steps, resumed=bool(outcome.resumed)))
     stages: dict[str, list[WorkSpan]] = {}
     for span in spans:
         stages.setdefault(span.kind, []).append(span)
-    busy, until = 0.0, 0.0
+    busy, last_end = 0.0, 0.0
     for begin, end in sorted((span.start, span.start + span.waited + span.seconds) for span in spans):
-        busy += max(end - max(begin, until), 0.0)
-        until = max(until, end)
+        busy += max(end - max(begin, last_end), 0.0)
+        last_end = max(last_end, end)
     rows: list[tuple[Cell, ...]] = []
-    for stage, own in stages.items():
-        took, waited = [span.seconds for span in own], sum(span.waited for span in own)
-        rows.append((stage, float(len(own)), sum(took), Bars((sum(took),), ""), max(took), waited or None))
-    idle = f"; for {duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
-    text = f"{duration(outcome.seconds)} in all{idle}. Steps that ran side by side count in full below."
-    longest = sorted(spans, key=lambda span: -span.seconds)[:_LONGEST_STEPS]
+    for stage, group in stages.items():
+        times, wait = [span.seconds for span in group], sum(span.waited for span in group)
+        rows.append((stage, float(len(group)), sum(times), Bars((sum(times),), ""), max(times), wait or None))
+    idle_note = f"; for {duration(outcome.seconds - busy)} no step ran" if outcome.seconds - busy >= 1 else ""
+    text = f"{duration(outcome.seconds)} in all{idle_note}. Steps that ran side by side count in full below."
+    longest = sorted(spans, key=lambda span: -span.seconds)[:_MAX_LONG_STEPS]
     steps = Table(_STEP_COLUMNS, tuple((span.word, span.name, span.seconds) for span in longest))
     pictures = (Paragraph((text,)), Lanes(spans), Table(_STAGE_COLUMNS, tuple(rows)))
     yield OnPage((Heading("How the time was spent"), *pictures, Paragraph(("The steps that took longest:",)), steps))
 
 
-def _list_spans(started: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
-    """The steps from when the first one began; of a run that was resumed, without the pauses between its parts."""
-    ordered = sorted(started, key=lambda item: item[1])
-    left_out = until = ordered[0][1]
-    for step, start in ordered:
-        left_out += max(start - until - _PAUSE, 0.0) if resumed else 0.0
-        yield WorkSpan(step.title, step.stage, start - left_out, step.seconds, step.waited_seconds, str(step.verdict))
-        until = max(until, start + step.waited_seconds + step.seconds)
+def _list_spans(timed_steps: Iterable[tuple[StepOutcome, float]], *, resumed: bool) -> Iterator[WorkSpan]:
+    """Yield the steps' spans, relative to the first start; in a resumed run, pauses between its parts are shortened."""
+    by_start = sorted(timed_steps, key=lambda timed_step: timed_step[1])
+    offset = last_end = by_start[0][1]
+    for step, start in by_start:
+        offset += max(start - last_end - _MAX_PAUSE_SECONDS, 0.0) if resumed else 0.0
+        yield WorkSpan(step.title, step.stage, start - offset, step.seconds, step.waited_seconds, str(step.verdict))
+        last_end = max(last_end, start + step.waited_seconds + step.seconds)
 
 
-def _say_going_on(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:
-    """How a run that did not end is continued: what its command does again anyway comes from the cache."""
-    where = f" --run-dir {folder}" if folder else ""
+def _format_resume_command(outcome: RunOutcome, folder: Path | None) -> Sequence[str | Name]:
+    """Return the command that continues an unfinished run; steps that it repeats come from the cache."""
+    option = f" --run-dir {folder}" if folder else ""
     dialects = {chain.dialect for chain in outcome.chains} or {outcome.suite}
     if dialects == {"bench"}:
         return (Name(outcome.command), " again: what is done comes from the cache")
     if dialects == {"micro"}:
-        return (Name(f"gauntlet micro --resume{where}"),)
-    return (Name(f"gauntlet run --resume{where}{' --cluster …' if outcome.workers else ''}"),)
+        return (Name(f"gauntlet micro --resume{option}"),)
+    return (Name(f"gauntlet run --resume{option}{' --cluster …' if outcome.workers else ''}"),)
 
 
-def _describe_judged(outcome: RunOutcome) -> Iterator[str]:
-    """What the verdicts rest on: who reads `passed` is to know what was looked at."""
-    passed = [step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes]
-    if passed:
-        named = listed([step.title for step in passed], _NAMED_STEPS)
-        yield f"no expected outputs, only that it runs was checked: {named}"
+def _summarize_verdicts(outcome: RunOutcome) -> Iterator[str]:
+    """Summarise what the verdicts rest on: a reader of `passed` needs to know what was checked."""
+    no_output_steps = [
+        step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes
+    ]
+    if no_output_steps:
+        titles = listed([step.title for step in no_output_steps], _MAX_LISTED_STEPS)
+        yield f"no expected outputs, only that it runs was checked: {titles}"
     verdicts = ", ".join(format_verdicts(Counter(chain.verdict for chain in outcome.cases)).values())
     checks = [(step, check) for step in outcome.steps for check in step.checks]
-    judged = Counter(check.metric for _, check in checks if check.passed is not None)
-    compared = (step for step in outcome.steps if step.stage.row.checks_numbers and NOTHING_COMPARED not in step.notes)
-    numbers = sum(step.verdict.is_conclusive for step in compared)
-    timed = [step for step in outcome.steps if step.samples is not None]
-    unjudged = not judged[Figure.TIME] and any(check.metric == Figure.TIME for _, check in checks)
-    unnamed = unjudged and not any(chain.sku for chain in outcome.chains)
-    disturbed = sum(bool(step.known.disturbed) for step in timed)
-    without_sku = {Figure.TIME: " (no --sku)"} if unnamed else {}
-    said = ", ".join(
-        f"{figure.row.judged} {judged[figure]}{without_sku.get(figure, '')}"
+    decided_counts = Counter(check.metric for _, check in checks if check.passed is not None)
+    comparing = (step for step in outcome.steps if step.stage.row.checks_numbers and NOTHING_COMPARED not in step.notes)
+    number_count = sum(step.verdict.is_conclusive for step in comparing)
+    timed_steps = [step for step in outcome.steps if step.samples is not None]
+    no_time = not decided_counts[Figure.TIME] and any(check.metric == Figure.TIME for _, check in checks)
+    lacks_sku = no_time and not any(chain.sku for chain in outcome.chains)
+    disturbed_count = sum(bool(step.known.disturbed) for step in timed_steps)
+    without_sku = {Figure.TIME: " (no --sku)"} if lacks_sku else {}
+    metrics_text = ", ".join(
+        f"{figure.row.judged} {decided_counts[figure]}{without_sku.get(figure, '')}"
         for figure in sorted(Figure, key=lambda figure: not figure.is_exact or figure.row.optional)
-        if figure.row.judged and (judged[figure] or not figure.row.optional)
+        if figure.row.judged and (decided_counts[figure] or not figure.row.optional)
     )
     yield (
-        f"{counted(len(outcome.cases), 'case')}: {verdicts}; judged: numbers {numbers}, {said}"
-        + (f"; {counted(disturbed, 'time')} disturbed (*)" if disturbed else "")
+        f"{counted(len(outcome.cases), 'case')}: {verdicts}; judged: numbers {number_count}, {metrics_text}"
+        + (f"; {counted(disturbed_count, 'time')} disturbed (*)" if disturbed_count else "")
     )
 
 
@@ -507,30 +514,32 @@ def _show_details(
     outcome: RunOutcome, folder: Path | None, bad: Sequence[StepOutcome], figures: Mapping[str, ChainFigures]
 ) -> Iterator[Block]:
     steps, many = outcome.steps, outcome.many
-    timed = [(chain.id, own) for chain in outcome.chains if not many and (own := figures[chain.id]).samples]
-    if timed:
-        rows = ((name, own.format_cell(Figure.TIME), own.least_time_cell, own.golden_time_cell) for name, own in timed)
+    timings = [(chain.id, row) for chain in outcome.chains if not many and (row := figures[chain.id]).samples]
+    if timings:
+        rows = (
+            (name, row.format_cell(Figure.TIME), row.least_time_cell, row.golden_time_cell) for name, row in timings
+        )
         yield Heading("Times")
         yield Table(_TIME_COLUMNS, tuple(rows))
     yield from _show_speeds(steps)
-    yield from _show_failures("What else went wrong", bad[_SHOWN_FAILURES:_MOST_FAILURES], folder)
-    expected = [step for step in steps if step.verdict is Verdict.XFAILED]
+    yield from _show_failures("What else went wrong", bad[_TERMINAL_FAILURES:_MAX_FAILURES], folder)
+    expected_failures = [step for step in steps if step.verdict is Verdict.XFAILED]
     if many:
-        yield from _show_groups("Expected failures, by diagnostic", expected)
+        yield from _show_groups("Expected failures, by diagnostic", expected_failures)
     else:
-        yield from _show_said("Expected failures", ((step.reason, step) for step in expected))
-    skipped = []
+        yield from _show_step_messages("Expected failures", ((step.reason, step) for step in expected_failures))
+    skip_reasons = []
     for step in (step for step in steps if step.verdict is Verdict.SKIPPED):
         cause = "a step that" if many else f"{step.behind}, which"
-        skipped.append((f"behind {cause} did not come out well" if step.behind else step.reason, step))
-    yield from _show_said("Skipped", skipped)
-    yield from _show_said("Notes", ((note, step) for step in steps for note in step.notes))
-    facts = tuple((name, str(value)) for name, value in _list_facts(outcome) if value)
-    yield Folded("Environment", (Table(_FACT_COLUMNS, facts),))
+        skip_reasons.append((f"behind {cause} did not come out well" if step.behind else step.reason, step))
+    yield from _show_step_messages("Skipped", skip_reasons)
+    yield from _show_step_messages("Notes", ((note, step) for step in steps for note in step.notes))
+    facts = tuple((name, str(value)) for name, value in _list_environment(outcome) if value)
+    yield Folded("Environment", (Table(_ENVIRONMENT_COLUMNS, facts),))
 
 
-def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], wanted: int) -> Iterator[Block]:
-    """A row for each chain of which there are figures; `wanted` are those that would have one if there was room."""
+def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], row_count: int) -> Iterator[Block]:
+    """Show a row for each chain with metrics; `row_count` is their number if there were no limit."""
     count = len(outcome.cases)
     if not outcome.chains:
         yield Paragraph(("No step was planned.",))
@@ -538,26 +547,26 @@ def _show_figures(outcome: RunOutcome, figures: Mapping[str, ChainFigures], want
     if not figures:
         yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
         return
-    shown = [
+    shown_columns = [
         (figure, column)
         for figure, column in _FIGURE_COLUMNS
-        if not figure.row.optional or any(figure in own.values for own in figures.values())
+        if not figure.row.optional or any(figure in metrics.values for metrics in figures.values())
     ]
     rows: list[tuple[Cell, ...]] = []
     verdicts = {chain.id: format_chain_verdict(chain) for chain in outcome.chains if chain.id in figures}
-    for chain, own in figures.items():
-        rows.append((verdicts[chain], chain, *(_make_cell(figure, own) for figure, _ in shown)))
+    for chain, metrics in figures.items():
+        rows.append((verdicts[chain], chain, *(_make_cell(figure, metrics) for figure, _ in shown_columns)))
     yield Heading("Figures")
-    yield Table((*_NAMING_COLUMNS, *(column for _, column in shown)), tuple(rows), _SHOWN_ROWS)
-    if counters := {own.counted_by for own in figures.values()} - {""}:
-        yield Paragraph((f"instructions of one call on one thread, counted by {'; '.join(sorted(counters))}",))
+    yield Table((*_NAMING_COLUMNS, *(column for _, column in shown_columns)), tuple(rows), _TERMINAL_ROWS)
+    if counter_names := {metrics.counted_by for metrics in figures.values()} - {""}:
+        yield Paragraph((f"instructions of one call on one thread, counted by {'; '.join(sorted(counter_names))}",))
     if outcome.many and count > len(rows):
-        as_expected = f", {count - wanted} of them as expected."
-        yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), as_expected))
+        note = f", {count - row_count} of them as expected."
+        yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), note))
 
 
 def _make_cell(figure: Figure, figures: ChainFigures) -> Cell:
-    """A figure with its limit, where it was held against one."""
+    """Return a metric with its limit, if it was compared with one."""
     if figure is Figure.ERROR:
         return _make_quality(figures)
     text, check = figures.format_cell(figure), figures.find_check(figure)
@@ -567,26 +576,28 @@ def _make_cell(figure: Figure, figures: ChainFigures) -> Cell:
 
 
 def _make_quality(figures: ChainFigures) -> Cell:
-    """The largest error with the absolute one that is allowed; a larger one passes where the relative one allows it."""
+    """Return the largest error with the absolute limit; a larger error passes if the relative limit allows it."""
     output, text = figures.worst_output, figures.format_cell(Figure.ERROR)
     if output is None or output.max_abs_error is None or not output.atol:
         return text
-    drawn = math.isfinite(output.max_abs_error) and output.passed is (output.max_abs_error <= output.atol)
+    is_comparable = math.isfinite(output.max_abs_error) and output.passed is (output.max_abs_error <= output.atol)
     return (
-        DrawnLimit(text, output.max_abs_error, output.atol, "passed" if output.passed else "failed") if drawn else text
+        DrawnLimit(text, output.max_abs_error, output.atol, "passed" if output.passed else "failed")
+        if is_comparable
+        else text
     )
 
 
 def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
-    """Of benchmarks that push inputs again and again from the host."""
+    """Show the speed of benchmarks that feed inputs repeatedly from the host."""
     rows = []
-    # Of thousands of others the statistics are not read for this.
+    # The statistics of thousands of other steps need not be read.
     for step in (step for step in steps if step.stage.row.is_alone):
-        found = step.known
-        if found.samples_per_sec is not None and found.latency_ms is not None:
-            latency = found.latency_ms
-            tokens = None if found.tokens_per_sec is None else f"{found.tokens_per_sec:.1f}"
-            speed = (f"{found.samples_per_sec:.2f}", found.total_samples, found.total_s)
+        statistics = step.known
+        if statistics.samples_per_sec is not None and statistics.latency_ms is not None:
+            latency = statistics.latency_ms
+            tokens = None if statistics.tokens_per_sec is None else f"{statistics.tokens_per_sec:.1f}"
+            speed = (f"{statistics.samples_per_sec:.2f}", statistics.total_samples, statistics.total_s)
             rows.append((step.chain, *speed, latency.p50, latency.p90, latency.p99, tokens))
     if rows:
         yield Heading("Speed")
@@ -594,18 +605,18 @@ def _show_speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
 
 
 def _show_groups(title: str, steps: Sequence[StepOutcome]) -> Iterator[Block]:
-    """What steps failed of, the most frequent first."""
+    """Show the diagnostics of failed steps, the most frequent first."""
     groups = group_failures((step.chain, step.name, step.diagnosis) for step in steps)
     if not groups:
         return
     rows = tuple(
         (float(group.count), group.stage, group.text, ", ".join(group.examples[:2]) + ", …" * (group.count > 2))
-        for group in groups[:_MOST_GROUPS]
+        for group in groups[:_MAX_GROUPS]
     )
     yield Heading(title)
-    yield Table(_GROUP_COLUMNS, rows, _SHOWN_GROUPS)
-    if left := groups[_MOST_GROUPS:]:
-        yield Paragraph((f"and {len(left)} more kinds, of {sum(group.count for group in left)} steps",))
+    yield Table(_GROUP_COLUMNS, rows, _TERMINAL_GROUPS)
+    if others := groups[_MAX_GROUPS:]:
+        yield Paragraph((f"and {len(others)} more kinds, of {sum(group.count for group in others)} steps",))
 
 
 def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> Iterator[Block]:
@@ -618,44 +629,44 @@ def _show_failures(title: str, steps: Sequence[StepOutcome], folder: Path | None
             bundle = step.explanation.bundle
             link: Text = ("; bundle: ", TextLink(bundle, str((folder or Path()) / bundle))) if bundle else ()
             yield Paragraph((format_explanation(step.explanation), *link))
-        if found := list_findings(step):
-            yield Items(tuple((line,) for line in found), _SHOWN_FINDINGS)
+        if findings := list_findings(step):
+            yield Items(tuple((line,) for line in findings), _TERMINAL_FINDINGS)
         if tail := take_last_lines(step.tail):
             yield Folded("the tool's last lines", (Code("\n".join(tail)),), brief=True)
         if step.ran:
             yield Paragraph(("Reproduce:",))
             yield Code(step.command, "sh")
-        # A page that lies beside it leads to it.
+        # A page in the same folder links to the log.
         file = Name(str(folder / step.log)) if folder else Name(step.log, step.log)
         log: Text = ("full log ", file) if step.log else ()
-        written: Text = ("spec ", Name(str(step.origin))) if step.origin.file else ()
-        if log or written:
-            yield Paragraph((*log, *([" · "] if log and written else []), *written))
+        spec: Text = ("spec ", Name(str(step.origin))) if step.origin.file else ()
+        if log or spec:
+            yield Paragraph((*log, *([" · "] if log and spec else []), *spec))
 
 
-def _show_said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
-    """What is said of several steps in the same words, said once; of a kind that is said often, folded."""
-    steps_of: dict[str, list[str]] = {}
-    for text, step in said:
-        steps_of.setdefault(text, []).append(step.title)
-    if not steps_of:
+def _show_step_messages(title: str, messages: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
+    """Show messages once for all their steps; fold those of which there are many alike."""
+    steps_by_text: dict[str, list[str]] = {}
+    for text, step in messages:
+        steps_by_text.setdefault(text, []).append(step.title)
+    if not steps_by_text:
         return
-    kinds: dict[str, list[str]] = {}
-    for text in steps_of:
-        kinds.setdefault(_OF_ONE.sub("…", text), []).append(text)
-    often = {kind: texts for kind, texts in kinds.items() if len(texts) >= _FOLDED_FROM}
-    seldom = [text for kind, texts in kinds.items() if kind not in often for text in texts]
+    texts_by_pattern: dict[str, list[str]] = {}
+    for text in steps_by_text:
+        texts_by_pattern.setdefault(_VARIABLE_WORD.sub("…", text), []).append(text)
+    frequent = {pattern: texts for pattern, texts in texts_by_pattern.items() if len(texts) >= _MIN_FOLDED_NOTES}
+    rare = [text for pattern, texts in texts_by_pattern.items() if pattern not in frequent for text in texts]
 
-    def items(texts: Iterable[str]) -> Items:
-        return Items(tuple((f"{text}: {listed(steps_of[text], _NAMED_STEPS)}",) for text in texts))
+    def make_items(texts: Iterable[str]) -> Items:
+        return Items(tuple((f"{text}: {listed(steps_by_text[text], _MAX_LISTED_STEPS)}",) for text in texts))
 
     yield Heading(title)
-    if seldom:
-        yield items(seldom)
-    yield from (Folded(f"{kind} ({len(texts)} times)", (items(texts),)) for kind, texts in often.items())
+    if rare:
+        yield make_items(rare)
+    yield from (Folded(f"{pattern} ({len(texts)} times)", (make_items(texts),)) for pattern, texts in frequent.items())
 
 
-def _list_facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
+def _list_environment(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
     toolchain, machine = outcome.toolchain, outcome.machine
     targets = dict.fromkeys(f"{chain.target} ({chain.sku})" if chain.sku else chain.target for chain in outcome.chains)
     return (

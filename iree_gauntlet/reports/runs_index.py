@@ -1,4 +1,4 @@
-"""The page of all that was recorded in a folder of runs, the newest first; what it knows, it does not read again."""
+"""Make the page of all experiments in a folder of runs, newest first; entries that it stores are not read again."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 INDEX = "index.html"
-# What a page of ours has, and others' do not.
-_OURS = "<footer>IREE Gauntlet"
-# Of folders that are new to it, a page that is made by the way reads so many, the newest.
-_MOST_NEW = 20
+# Pages of this toolkit contain this text, and others do not.
+_PAGE_MARK = "<footer>IREE Gauntlet"
+# A page that is updated after a run reads at most this many new folders, the newest ones.
+_MAX_NEW_FOLDERS = 20
 _COLUMNS = (
     Column("verdict", ColumnKind.VERDICT),
     Column("run", ColumnKind.NAME),
@@ -43,7 +43,7 @@ _COLUMNS = (
     Column("command"),
 )
 _PAGES = ("results/results.html", "summary.html", "comparison.html", "matrix.html", "bisect.html", "explain.html")
-_WORDS = {
+_VERDICTS = {
     ExitCode.OK: "as expected",
     ExitCode.FAILED: "failed",
     ExitCode.USAGE: "error",
@@ -56,12 +56,12 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _IndexEntry(Recorded):
-    """What is known of a folder.
+    """The page's information on a folder.
 
     Attributes:
-        stamp: the state of its journal; with another one it is read again.
-        kind: of the experiment, for people.
-        code: its exit code; None for one that has not finished, or cannot be read.
+        stamp: the state of its journal; if it changes, the folder is read again.
+        kind: the experiment's kind, for people.
+        code: its exit code; None if it is unfinished or unreadable.
     """
 
     stamp: str
@@ -79,99 +79,99 @@ def write_index(
     make: Callable[[Path], Reports],
     *,
     all_of_them: bool = False,
-    made: Mapping[str, Reports] | None = None,
+    existing: Mapping[str, Reports] | None = None,
 ) -> tuple[Path, int]:
     """Write the page of a folder of runs.
 
     Args:
-        folder: that has the runs.
-        make: what makes the reports of an experiment's folder.
-        all_of_them: whether however many are new to the page are read.
-        made: reports that are made already, by the name of their folder.
+        folder: the folder with the runs.
+        make: makes the reports of an experiment's folder.
+        all_of_them: True to read all new folders.
+        existing: reports that exist already, by the name of their folder.
 
     Returns:
-        The page, and how many folders it lists.
+        The page's path, and the number of its folders.
 
     Raises:
-        UsageError: there is another page in its place.
-        GauntletError: it cannot be written.
+        UsageError: another page has its path.
+        GauntletError: the page cannot be written.
     """
     path = folder / INDEX
-    known = _read_remembered(path)
+    old_entries = _read_entries(path)
     states: dict[str, FileState] = {}
-    for below in folder.iterdir():
-        # It may have no journal, or have just been removed.
+    for subfolder in folder.iterdir():
+        # The folder may have no journal, or have just been removed.
         with suppress(OSError):
-            states[below.name] = FileState.of((below / JOURNAL).stat())
-    found = sorted(states.items(), key=lambda item: item[1].mtime_ns, reverse=True)
+            states[subfolder.name] = FileState.of((subfolder / JOURNAL).stat())
+    sorted_states = sorted(states.items(), key=lambda pair: pair[1].mtime_ns, reverse=True)
     entries: dict[str, _IndexEntry] = {}
-    read = 0
-    for name, state in found:
+    read_count = 0
+    for name, state in sorted_states:
         stamp = "-".join(map(str, state))
-        if name in known and known[name].stamp == stamp:
-            entries[name] = known[name]
-        elif all_of_them or read < _MOST_NEW:
-            read += 1
-            entries[name] = _read_entry(folder / name, make, (made or {}).get(name), stamp)
-    left = len(found) - len(entries)
-    write_report(path, render_html(_make_document(folder, entries, left)), folder)
+        if name in old_entries and old_entries[name].stamp == stamp:
+            entries[name] = old_entries[name]
+        elif all_of_them or read_count < _MAX_NEW_FOLDERS:
+            read_count += 1
+            entries[name] = _read_entry(folder / name, make, (existing or {}).get(name), stamp)
+    omitted_count = len(sorted_states) - len(entries)
+    write_report(path, render_html(_make_document(folder, entries, omitted_count)), folder)
     return path, len(entries)
 
 
-def _read_remembered(path: Path) -> dict[str, _IndexEntry]:
-    """What the page that is there remembers."""
+def _read_entries(path: Path) -> dict[str, _IndexEntry]:
+    """Read the entries that the present page stores."""
     try:
         page = path.read_bytes().decode(errors="replace")
     except OSError:
         return {}
-    if page and _OURS not in page:
+    if page and _PAGE_MARK not in page:
         raise UsageError(f"{shown(path)} is there, and no page of runs: it stays as it is", "Move it away.")
     try:
         memory = read_json((read_memory(page) or "{}").encode())
         return {name: _IndexEntry.from_dict(memory[name]) for name in memory if isinstance(memory, dict)}
     except ValueError:
-        # There is none, or it is of another version: everything is read again.
+        # There are no entries, or they have another version's format: everything is read again.
         return {}
 
 
-def _read_entry(folder: Path, make: Callable[[Path], Reports], made: Reports | None, stamp: str) -> _IndexEntry:
-    known = read_kind(folder / JOURNAL) or ExperimentKind.RUN
-    kind = ExperimentKind.RUN.noun if known.is_run else known.noun
+def _read_entry(folder: Path, make: Callable[[Path], Reports], existing: Reports | None, stamp: str) -> _IndexEntry:
+    experiment_kind = read_kind(folder / JOURNAL) or ExperimentKind.RUN
+    kind = ExperimentKind.RUN.noun if experiment_kind.is_run else experiment_kind.noun
     try:
-        document = (made or make(folder)).document(None)
+        document = (existing or make(folder)).document(None)
     except GauntletError as error:
         return _IndexEntry(stamp=stamp, kind=kind, result=error.on_one_line, started="", iree="", command="")
     origin, code = document.provenance, document.exit_code
-    started = origin.started.removesuffix(" UTC")
+    start_time = origin.started.removesuffix(" UTC")
     return _IndexEntry(
         stamp=stamp,
         kind=kind,
         code=code,
         result=document.answer,
-        started=started,
+        started=start_time,
         seconds=origin.seconds,
         iree=origin.iree,
         command=origin.command,
     )
 
 
-def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], left: int) -> Document:
+def _make_document(folder: Path, entries: Mapping[str, _IndexEntry], omitted_count: int) -> Document:
     rows: list[tuple[Cell, ...]] = []
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].started, item[0]), reverse=True):
+    for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].started, pair[0]), reverse=True):
         page = next((page for page in _PAGES if (folder / name / page).is_file()), "")
         run = TextLink(name, f"{quote(name)}/{page}") if page else name
         verdict: Cell = "unfinished"
         if entry.code is not None:
             code = ExitCode(entry.code)
-            verdict = ColouredCell(_WORDS[code], ENDINGS.get(code, "inconclusive"))
-        known = (entry.result, entry.started, entry.seconds, entry.iree, entry.command)
-        rows.append((verdict, run, entry.kind, *known))
-    more = f"{counted(left, 'older folder')} not looked at yet: gauntlet report --index reads all."
-    bad = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
+            verdict = ColouredCell(_VERDICTS[code], ENDINGS.get(code, "inconclusive"))
+        cells = (entry.result, entry.started, entry.seconds, entry.iree, entry.command)
+        rows.append((verdict, run, entry.kind, *cells))
+    note = f"{counted(omitted_count, 'older folder')} not looked at yet: gauntlet report --index reads all."
+    failure_count = sum(entry.code not in (None, ExitCode.OK) for entry in entries.values())
     return Document(
         "Runs",
-        f"{counted(len(entries), 'run')}, {bad} not as expected",
+        f"{counted(len(entries), 'run')}, {failure_count} not as expected",
         (str(folder),),
-        (Table(_COLUMNS, tuple(rows)), *((Paragraph((more,)),) if left else ())),
+        (Table(_COLUMNS, tuple(rows)), *((Paragraph((note,)),) if omitted_count else ())),
         memory=json.dumps({name: entry.as_dict() for name, entry in entries.items()}, separators=(",", ":")),
     )

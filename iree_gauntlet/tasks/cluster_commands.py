@@ -1,6 +1,6 @@
-"""The commands of clusters, and where a run finds one.
+"""The commands of clusters, and the connection of a run to one.
 
-Dask is an extra, and brought when it is asked for: `--list` must be quick.
+Dask is an extra, and imported when it is needed: `--list` must be quick.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def machines_of(request: ClusterRequest, conduct: ConductRequest) -> Iterator[ComparingMachines | None]:
-    """The cluster that a run is asked to use; None for this machine alone.
+def open_cluster(request: ClusterRequest, execution_options: ConductRequest) -> Iterator[ComparingMachines | None]:
+    """Yield the cluster that a run is to use; None for this machine alone.
 
     Raises:
-        UsageError: no scheduler answers, Dask is not installed, or it is asked for what one machine alone can do.
+        UsageError: no scheduler responds, Dask is not installed, or an option works on one machine only.
     """
     if not request.cluster:
         yield None
         return
     _require_dask("--cluster")
-    if conduct.batch:
-        what = "--batch and --cluster exclude each other: which cases make up a batch depends on one machine's cache"
-        raise UsageError(what, "Leave --batch out: the workers share the cases one by one.")
-    if conduct.jobs:
+    if execution_options.batch:
+        message = "--batch and --cluster exclude each other: which cases make up a batch depends on one machine's cache"
+        raise UsageError(message, "Leave --batch out: the workers share the cases one by one.")
+    if execution_options.jobs:
         messages.note("-j counts on this machine alone: each worker of the cluster has its own --jobs")
     from iree_gauntlet.cluster.connection import Cluster, connected  # noqa: PLC0415
 
@@ -60,7 +60,7 @@ def machines_of(request: ClusterRequest, conduct: ConductRequest) -> Iterator[Co
 
 
 @gauntlet_task("worker", OfferRequest, WorkerRequest)
-def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
+def worker_task(resource_request: OfferRequest, request: WorkerRequest) -> ExitCode:
     """Lend this machine and its devices to runs of a cluster, until Ctrl-C: worker ADDRESS --device cpu.
 
     What is lent is looked for first: a device that is not there, or is not what --device says, is refused.
@@ -70,20 +70,20 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
               worker --probe --device gpu0=vulkan
     """
     _require_dask("worker")
-    offer = _offer(offered)
+    resources = _measure(resource_request)
     if request.probe:
-        memory, disk = offer.memory_bytes, offer.free_disk_bytes
+        memory, disk = resources.memory_bytes, resources.free_disk_bytes
         rows = [
-            ("worker", offer.name),
-            ("steps at once", str(offer.jobs)),
-            ("processor", offer.cpu),
+            ("worker", resources.name),
+            ("steps at once", str(resources.jobs)),
+            ("processor", resources.cpu),
             ("memory", byte_size(memory) if memory else "?"),
             ("free disk", byte_size(disk) if disk else "?"),
-            ("IREE", offer.iree or "none: a release is installed when a run asks for it"),
-            ("in its cache", ", ".join(offer.toolchains) or "no releases"),
-            *(("device", device.text) for device in offer.devices),
+            ("IREE", resources.iree or "none: a release is installed when a run asks for it"),
+            ("in its cache", ", ".join(resources.toolchains) or "no releases"),
+            *(("device", device.text) for device in resources.devices),
         ]
-        print_table(rows if offer.devices else [*rows, ("device", "none: it compiles")])
+        print_table(rows if resources.devices else [*rows, ("device", "none: it compiles")])
         return ExitCode.OK
     from iree_gauntlet.cluster.connection import find_security, require_scheduler  # noqa: PLC0415
     from iree_gauntlet.cluster.dask_worker import WorkerPlace, run_worker  # noqa: PLC0415
@@ -92,8 +92,8 @@ def worker_task(offered: OfferRequest, request: WorkerRequest) -> ExitCode:
     _require_ports(request.port, request.nanny_port)
     security = find_security(address, request)
     require_scheduler(address, security)
-    cache_dir = make_cache_folder(offered.cache_dir)
-    return run_worker(WorkerPlace(address, cache_dir, security, request.port, request.nanny_port), offer, _say)
+    cache_dir = make_cache_folder(resource_request.cache_dir)
+    return run_worker(WorkerPlace(address, cache_dir, security, request.port, request.nanny_port), resources, _print)
 
 
 @gauntlet_task("cluster.local", LocalRequest)
@@ -105,8 +105,8 @@ def cluster_local_task(request: LocalRequest) -> ExitCode:
     from iree_gauntlet.cluster.dask_worker import WorkerPlace, run_local  # noqa: PLC0415
 
     _require_ports(request.port)
-    place = WorkerPlace("", make_cache_folder(request.cache_dir))
-    return run_local(request.count, _offer(request), place, request.port, _say, dashboard=request.dashboard)
+    connection = WorkerPlace("", make_cache_folder(request.cache_dir))
+    return run_local(request.count, _measure(request), connection, request.port, _print, dashboard=request.dashboard)
 
 
 @gauntlet_task("cluster.status", StatusRequest, FormatRequest)
@@ -119,12 +119,12 @@ def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCo
 
     address = _require_address(request.scheduler, "cluster.status")
     with connected(address, request) as client:
-        found = client.run(ask_worker, "describe", on_error="ignore")
-        offers = [WorkerOffer.from_dict(offer) for _, offer in sorted(found.items()) if offer is not None]
-        # Of a run that was killed its workers forget within a minute; the scheduler does not.
-        listed = client.run(ask_worker, "list_runs", on_error="ignore").values()
-        known = {name for names in listed for name in names or ()}
-        runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state and name in known}
+        descriptions = client.run(ask_worker, "describe", on_error="ignore")
+        offers = [WorkerOffer.from_dict(offer) for _, offer in sorted(descriptions.items()) if offer is not None]
+        # Workers forget a killed run within a minute; the scheduler does not.
+        run_lists = client.run(ask_worker, "list_runs", on_error="ignore").values()
+        active = {name for names in run_lists for name in names or ()}
+        runs = {name: state for name, state in client.get_metadata([STATES], {}).items() if state and name in active}
         dashboard = client.dashboard_link if client.get_metadata([DASHBOARD], True) else "none"
     if output.as_json:
         sys.stdout.write(json.dumps({"workers": [offer.as_dict() for offer in offers], "runs": runs}, indent=1) + "\n")
@@ -138,10 +138,10 @@ def cluster_status_task(request: StatusRequest, output: FormatRequest) -> ExitCo
 
 
 def _show_workers(offers: Sequence[WorkerOffer], runs: Mapping[str, dict[str, Any]]) -> None:
-    doing: dict[str, list[str]] = {}
+    steps_by_worker: dict[str, list[str]] = {}
     for state in runs.values():
         for worker, device, step in state["running"]:
-            doing.setdefault(worker, []).append(f"{step}{f' on {device}' if device else ''}")
+            steps_by_worker.setdefault(worker, []).append(f"{step}{f' on {device}' if device else ''}")
     rows = [("worker", "steps at once", "devices", "memory", "free disk", "IREE", "does")]
     rows += [
         (
@@ -151,45 +151,45 @@ def _show_workers(offers: Sequence[WorkerOffer], runs: Mapping[str, dict[str, An
             byte_size(offer.memory_bytes) if offer.memory_bytes else "?",
             byte_size(offer.free_disk_bytes) if offer.free_disk_bytes else "?",
             offer.iree or "none",
-            ", ".join(doing.get(offer.name, ["nothing"])),
+            ", ".join(steps_by_worker.get(offer.name, ["nothing"])),
         )
         for offer in offers
     ]
     print_table(rows)
     for name, state in sorted(runs.items()):
-        waits = "; ".join(f"{counted(count, 'step')} for {what}" for what, count in state["waiting"])
+        waiting_text = "; ".join(f"{counted(count, 'step')} for {resource}" for resource, count in state["waiting"])
         running = counted(len(state["running"]), "step")
-        sys.stdout.write(f"run {name}: {running} under way; waiting: {waits or 'none'}\n")
+        sys.stdout.write(f"run {name}: {running} under way; waiting: {waiting_text or 'none'}\n")
 
 
-def _offer(request: OfferRequest) -> WorkerOffer:
+def _measure(request: OfferRequest) -> WorkerOffer:
     from iree_gauntlet.cluster.offers import measured, parse_device  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench  # noqa: PLC0415
 
-    declared = [parse_device(text) for text in request.device]
-    # One that is named is installed, or it is said that there is none.
+    devices = [parse_device(text) for text in request.device]
+    # The requested IREE is installed, or an error reports that there is none.
     machine = open_workbench(request, Progress(), need_toolchain=bool(request.iree))
-    offer = measured(request.name, request.jobs, declared, machine.toolchain, machine.cache_dir)
-    return offer if request.name else replace(offer, name=f"{offer.name}-{os.getpid()}")
+    resources = measured(request.name, request.jobs, devices, machine.toolchain, machine.cache_dir)
+    return resources if request.name else replace(resources, name=f"{resources.name}-{os.getpid()}")
 
 
 def _require_ports(*ports: int) -> None:
-    wrong = [port for port in ports if not 0 <= port < 1 << 16]
-    if wrong:
-        raise UsageError(f"{wrong[0]} is no port", "Ports are numbers from 1 to 65535; 0 takes any that is free.")
+    bad = [port for port in ports if not 0 <= port < 1 << 16]
+    if bad:
+        raise UsageError(f"{bad[0]} is no port", "Ports are numbers from 1 to 65535; 0 takes any that is free.")
 
 
-def _require_address(word: str, task: str) -> str:
-    if not word:
+def _require_address(address: str, task: str) -> str:
+    if not address:
         raise UsageError(f"{task}: no address of a scheduler", f"Give it: gauntlet {task} tcp://127.0.0.1:8786.")
-    return word
+    return address
 
 
-def _require_dask(what: str) -> None:
+def _require_dask(feature: str) -> None:
     if importlib.util.find_spec("distributed") is None:
-        raise UsageError(f"{what} needs Dask, which is not installed", "pip install 'iree-gauntlet[cluster]'")
+        raise UsageError(f"{feature} needs Dask, which is not installed", "pip install 'iree-gauntlet[cluster]'")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What `doctor` finds: IREE, targets, caches, settings, and whether the machine is fit to measure on."""
+"""Collect the findings of `doctor`: IREE, targets, caches, settings, and conditions for measurements."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import ToolchainRequest
 
 
-_LOW_DISK_BYTES = 5 * 2**30
-# What the toolkit itself works with, and what each is for.
-_PACKAGES = (
+_MIN_FREE_DISK_BYTES = 5 * 2**30
+# The toolkit uses these packages, for these purposes.
+_PACKAGE_PURPOSES = (
     ("invoke", "the tasks"),
     ("pooch", "fetching artifacts"),
     ("nox", "CI sessions; anything else works without it"),
     ("onnxruntime", "recording expected outputs, and suites of ONNX models"),
 )
-_OPTIONAL = frozenset({"nox", "onnxruntime"})
+_OPTIONAL_PACKAGES = frozenset({"nox", "onnxruntime"})
 
 Status = Literal["ok", "warn", "missing", "broken", "info"]
-_WATCH_SECONDS = 0.2
+_CPU_SAMPLE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        status: `ok`; `warn` for what works and should be changed; `missing` for what something needs that is
-            not there; `info` for what is optional or merely good to know.
+        status: `ok`; `warn` for something that works but should be changed; `missing` for something required that is
+            not there; `info` for something optional or informative.
     """
 
     area: str
@@ -82,7 +82,7 @@ class DoctorFinding:
 
 
 def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[DoctorFinding]:
-    """Look at everything that a run needs: an IREE, or why there is none; the cache's folder need not exist."""
+    """Check a run's requirements; `toolchain` is an IREE, or the error if there is none; the cache need not exist."""
     findings = [DoctorFinding("python", "ok", f"Python {platform.python_version()}: {sys.executable}")]
     if isinstance(toolchain, ToolchainError):
         findings.append(DoctorFinding("iree", "missing", toolchain.what, toolchain.hint))
@@ -100,23 +100,23 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
     if toolchain.why:
         yield DoctorFinding("iree", "info", toolchain.why)
     if compiler.release != runtime.release != UNKNOWN_VERSION:
-        what = f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load"
+        message = f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load"
         hint = (
             "use one release of both; where both are installed, another package's requirements may have replaced one: "
             f"{compiler.python or sys.executable} -m pip install iree-base-compiler=={compiler.release} "
             f"iree-base-runtime=={compiler.release}"
         )
-        yield DoctorFinding("iree", "warn", what, hint)
+        yield DoctorFinding("iree", "warn", message, hint)
     if compiler.onnx_version:
         yield DoctorFinding("iree", "ok", f"ONNX importer, with onnx {compiler.onnx_version}")
     elif not compiler.python:
-        what = "no Python bindings in this build: .onnx programs cannot be imported; MLIR programs work"
-        yield DoctorFinding("iree", "warn", what, "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON")
+        message = "no Python bindings in this build: .onnx programs cannot be imported; MLIR programs work"
+        yield DoctorFinding("iree", "warn", message, "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON")
     else:
-        what = "the ONNX importer lacks the onnx package: .onnx programs cannot be compiled"
+        message = "the ONNX importer lacks the onnx package: .onnx programs cannot be compiled"
         hint = f"{compiler.python} -m pip install 'iree-base-compiler[onnx]=={compiler.release}'"
-        yield DoctorFinding("iree", "missing", what, hint)
-    looks: dict[str, Callable[[], DoctorFinding]] = {
+        yield DoctorFinding("iree", "missing", message, hint)
+    checks: dict[str, Callable[[], DoctorFinding]] = {
         "host": lambda: DoctorFinding(
             "host", "info", f"`host` is {ask_host_cpu(toolchain)} to the compiler: {read_host_cpu().identity}"
         ),
@@ -131,16 +131,16 @@ def _check_iree(toolchain: Toolchain) -> Iterator[DoctorFinding]:
             if kind.backend and kind.drivers
         },
     }
-    for area, look in looks.items():
+    for area, check in checks.items():
         try:
-            yield look()
+            yield check()
         except ToolchainError as problem:
-            # A tool that is asked, and fails, is a finding too.
+            # A tool that fails to answer is a finding, too.
             yield DoctorFinding(area, "missing", problem.what, problem.hint)
 
 
 def _check_counter() -> DoctorFinding:
-    """What counts instructions, for --instructions and --metric instructions."""
+    """Check the instruction counter, for --instructions and --metric instructions."""
     try:
         counter = find_counter()
     except ToolchainError as problem:
@@ -152,66 +152,68 @@ def _check_counter() -> DoctorFinding:
 
 
 def _check_source_builds() -> DoctorFinding:
-    """What builds IREE, for `--iree source:DIR`."""
+    """Check the tools that build IREE, for `--iree source:DIR`."""
     try:
         tools = find_build_tools(os.environ)
     except ToolchainError as problem:
         return DoctorFinding("source builds", "info", f"{problem.what} (only --iree source:… needs it)", problem.hint)
-    with_it = ", ".join(filter(None, ("lld" if tools.lld else "", tools.launcher)))
-    with_it = with_it or "neither lld (with clang) nor ccache"
-    text = f"{tools.cmake}, {tools.ninja}, {tools.cxx} ({tools.compiler}); {with_it}"
+    extras = ", ".join(filter(None, ("lld" if tools.lld else "", tools.launcher)))
+    extras = extras or "neither lld (with clang) nor ccache"
+    text = f"{tools.cmake}, {tools.ninja}, {tools.cxx} ({tools.compiler}); {extras}"
     return DoctorFinding("source builds", "ok", text)
 
 
 def _check_target(toolchain: Toolchain, kind: DeviceKind) -> DoctorFinding:
     area, backend = f"target {kind.family}", kind.backend
-    compiles = backend in compile_backends(toolchain)
-    # Only the CPU is expected everywhere; a GPU that is not there is no fault.
+    can_compile = backend in compile_backends(toolchain)
+    # Only the CPU is required on every machine; a missing GPU is not a fault.
     status: Status = "missing" if kind.is_cpu else "info"
     try:
         device = find_device(toolchain, kind.device)
     except ToolchainError as problem:
-        if compiles:
+        if can_compile:
             return DoctorFinding(area, status, f"compiles ({backend}), does not run: {problem.what}", problem.hint)
-        runs = "does not run either"
+        run_text = "does not run either"
     else:
-        if compiles:
-            where = f"{device.uri}: {device.text}" if device.text else device.uri
-            return DoctorFinding(area, "ok", f"compiles ({backend}) and runs ({where})")
-        runs = "runs"
-    what = f"does not compile: the compiler has no backend {backend}; {runs}"
-    return DoctorFinding(area, status, what, "use a compiler that was built with it")
+        if can_compile:
+            device_text = f"{device.uri}: {device.text}" if device.text else device.uri
+            return DoctorFinding(area, "ok", f"compiles ({backend}) and runs ({device_text})")
+        run_text = "runs"
+    message = f"does not compile: the compiler has no backend {backend}; {run_text}"
+    return DoctorFinding(area, status, message, "use a compiler that was built with it")
 
 
 def _check_packages() -> Iterator[DoctorFinding]:
-    for package, purpose in _PACKAGES:
+    for package, purpose in _PACKAGE_PURPOSES:
         try:
-            found = version(package)
+            package_version = version(package)
         except PackageNotFoundError:
-            status: Status = "info" if package in _OPTIONAL else "missing"
+            status: Status = "info" if package in _OPTIONAL_PACKAGES else "missing"
             install = f"{sys.executable} -m pip install {package}"
             yield DoctorFinding("packages", status, f"{package} is not installed (for {purpose})", install)
         else:
-            yield DoctorFinding("packages", "ok", f"{package} {found}")
+            yield DoctorFinding("packages", "ok", f"{package} {package_version}")
 
 
 def _check_cache(cache_dir: Path) -> Iterator[DoctorFinding]:
-    there = _find_nearest(cache_dir)
+    parent = _find_existing_parent(cache_dir)
     hint = "name another cache with --cache-dir, or change its owner or mode"
-    if not there.is_dir():
-        yield DoctorFinding("cache", "missing", f"{there} is not a folder", "move the file away, or name another cache")
+    if not parent.is_dir():
+        yield DoctorFinding(
+            "cache", "missing", f"{parent} is not a folder", "move the file away, or name another cache"
+        )
         return
-    if _may_write(there):
+    if _is_writable(parent):
         yield DoctorFinding("cache", "ok", f"{cache_dir} can be written")
-    elif there == cache_dir:
-        what = f"{cache_dir} cannot be written: what is in it is used, nothing is added"
-        yield DoctorFinding("cache", "warn", what, hint)
+    elif parent == cache_dir:
+        message = f"{cache_dir} cannot be written: what is in it is used, nothing is added"
+        yield DoctorFinding("cache", "warn", message, hint)
     else:
-        what = f"{cache_dir} cannot be made, as {there} cannot be written: nothing runs"
-        yield DoctorFinding("cache", "missing", what, hint)
-    free = shutil.disk_usage(there).free
+        message = f"{cache_dir} cannot be made, as {parent} cannot be written: nothing runs"
+        yield DoctorFinding("cache", "missing", message, hint)
+    free = shutil.disk_usage(parent).free
     text = f"{byte_size(free)} free for {cache_dir}"
-    if free < _LOW_DISK_BYTES:
+    if free < _MIN_FREE_DISK_BYTES:
         hint = "large models will not fit; clear the cache, or name one on a larger disk"
         yield DoctorFinding("cache", "warn", f"only {text}", hint)
     else:
@@ -219,81 +221,81 @@ def _check_cache(cache_dir: Path) -> Iterator[DoctorFinding]:
 
 
 def _check_runs(folder: Path) -> Iterator[DoctorFinding]:
-    there = _find_nearest(folder)
-    if not there.is_dir() or not _may_write(there):
-        why = f"{there} cannot be written" if there.is_dir() else f"{there} is not a folder"
+    parent = _find_existing_parent(folder)
+    if not parent.is_dir() or not _is_writable(parent):
+        reason = f"{parent} cannot be written" if parent.is_dir() else f"{parent} is not a folder"
         hint = "name a folder for each run with --run-dir, or change the owner or mode"
-        yield DoctorFinding("runs", "missing", f"no run can be kept in {folder}: {why}", hint)
+        yield DoctorFinding("runs", "missing", f"no run can be kept in {folder}: {reason}", hint)
 
 
 def _check_toolchains(folder: Path) -> DoctorFinding:
-    there = _find_nearest(folder)
-    if there.is_dir() and _may_write(there):
+    parent = _find_existing_parent(folder)
+    if parent.is_dir() and _is_writable(parent):
         return DoctorFinding("toolchains", "ok", f"releases that --iree names are in {folder}, for all projects")
-    what = f"{folder} cannot be written: no release is installed there, and none is built"
+    message = f"{folder} cannot be written: no release is installed there, and none is built"
     hint = f"name another folder with ${TOOLCHAINS_VARIABLE}, or change the owner or mode"
-    return DoctorFinding("toolchains", "warn", what, hint)
+    return DoctorFinding("toolchains", "warn", message, hint)
 
 
-def _find_nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there: it may not be made yet."""
-    return next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+def _find_existing_parent(folder: Path) -> Path:
+    """Return the folder, or its nearest existing parent: the folder may not have been created yet."""
+    return next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
 
 
-def _may_write(folder: Path) -> bool:
+def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _check_configuration() -> Iterator[DoctorFinding]:
-    """What `gauntlet.toml` says, or what is wrong with it."""
+    """Check `gauntlet.toml`: report its settings, or its error."""
     try:
-        found = read_configuration(find_project_folder(), os.environ)
+        configuration = read_configuration(find_project_folder(), os.environ)
     except GauntletError as error:
         yield DoctorFinding("configuration", "broken", error.what, error.hint)
         return
-    files = ", ".join(map(str, found.files))
+    files = ", ".join(map(str, configuration.files))
     yield DoctorFinding("configuration", "info", files or "no gauntlet.toml: no mirrors, no shared modules")
-    for mirror in found.mirrors:
-        last = "" if mirror.only else ", then itself"
-        yield DoctorFinding("configuration", "info", f"{mirror.prefix}… from {', '.join(mirror.to)}{last}")
-    if found.shared_modules:
-        may = "read and written" if found.fills_shared_modules else "read"
-        yield DoctorFinding("configuration", "info", f"shared modules: {found.shared_modules} is {may}")
+    for mirror in configuration.mirrors:
+        suffix = "" if mirror.only else ", then itself"
+        yield DoctorFinding("configuration", "info", f"{mirror.prefix}… from {', '.join(mirror.to)}{suffix}")
+    if configuration.shared_modules:
+        access = "read and written" if configuration.fills_shared_modules else "read"
+        yield DoctorFinding("configuration", "info", f"shared modules: {configuration.shared_modules} is {access}")
 
 
-def _find_asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
-    """What `--iree` names; nothing is installed, and settings that cannot be read are a finding of their own."""
+def _find_requested_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
+    """Return the IREE of `--iree`, without installing it; unreadable settings are reported by another check."""
     try:
         configuration = read_configuration(find_project_folder(), os.environ)
     except GauntletError:
         configuration = Configuration()
-    place = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
+    locations = open_place(request.cache_dir, configuration, find_toolchains_folder(), offline=True)
     try:
-        return find_requested(request, os.environ, place)
+        return find_requested(request, os.environ, locations)
     except ToolchainError as error:
         return error
 
 
 def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
-    """Prints every device of every driver; exits with ERROR where there is no IREE to ask.
+    """Print every device of every driver; return ERROR if there is no IREE.
 
     Raises:
-        ToolchainError: there is none.
+        ToolchainError: there is no IREE.
     """
-    toolchain = _find_asked_toolchain(request)
+    toolchain = _find_requested_toolchain(request)
     if isinstance(toolchain, ToolchainError):
         raise toolchain
     rows, document = [("DRIVER", "DEVICE", "WHAT IT IS")], []
     for driver in list_drivers(toolchain):
-        here: Sequence[Device] = ()
+        entries: Sequence[Device] = ()
         problem = hint = ""
         try:
-            here = describe_devices(toolchain, driver)
+            entries = describe_devices(toolchain, driver)
         except ToolchainError as error:
             problem, hint = error.what, error.hint
-        document.append({"driver": driver, "devices": list(map(asdict, here)), "problem": problem, "hint": hint})
-        rows += [(driver, device.uri, device.text) for device in here]
-        if not here:
+        document.append({"driver": driver, "devices": list(map(asdict, entries)), "problem": problem, "hint": hint})
+        rows += [(driver, device.uri, device.text) for device in entries]
+        if not entries:
             rows.append((driver, "–", f"{problem}; {hint}" if hint else problem or "no device"))
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
@@ -303,16 +305,16 @@ def list_devices(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
 
 
 def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
-    """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
-    toolchain = _find_asked_toolchain(request)
+    """Print what is present and what is missing; return ERROR if no suite could run at all."""
+    toolchain = _find_requested_toolchain(request)
     findings = [*diagnose(toolchain, find_cache_folder(request.cache_dir)), *_check_configuration()]
-    facts = read_machine_facts()
-    memory = "unknown memory" if facts.memory_bytes is None else byte_size(facts.memory_bytes)
-    text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"
+    machine_info = read_machine_facts()
+    memory = "unknown memory" if machine_info.memory_bytes is None else byte_size(machine_info.memory_bytes)
+    text = f"{machine_info.cpu}, {machine_info.cores} cores, {memory}, {machine_info.os}"
     findings.append(DoctorFinding("machine", "info", text))
-    before = read_cpu_times()
-    time.sleep(_WATCH_SECONDS)
-    warnings = list_benchmark_warnings(read_machine_state(measure_cpu_use(before, read_cpu_times())))
+    cpu_times = read_cpu_times()
+    time.sleep(_CPU_SAMPLE_SECONDS)
+    warnings = list_benchmark_warnings(read_machine_state(measure_cpu_use(cpu_times, read_cpu_times())))
     findings += [DoctorFinding("benchmarking", "warn", warning) for warning in warnings]
     if not warnings:
         findings.append(DoctorFinding("benchmarking", "ok", "nothing here would spoil a benchmark"))
@@ -324,10 +326,10 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
             write_text(sys.stdout, f"{status} {finding.area + ':':<16} {finding.text}\n")
             if finding.hint:
                 write_text(sys.stdout, f"{'':<27} {finding.hint}\n")
-        wanting = dict.fromkeys(item.area for item in findings if item.status in ("missing", "broken"))
-        answer = f"missing or broken: {', '.join(wanting)}" if wanting else "nothing is missing"
-        if count := sum(item.status == "warn" for item in findings):
+        failing_areas = dict.fromkeys(finding.area for finding in findings if finding.status in ("missing", "broken"))
+        answer = f"missing or broken: {', '.join(failing_areas)}" if failing_areas else "nothing is missing"
+        if count := sum(finding.status == "warn" for finding in findings):
             answer += f"; {counted(count, 'warning')}"
         write_text(sys.stdout, f"\n{answer}\n")
-    blocked = any(item.status == "missing" and item.area in ("cache", "runs") for item in findings)
-    return ExitCode.ERROR if blocked or isinstance(toolchain, ToolchainError) else ExitCode.OK
+    cannot_run = any(finding.status == "missing" and finding.area in ("cache", "runs") for finding in findings)
+    return ExitCode.ERROR if cannot_run or isinstance(toolchain, ToolchainError) else ExitCode.OK

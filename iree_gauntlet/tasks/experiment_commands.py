@@ -1,4 +1,4 @@
-"""The commands that run something, show what would run and with what, or explain what came of it."""
+"""The commands that run something, show what would run and with which tools, or explain the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from iree_gauntlet.requests import (
     options_of,
 )
 from iree_gauntlet.stages import Stage
-from iree_gauntlet.tasks.cluster_commands import machines_of
+from iree_gauntlet.tasks.cluster_commands import open_cluster
 from iree_gauntlet.tasks.task_options import (
     BATCH,
     CACHE,
@@ -46,25 +46,25 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
-# The sharktank programs' own defaults, so that their command lines mean the same here.
-_THRESHOLD = Defaults(model="sdxl", targets=(CPU.family, ROCM.family), sku="mi300")
-_BENCHMARK = Defaults(model="sdxl", targets=(ROCM.family,), sku="mi300")
-_ALL = Defaults(suite=DEFAULT_SUITE)
+# These are the sharktank programs' defaults, so that their command lines have the same meaning here.
+_THRESHOLD_DEFAULTS = Defaults(model="sdxl", targets=(CPU.family, ROCM.family), sku="mi300")
+_BENCHMARK_DEFAULTS = Defaults(model="sdxl", targets=(ROCM.family,), sku="mi300")
+_DEFAULTS = Defaults(suite=DEFAULT_SUITE)
 
-_SIDES = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
+_TOOL_OPTIONS = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
-_BUNDLE = Option("bundle", None, "A bundle that `explain` has written: the archive, or its folder.")
+_BUNDLE_OPTION = Option("bundle", None, "A bundle that `explain` has written: the archive, or its folder.")
 
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
-_STAGES = (*options_of(RunRequest, "stages", "instructions"), *COUNTING)
-_EXPLAIN = options_of(RunRequest, "explain")
+_STAGE_OPTIONS = (*options_of(RunRequest, "stages", "instructions"), *COUNTING)
+_EXPLAIN_OPTIONS = options_of(RunRequest, "explain")
 
 
 def _run(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
 
-    with machines_of(cluster, request.conduct) as machines:
+    with open_cluster(cluster, request.conduct) as machines:
         return execute(request, console_presenter(), machines)
 
 
@@ -76,7 +76,7 @@ def list_task(selection: SelectionRequest, shard: ShardRequest, output: FormatRe
     return list_cases(selection, shard, as_json=output.as_json)
 
 
-@gauntlet_task("plan", run_part((*_RUN_OPTIONS, *_STAGES), _ALL), FormatRequest)
+@gauntlet_task("plan", run_part((*_RUN_OPTIONS, *_STAGE_OPTIONS), _DEFAULTS), FormatRequest)
 def plan_task(request: RunRequest, output: FormatRequest) -> ExitCode:
     """Show what `run` would do, and why each step would or would not come from the cache.
 
@@ -93,20 +93,20 @@ def plan_task(request: RunRequest, output: FormatRequest) -> ExitCode:
     ToolchainRequest,
     Option("toolchain", False, "Check flags against the IREE of --iree too."),
 )
-def lint_task(selection: SelectionRequest, toolchain: ToolchainRequest, of_flags: bool) -> ExitCode:
+def lint_task(selection: SelectionRequest, toolchain: ToolchainRequest, check_flags: bool) -> ExitCode:
     """Check spec files: reads everything that is selected and reports all problems at once."""
     from iree_gauntlet.tasks.inspect import lint  # noqa: PLC0415
 
-    return lint(selection, toolchain if of_flags else None)
+    return lint(selection, toolchain if check_flags else None)
 
 
-@gauntlet_task("fetch", run_part(_RUN_OPTIONS, _ALL, Stage.FETCH), ClusterRequest)
+@gauntlet_task("fetch", run_part(_RUN_OPTIONS, _DEFAULTS, Stage.FETCH), ClusterRequest)
 def fetch_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     """Download programs, weights, inputs and expected outputs of the selection into the cache."""
     return _run(request, cluster)
 
 
-@gauntlet_task("compile", run_part((*_RUN_OPTIONS, *_EXPLAIN), _ALL, Stage.COMPILE), ClusterRequest)
+@gauntlet_task("compile", run_part((*_RUN_OPTIONS, *_EXPLAIN_OPTIONS), _DEFAULTS, Stage.COMPILE), ClusterRequest)
 def compile_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     """Compile the selected models."""
     return _run(request, cluster)
@@ -115,8 +115,8 @@ def compile_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
 @gauntlet_task(
     "threshold",
     run_part(
-        with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="cpu and rocm"),
-        _THRESHOLD,
+        with_defaults((*_RUN_OPTIONS, *_EXPLAIN_OPTIONS), model="sdxl", sku="mi300", target="cpu and rocm"),
+        _THRESHOLD_DEFAULTS,
         Stage.THRESHOLD,
     ),
     ClusterRequest,
@@ -132,8 +132,8 @@ def threshold_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
 @gauntlet_task(
     "benchmark",
     run_part(
-        with_defaults((*_RUN_OPTIONS, *_EXPLAIN), model="sdxl", sku="mi300", target="rocm (gfx942)"),
-        _BENCHMARK,
+        with_defaults((*_RUN_OPTIONS, *_EXPLAIN_OPTIONS), model="sdxl", sku="mi300", target="rocm (gfx942)"),
+        _BENCHMARK_DEFAULTS,
         Stage.COMPSTAT,
         Stage.BENCHMARK,
     ),
@@ -147,7 +147,7 @@ def benchmark_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     return _run(request, cluster)
 
 
-@gauntlet_task("run", run_part((*_RUN_OPTIONS, *_STAGES, *_EXPLAIN), _ALL), ClusterRequest)
+@gauntlet_task("run", run_part((*_RUN_OPTIONS, *_STAGE_OPTIONS, *_EXPLAIN_OPTIONS), _DEFAULTS), ClusterRequest)
 def run_task(request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
 
@@ -179,10 +179,10 @@ def devices_task(toolchain: ToolchainRequest, output: FormatRequest) -> ExitCode
     return list_devices(toolchain, as_json=output.as_json)
 
 
-def _list_running_options(*names: str, **helps: str) -> tuple[Option, ...]:
-    """Options of a run, those of them with another help that are given one."""
-    options = (option for option in RUNNING if option.name in (*names, *helps))
-    return tuple(replace(option, help=helps.get(option.name, option.help)) for option in options)
+def _list_running_options(*names: str, **help_by_name: str) -> tuple[Option, ...]:
+    """Return options of a run; `help_by_name` replaces the help of some."""
+    options = (option for option in RUNNING if option.name in (*names, *help_by_name))
+    return tuple(replace(option, help=help_by_name.get(option.name, option.help)) for option in options)
 
 
 @gauntlet_task(
@@ -192,7 +192,7 @@ def _list_running_options(*names: str, **helps: str) -> tuple[Option, ...]:
         (
             *SELECTION,
             *CACHE,
-            *_SIDES,
+            *_TOOL_OPTIONS,
             *_list_running_options("jobs", "resume", "run_dir", "offline", "force_recompile", "disturbed", *_TIMEOUTS),
             *COUNTING,
         ),
@@ -200,7 +200,7 @@ def _list_running_options(*names: str, **helps: str) -> tuple[Option, ...]:
     ),
     ClusterRequest,
 )
-def compare_task(asked: CompareRequest, request: RunRequest, cluster: ClusterRequest) -> ExitCode:
+def compare_task(compare_request: CompareRequest, run_request: RunRequest, cluster: ClusterRequest) -> ExitCode:
     """Compare two IREEs, A B, on one machine: which models got slower or faster, by how much, and where.
 
     Both compile the selection and check its numbers; then processes of both take turns until each model has its
@@ -216,8 +216,8 @@ def compare_task(asked: CompareRequest, request: RunRequest, cluster: ClusterReq
     """
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
 
-    with machines_of(cluster, request.conduct) as machines:
-        return compare(asked, request, console_presenter(), machines)
+    with open_cluster(cluster, run_request.conduct) as machines:
+        return compare(compare_request, run_request, console_presenter(), machines)
 
 
 @gauntlet_task(
@@ -232,9 +232,9 @@ def compare_task(asked: CompareRequest, request: RunRequest, cluster: ClusterReq
         (
             *SELECTION,
             *CACHE,
-            *(replace(option, help=f"{option.help[:-1]}: the same in all runs.") for option in _SIDES),
+            *(replace(option, help=f"{option.help[:-1]}: the same in all runs.") for option in _TOOL_OPTIONS),
             *_list_running_options(
-                # What failed is known of one run; a matrix has several.
+                # The failures of one run are known; a matrix has several runs.
                 *(option.name for option in RUNNING if option.name != "last_failed"),
                 fail_fast="Stop at the first failure, and after the first IREE that fails.",
                 resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed "
@@ -244,7 +244,7 @@ def compare_task(asked: CompareRequest, request: RunRequest, cluster: ClusterReq
             *options_of(RunRequest, "stages", "instructions"),
             *COUNTING,
         ),
-        _ALL,
+        _DEFAULTS,
     ),
     ClusterRequest,
 )
@@ -257,7 +257,7 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
     """
     from iree_gauntlet.experiments.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
 
-    with machines_of(cluster, request.conduct) as machines:
+    with open_cluster(cluster, request.conduct) as machines:
         return matrix(irees, request, console_presenter(), machines)
 
 
@@ -268,7 +268,7 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
         (
             *SELECTION,
             *CACHE,
-            *_SIDES,
+            *_TOOL_OPTIONS,
             *_list_running_options(
                 "jobs",
                 "offline",
@@ -282,7 +282,7 @@ def matrix_task(irees: tuple[str, ...], request: RunRequest, cluster: ClusterReq
         Defaults(),
     ),
 )
-def bisect_task(asked: BisectRequest, request: RunRequest) -> ExitCode:
+def bisect_task(bisect_request: BisectRequest, run_request: RunRequest) -> ExitCode:
     """Find the release since which something is as it is: since when slower, larger, wrong?
 
     Examples: bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches
@@ -292,11 +292,11 @@ def bisect_task(asked: BisectRequest, request: RunRequest) -> ExitCode:
     """
     from iree_gauntlet.experiments.bisect import bisect  # noqa: PLC0415
 
-    return bisect(asked, request, console_presenter())
+    return bisect(bisect_request, run_request, console_presenter())
 
 
 @gauntlet_task("explain", ExplainRequest, CacheRequest)
-def explain_task(asked: ExplainRequest, cache: CacheRequest) -> ExitCode:
+def explain_task(request: ExplainRequest, cache: CacheRequest) -> ExitCode:
     """Find what fails to compile, crashes or gives wrong numbers, and pack it up as a bundle that shows it to others.
 
     RUN [CASE…]: the run (a folder, its name in runs/, or latest) and globs of cases; without, all that failed in the
@@ -312,10 +312,10 @@ def explain_task(asked: ExplainRequest, cache: CacheRequest) -> ExitCode:
     from iree_gauntlet.experiments.explain import explain  # noqa: PLC0415
     from iree_gauntlet.experiments.explain_slower import explain_slower  # noqa: PLC0415
 
-    return (explain_slower if asked.slower else explain)(asked, cache, console_presenter())
+    return (explain_slower if request.slower else explain)(request, cache, console_presenter())
 
 
-@gauntlet_task("bundle.check", _BUNDLE, usage="bundle.check BUNDLE")
+@gauntlet_task("bundle.check", _BUNDLE_OPTION, usage="bundle.check BUNDLE")
 def bundle_check_task(bundle: str) -> ExitCode:
     """Show that a bundle fails elsewhere: in an environment made for it, with the IREE that it names (from PyPI).
 
@@ -328,7 +328,7 @@ def bundle_check_task(bundle: str) -> ExitCode:
     return check(Path(bundle), console_presenter())
 
 
-@gauntlet_task("bundle.run", _BUNDLE, ToolchainRequest, usage="bundle.run BUNDLE [--iree IREE]")
+@gauntlet_task("bundle.run", _BUNDLE_OPTION, ToolchainRequest, usage="bundle.run BUNDLE [--iree IREE]")
 def bundle_run_task(bundle: str, toolchain: ToolchainRequest) -> ExitCode:
     """Run a bundle with an IREE: is the failure still there?
 
@@ -342,17 +342,17 @@ def bundle_run_task(bundle: str, toolchain: ToolchainRequest) -> ExitCode:
 
 
 def _make_option(option: BenchOption) -> Option:
-    """As Invoke has it: it knows one letter as a short name; longer ones (-df) are spelled out before it sees them."""
-    one_letter = len(option.short) == 1
-    said = option.help.rstrip(".")
-    said += f": {', '.join(option.choices)}" if option.choices else ""
-    said += f" (default {option.value})" if option.value else ""
-    said += f"; -{option.short} with `gauntlet`" if option.short and not one_letter else ""
-    return Option(option.name, option.default, f"{said}.", option.short if one_letter else "")
+    """Return an option for Invoke, which allows one letter as a short name; longer ones (-df) are expanded before."""
+    has_letter = len(option.short) == 1
+    help_text = option.help.rstrip(".")
+    help_text += f": {', '.join(option.choices)}" if option.choices else ""
+    help_text += f" (default {option.value})" if option.value else ""
+    help_text += f"; -{option.short} with `gauntlet`" if option.short and not has_letter else ""
+    return Option(option.name, option.default, f"{help_text}.", option.short if has_letter else "")
 
 
 @gauntlet_task("bench", TaskPart(tuple(map(_make_option, OPTIONS)), read_options))
-def bench_task(asked: BenchOptions) -> ExitCode:
+def bench_task(options: BenchOptions) -> ExitCode:
     """Benchmark a model that is a Python function (PyBuda's benchmark.py): built by torch, compiled by IREE, checked.
 
     The outputs are compared with torch eager once, then the same inputs are pushed again and again; no speed is
@@ -365,11 +365,11 @@ def bench_task(asked: BenchOptions) -> ExitCode:
     """
     from iree_gauntlet.torch_models.torch_commands import bench  # noqa: PLC0415
 
-    return bench(asked)
+    return bench(options)
 
 
 @gauntlet_task("micro", MicroRequest, ToolchainRequest)
-def micro_task(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
+def micro_task(request: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     """Measure recipes (quantisation, sparsity, compiler options) on small models over many shapes (torchao's dialect).
 
     Each recipe is made by torch, compiled by IREE, compared with torch eager, shown to change what it says it changes,
@@ -383,4 +383,4 @@ def micro_task(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     """
     from iree_gauntlet.torch_models.torch_commands import micro  # noqa: PLC0415
 
-    return micro(asked, toolchain)
+    return micro(request, toolchain)

@@ -1,4 +1,4 @@
-"""The tasks that only look: list, plan, lint."""
+"""The tasks that only read: list, plan, lint."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 @pause_collector()
 def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool) -> ExitCode:
-    """Prints what can be selected: a line for each model, submodel and target."""
+    """Print everything that can be selected: a line for each model, submodel and target."""
     selection = select(request, Defaults(targets=FAMILIES))
     _warn(selection.warnings())
     rows: dict[tuple[str, str, str], list[Case]] = {}
-    chosen = selection.cases.cases
+    cases_of_shard = selection.cases.cases
     if shard != ShardRequest():
-        from iree_gauntlet.experiments.shards import choose_shard_of_cases  # noqa: PLC0415 - it brings the journal
+        from iree_gauntlet.experiments.shards import choose_shard_of_cases  # noqa: PLC0415 - it imports the journal
 
-        chosen = choose_shard_of_cases(selection.cases, shard)
-    for case in chosen:
+        cases_of_shard = choose_shard_of_cases(selection.cases, shard)
+    for case in cases_of_shard:
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
     problems = (*selection.cases.problems, *selection.cases.broken)
     _report_problems(problems)
@@ -57,8 +57,8 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
         checks = [case.kind.value for case in cases]
         markers = sorted(frozenset().union(*(case.markers for case in cases)))
         specs = sorted({case.origin.file for case in cases})
-        listed = {"model": model, "submodel": submodel, "target": target}
-        document.append({**listed, "checks": checks, "markers": markers, "specs": specs})
+        identity = {"model": model, "submodel": submodel, "target": target}
+        document.append({**identity, "checks": checks, "markers": markers, "specs": specs})
         table.append((model, submodel, target, " ".join(checks), " ".join(markers)))
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
@@ -71,8 +71,8 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
 
 @pause_collector()
 def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
-    """Prints what would run, and why each step would or would not come from the cache."""
-    # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
+    """Print the steps that would run, and for each the reason why it would or would not come from the cache."""
+    # The planner's context imports pydantic, numpy and the caches; `list` does without them.
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
     from iree_gauntlet.experiments.shards import choose_shard  # noqa: PLC0415
@@ -83,39 +83,39 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     for note in selection.notes:
         messages.note(note)
     name, cases, stages = selection.name, selection.cases, request.stages_after(selection.stages)
-    # What the specs say takes more memory than the steps, which find room where it was.
+    # The specs take more memory than the steps, which reuse it.
     del selection
     machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, look_only=True)
-    named = request.folder.run_dir
-    run_dir = resolve_links(Path(named)) if named else find_runs_folder() / f"next-{name}"
+    run_dir_text = request.folder.run_dir
+    run_dir = resolve_links(Path(run_dir_text)) if run_dir_text else find_runs_folder() / f"next-{name}"
     plan, _ = choose_shard(make_plan(cases, stages, plan_context(machine, run_dir, request.conduct)), request.shard)
-    not_here = ""
+    missing_files_text = ""
     if request.network.offline:
-        from iree_gauntlet.engine.run_start import describe_missing, find_missing_files, without_missing_files  # noqa: PLC0415 - it brings what runs a plan
+        from iree_gauntlet.engine.run_start import describe_missing, find_missing_files, without_missing_files  # noqa: PLC0415 - it imports the code that runs a plan
 
-        missing = find_missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
-        plan = replace(plan, steps=without_missing_files(plan.steps, missing))
-        not_here = describe_missing(missing) + "\n" if missing else ""
+        missing_files = find_missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
+        plan = replace(plan, steps=without_missing_files(plan.steps, missing_files))
+        missing_files_text = describe_missing(missing_files) + "\n" if missing_files else ""
     if as_json:
-        head = {
+        header = {
             "schema": 1,
             "suite": name,
             "run_dir": str(run_dir),
             "toolchain": machine.toolchain.as_dict() if machine.toolchain else None,
         }
-        sys.stdout.writelines(_plan_lines(head, plan))
+        sys.stdout.writelines(_format_plan_lines(header, plan))
     else:
         if machine.missing is not None:
             sys.stdout.write(f"note: {machine.missing}\n")
         _print_plan(plan)
-        sys.stdout.write(not_here)
+        sys.stdout.write(missing_files_text)
     _report_problems(plan.problems)
     return ExitCode.USAGE if plan.problems else ExitCode.OK
 
 
 @pause_collector()
 def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitCode:
-    """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
+    """Read every selected spec and report all problems at once; with an IREE, problems of flags, too."""
     from iree_gauntlet.artifacts.registry_file import Registry  # noqa: PLC0415
     from iree_gauntlet.artifacts.store import ArtifactStore  # noqa: PLC0415
     from iree_gauntlet.measuring.numerics.tolerances import (  # noqa: PLC0415
@@ -127,67 +127,67 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.file_warnings(listed=True))
-    # One that was not selected is a mistake all the same.
-    found = selection.cases
-    problems = [*found.problems, *found.left_out, *found.broken]
+    # An unselected broken file is an error, too.
+    selected = selection.cases
+    problems = [*selected.problems, *selected.left_out, *selected.broken]
     problems += selection.source_problems(problems)
-    problems += _list_tolerance_problems(found.cases, find_wrong_tolerances)
-    cases = (*found.cases, *found.required)
-    broken = {problem.file for problem in found.broken}
-    of_files: list[Problem] = []
-    beside: list[Problem] = []
+    problems += _list_tolerance_problems(selected.cases, find_wrong_tolerances)
+    cases = (*selected.cases, *selected.required)
+    broken_files = {problem.file for problem in selected.broken}
+    project_problems: list[Problem] = []
+    project_warnings: list[Problem] = []
     if request == SelectionRequest():
         from iree_gauntlet.upkeep.lint_checks import list_project_problems  # noqa: PLC0415
 
-        of_files, beside = list_project_problems()
-        problems += of_files
-    sound = [case for case in cases if case.origin.file not in broken]
+        project_problems, project_warnings = list_project_problems()
+        problems += project_problems
+    sound = [case for case in cases if case.origin.file not in broken_files]
     problems += [*_list_missing_files(sound), *{problem for case in sound for problem in list_unreadable_arrays(case)}]
-    # What a benchmark lacks of a regression of the same name is there once that can be read.
-    faulty = {_pair(problem.file) for problem in problems}
-    lacking = [case for case in sound if case.blocked_reason and _pair(case.origin.file) not in faulty]
-    problems += _list_unnamed(lacking)
+    # A benchmark's references to a regression of the same name resolve once the regression can be read.
+    pairs = {_get_pair(problem.file) for problem in problems}
+    blocked = [case for case in sound if case.blocked_reason and _get_pair(case.origin.file) not in pairs]
+    problems += _list_unresolved_references(blocked)
     warnings = {(case.origin.file, note) for case in sound for note in case.notes}
-    warnings |= {(case.origin.file, case.blocked_reason) for case in lacking if not case.blocked_field}
+    warnings |= {(case.origin.file, case.blocked_reason) for case in blocked if not case.blocked_field}
     notes: list[str] = []
     if toolchain:
         try:
-            more, notes = _list_flag_problems(toolchain, selection)
+            flag_problems, notes = _list_flag_problems(toolchain, selection)
         except ToolchainError as error:
             if not problems:
                 raise
             notes = [f"flags were not checked: {error.what}"]
         else:
-            problems += more
+            problems += flag_problems
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
-    # Nothing is fetched.
+    # The store is only for lookups; no file is fetched.
     store = ArtifactStore(find_cache_folder(""), Registry())
-    doubtful = [
+    doubts = [
         *find_idle_keys(selection.specs, cases, request.sku),
-        *(problem for case in found.cases for problem in list_doubts(case, store)),
-        *_list_tolerance_problems(found.cases, find_loose_tolerances),
-        *_list_tolerance_problems(found.cases, find_void_tolerances),
+        *(problem for case in selected.cases for problem in list_doubts(case, store)),
+        *_list_tolerance_problems(selected.cases, find_loose_tolerances),
+        *_list_tolerance_problems(selected.cases, find_void_tolerances),
     ]
-    part = any((request.model, request.submodel, request.filename, request.markers))
-    # Of a part of a suite, `file_warnings` has said how many entries name none of its cases.
-    unmatched = () if part or len(found.unmatched) > len(found.cases) else found.unmatched
-    passed_over = (*found.warnings, *unmatched, *doubtful, *beside, *selection.risks)
-    for problem in passed_over:
+    is_partial = any((request.model, request.submodel, request.filename, request.markers))
+    # For a part of a suite, `file_warnings` has reported the number of entries without a case.
+    unmatched_entries = () if is_partial or len(selected.unmatched) > len(selected.cases) else selected.unmatched
+    all_warnings = (*selected.warnings, *unmatched_entries, *doubts, *project_warnings, *selection.risks)
+    for problem in all_warnings:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:
         sys.stdout.write(f"note: {note}\n")
     files = len({case.origin.file for case in cases} | {problem.file for problem in problems})
     if problems:
-        raise SpecError(problems, "files of the project" if of_files else "spec files")
-    warned_of = {file for file, _ in warnings} | {problem.file for problem in passed_over}
-    warned = f", {len(warned_of)} with warnings" if warned_of else ""
-    sys.stdout.write(f"{counted(files, 'spec file')} {'is' if files == 1 else 'are'} valid{warned}\n")
+        raise SpecError(problems, "files of the project" if project_problems else "spec files")
+    files_with_warnings = {file for file, _ in warnings} | {problem.file for problem in all_warnings}
+    suffix = f", {len(files_with_warnings)} with warnings" if files_with_warnings else ""
+    sys.stdout.write(f"{counted(files, 'spec file')} {'is' if files == 1 else 'are'} valid{suffix}\n")
     return ExitCode.OK
 
 
 def _list_weights(case: Case) -> Iterator[tuple[str, str]]:
-    """(field, URL) of the files that ONNX programs of a case keep weights in."""
+    """Yield (field, URL) of the external data files of a case's ONNX programs."""
     from iree_gauntlet.artifacts.onnx_data import list_data_files  # noqa: PLC0415
 
     for module in case.modules:
@@ -198,28 +198,28 @@ def _list_weights(case: Case) -> Iterator[tuple[str, str]]:
             )
 
 
-def _pair(file: str) -> tuple[str, ...]:
-    """The end of a file's name, by which a regression and its benchmark belong together."""
+def _get_pair(file: str) -> tuple[str, ...]:
+    """Return the end of a file's name, which a regression and its benchmark have in common."""
     return tuple(file.split("/")[-2:])
 
 
-def _list_unnamed(cases: Iterable[Case]) -> list[Problem]:
-    """What specs name that no other spec defines, or that is at no path."""
-    found = {(case.origin.file, case.blocked_field, case.blocked_reason) for case in cases if case.blocked_field}
-    return [problem_of_field(*item) for item in sorted(found)]
+def _list_unresolved_references(cases: Iterable[Case]) -> list[Problem]:
+    """Return problems of references that no spec defines, or whose path does not exist."""
+    references = {(case.origin.file, case.blocked_field, case.blocked_reason) for case in cases if case.blocked_field}
+    return [problem_of_field(*reference) for reference in sorted(references)]
 
 
 def _list_missing_files(cases: Iterable[Case]) -> list[Problem]:
-    """Files that specs name by their paths, and that are not there."""
+    """Return problems of files that specs refer to by path, and that do not exist."""
     from iree_gauntlet.artifacts.sources import missing  # noqa: PLC0415
 
-    gone = {
+    missing_files = {
         (case.origin.file, field, path)
         for case in cases
         for field, url in (*list_urls(case), *_list_weights(case))
         if (path := file_path(url)) and path not in case.blocked_reason and not os.path.isfile(path)  # noqa: PTH113
     }
-    return [problem_of_field(file, field, *missing(Path(path))) for file, field, path in sorted(gone)]
+    return [problem_of_field(file, field, *missing(Path(path))) for file, field, path in sorted(missing_files)]
 
 
 def _warn(warnings: Iterable[str]) -> None:
@@ -228,13 +228,13 @@ def _warn(warnings: Iterable[str]) -> None:
 
 
 def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[list[Problem], list[str]]:
-    """Flags that the installed tools do not know, and those that would be written otherwise."""
+    """Return problems of flags that the installed tools lack, and notes on those that have another spelling."""
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
 
     machine = open_workbench(toolchain, Progress(), need_toolchain=True)
     context = plan_context(machine, find_runs_folder() / "lint")
-    # What is wrong with a source is said without it, and is nothing to a flag.
+    # Problems of sources are reported elsewhere, and do not affect flags.
     context = replace(context, artifact_path=Path, artifact_hash=lambda _url: "")
     plan = make_plan(selection.cases, selection.stages, context)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
@@ -242,16 +242,16 @@ def _list_flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tu
 
 
 def _list_tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
-    """What is found of the tolerances that cases give, each flag of a file once."""
+    """Return the problems of the cases' tolerances, each flag of a file once."""
     findings = dict.fromkeys(finding for case in cases for finding in find(case))
-    return [problem_of_flag(item.file, item.flag, item.message, item.hint) for item in findings]
+    return [problem_of_flag(finding.file, finding.flag, finding.message, finding.hint) for finding in findings]
 
 
-def _plan_lines(head: Mapping[str, Any], plan: Plan) -> Iterator[str]:
-    """A plan as one JSON object, a line for each step: a long one is never in memory as a whole."""
+def _format_plan_lines(header: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+    """Yield a plan as one JSON object, a line for each step: a long plan is never completely in memory."""
     write = partial(json.dumps, ensure_ascii=False)
     yield "{\n"
-    for name, value in head.items():
+    for name, value in header.items():
         yield f"{write(name)}: {write(value)},\n"
     lists = {"steps": map(_collect_step_record, plan.steps), "problems": map(asdict, plan.problems)}
     for name, records in lists.items():
@@ -263,7 +263,7 @@ def _plan_lines(head: Mapping[str, Any], plan: Plan) -> Iterator[str]:
 
 
 def _collect_step_record(step: Step) -> dict[str, Any]:
-    """A step as `plan --format json` gives it; docs/reference/results.md describes the fields."""
+    """Return a step as in `plan --format json`; docs/reference/results.md describes the fields."""
     return {
         "id": step.id,
         "case": step.chain,
@@ -273,7 +273,7 @@ def _collect_step_record(step: Step) -> dict[str, Any]:
         "argv": list(step.command.argv) if step.command else [],
         "cwd": step.command.cwd if step.command else "",
         "env": dict(step.command.env) if step.command else {},
-        # `asdict` copies deeply: a third of what a plan of thousands of steps costs.
+        # `asdict` makes deep copies: a third of the time of a plan with thousands of steps.
         "inputs": [
             {"role": item.role, "path": item.path, "url": item.url, "sha256": item.sha256} for item in step.inputs
         ],
@@ -304,15 +304,15 @@ def _print_plan(plan: Plan) -> None:
             chain = step.chain
             sys.stdout.write(f"{chain}  ({step.origin.file})\n")
         state = "skipped" if step.skip else "blocked" if step.blocked else "cached" if step.cache.hit else "runs"
-        why = step.skip or step.blocked or step.cache.reason
-        expected = f"; expected: {' or '.join(step.expect_kinds)}" if step.expect_failure else ""
-        sys.stdout.write(f"  {step.id.removeprefix(chain + ':'):<10} {state:<8} {why}{expected}\n")
+        reason = step.skip or step.blocked or step.cache.reason
+        expectation = f"; expected: {' or '.join(step.expect_kinds)}" if step.expect_failure else ""
+        sys.stdout.write(f"  {step.id.removeprefix(chain + ':'):<10} {state:<8} {reason}{expectation}\n")
         if step.command is not None:
             sys.stdout.write(f"    $ {shlex.join(step.command.argv)}\n")
         for note in step.notes:
             sys.stdout.write(f"    note: {note}\n")
-    cached = sum(step.cache.hit for step in plan.steps)
-    sys.stdout.write(f"{counted(len(plan.steps), 'step')}, {cached} from the cache\n")
+    cached_count = sum(step.cache.hit for step in plan.steps)
+    sys.stdout.write(f"{counted(len(plan.steps), 'step')}, {cached_count} from the cache\n")
 
 
 def _report_problems(problems: Sequence[Problem]) -> None:

@@ -1,4 +1,4 @@
-"""`report`: the reports of what was run, made again from its records alone; also of one journal made of several."""
+"""Make the reports of an experiment again from its records only; also of a journal merged from several."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_events import RunOpening, RunShard
 
 
-_MOST_NAMED = 5
+_MAX_LISTED = 5
 
 
-def write_page_of_runs(named: Sequence[str]) -> ExitCode:
-    """Makes the page of a folder of runs, that of the project unless one is named."""
-    if len(named) > 1:
+def write_runs_page(folder_names: Sequence[str]) -> ExitCode:
+    """Make the page of a folder of runs, by default the project's."""
+    if len(folder_names) > 1:
         raise UsageError(
-            f"report --index takes one folder, not {shlex.join(named)}", "Name the folder that has the runs."
+            f"report --index takes one folder, not {shlex.join(folder_names)}", "Name the folder that has the runs."
         )
-    folder = Path(named[0]).absolute() if any(named) else find_runs_folder()
+    folder = Path(folder_names[0]).absolute() if any(folder_names) else find_runs_folder()
     if not any(folder.glob(f"*/{JOURNAL}")):
-        lacks = "run in" if folder.is_dir() else "folder"
-        raise UsageError(f"report --index: there is no {lacks} {shown(folder)}", "Name the folder that has the runs.")
+        noun = "run in" if folder.is_dir() else "folder"
+        raise UsageError(f"report --index: there is no {noun} {shown(folder)}", "Name the folder that has the runs.")
     page, count = write_index(folder, make_reports, all_of_them=True)
     sys.stdout.write(f"{counted(count, 'run')} in {shown(page)}\n")
     return ExitCode.OK
 
 
 def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> ExitCode:
-    """Makes the reports of a run, a comparison, a matrix or a bisection again; exits as that did.
+    """Make the reports of a run, a comparison, a matrix or a bisection again; return its exit code.
 
-    Runs are folders or names, none the working folder; several are merged into the folder `merge`, where they are
-    `lenient` of different IREEs too.
+    Runs are folders or names, by default the working folder; several are merged into the folder `merge`, with `lenient`
+    even of different IREEs.
 
     Raises:
         UsageError: there is no such run, or several that cannot be merged.
@@ -67,22 +67,22 @@ def report(runs: Sequence[str], merge: str = "", *, lenient: bool = False) -> Ex
     reports = write_reports(folder)
     reports.print(shown(folder), sys.stdout, environ=os.environ)
     if merge:
-        # What each part said is in its own job's.
+        # Each part's result is in its own job's summary.
         reports.append_to_step_summary(os.environ)
     if reports.sweep:
         write_micro_reports(reports.sweep, folder, sys.stdout)
     return reports.exit_code
 
 
-def _locate_folder(named: str) -> Path:
-    if named == LATEST:
+def _locate_folder(folder_name: str) -> Path:
+    if folder_name == LATEST:
         newest = next(list_folders(find_runs_folder()), None)
         if newest is None:
             raise UsageError(f"there is no run in {find_runs_folder()}", "Start one with `run`, or name its folder.")
         return newest
-    folder = Path(named)
-    if not folder.is_dir() and (find_runs_folder() / named).is_dir():
-        folder = find_runs_folder() / named
+    folder = Path(folder_name)
+    if not folder.is_dir() and (find_runs_folder() / folder_name).is_dir():
+        folder = find_runs_folder() / folder_name
     if not folder.is_dir():
         runs = [path for path in find_runs_folder().glob("*") if path.is_dir()]
         runs.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
@@ -96,21 +96,21 @@ def _locate_folder(named: str) -> Path:
 
 
 def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
-    """Makes a run's folder of the journals of some runs, with the logs that they name."""
-    places = [resolve_links(folder) for folder in folders]
+    """Make a run's folder from the journals of several runs, with the logs that they refer to."""
+    real_paths = [resolve_links(folder) for folder in folders]
     for index, folder in enumerate(folders):
-        if places[index] in places[:index]:
+        if real_paths[index] in real_paths[:index]:
             raise UsageError(f"{folder} is named twice", "Name each run once.")
     if (into / JOURNAL).exists():
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
     records = [read_journal(folder / JOURNAL) for folder in folders]
-    opening = _make_opening(records, resolve_links(into).name, lenient=lenient)
+    opening = _merge_openings(records, resolve_links(into).name, lenient=lenient)
     journal = merge_journals(opening, _collect_steps(records), records)
     try:
         into.mkdir(parents=True, exist_ok=True)
         for record in records:
-            _take_logs(record, into)
-        # Last, so that what is there as a run is a whole one.
+            _link_logs(record, into)
+        # The journal is written last, so that a folder that looks like a run is complete.
         write_atomic(into / JOURNAL, journal)
     except OSError as error:
         raise GauntletError(
@@ -121,8 +121,8 @@ def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     messages.news(f"merged into {shown(resolve_links(into))}")
 
 
-def _take_logs(record: JournalRecord, into: Path) -> None:
-    """The logs that a journal names, under the same names in the new folder."""
+def _link_logs(record: JournalRecord, into: Path) -> None:
+    """Link the logs that a journal refers to into the new folder, under the same names."""
     source = resolve_links(record.path.parent)
     for log in dict.fromkeys(result.log for result in record.results.values()):
         path = resolve_links(source / log)
@@ -138,23 +138,23 @@ def _take_logs(record: JournalRecord, into: Path) -> None:
             shutil.copyfile(path, target)
 
 
-def _make_opening(records: Sequence[JournalRecord], name: str, *, lenient: bool) -> RunOpening:
-    """How one run begins that did what some runs did, with what a reader must know of it.
+def _merge_openings(records: Sequence[JournalRecord], name: str, *, lenient: bool) -> RunOpening:
+    """Return the opening of one run that covers several runs, with remarks for the reader.
 
     Raises:
-        UsageError: they are no parts of one run: of other suites or IREEs, or cut in another way.
+        UsageError: they are not parts of one run: they have other suites, IREEs or shards.
     """
     _require_one_suite(records)
     runs = [record.run for record in records]
-    remarks = [f"merged from {counted(len(runs), 'run')}: {listed([run.name for run in runs], _MOST_NAMED)}"]
+    remarks = [f"merged from {counted(len(runs), 'run')}: {listed([run.name for run in runs], _MAX_LISTED)}"]
     remarks += _list_toolchains(records, lenient=lenient)
-    missing, count = _find_missing(records)
+    missing, count = _find_missing_shards(records)
     if missing:
-        words = f"shard{'s' if len(missing) > 1 else ''} {listed(list(map(str, missing)), _MOST_NAMED)} of {count}"
+        words = f"shard{'s' if len(missing) > 1 else ''} {listed(list(map(str, missing)), _MAX_LISTED)} of {count}"
         remarks.append(f"{words} {'are' if len(missing) > 1 else 'is'} missing: this is not the whole run")
     kept = runs[0].kept
     if kept is not None:
-        # The whole of it: what is asked of the merged run (`--last-failed`) is about every shard.
+        # The options apply to all shards: the merged run is complete (for `--last-failed`).
         kept = replace(kept, options={**kept.options, "shard": "", "shard_costs": ""})
     return replace(
         runs[0],
@@ -163,8 +163,8 @@ def _make_opening(records: Sequence[JournalRecord], name: str, *, lenient: bool)
         command=shlex.join(format_typed_command()),
         cwd=str(Path.cwd()),
         target=tuple(dict.fromkeys(target for run in runs for target in run.target)),
-        toolchain=ToolchainFacts.from_dict(_find_common([run.toolchain.as_dict() for run in runs])),
-        machine=MachineFacts.from_dict(_find_common([run.machine.as_dict() for run in runs])),
+        toolchain=ToolchainFacts.from_dict(_merge_info([run.toolchain.as_dict() for run in runs])),
+        machine=MachineFacts.from_dict(_merge_info([run.machine.as_dict() for run in runs])),
         lock_folder=", ".join(dict.fromkeys(run.lock_folder for run in runs if run.lock_folder)),
         resumed=False,
         again=(),
@@ -202,63 +202,63 @@ def _list_toolchains(records: Sequence[JournalRecord], *, lenient: bool) -> list
                 "One run judges one IREE; --lenient merges them all the same.",
             )
     count = len({tool.identity for tool in tools})
-    named = listed(list(dict.fromkeys(versions)), _MOST_NAMED)
-    return [f"the runs are of {count} different IREEs: {named}"] if count > 1 else []
+    version_list = listed(list(dict.fromkeys(versions)), _MAX_LISTED)
+    return [f"the runs are of {count} different IREEs: {version_list}"] if count > 1 else []
 
 
-def _find_missing(records: Sequence[JournalRecord]) -> tuple[tuple[int, ...], int]:
-    """The shards that no run is, and how many there ought to be; none where the runs are no shards."""
+def _find_missing_shards(records: Sequence[JournalRecord]) -> tuple[tuple[int, ...], int]:
+    """Return the shards without a run, and the number of all shards; (), 0 if the runs are not shards."""
     first: tuple[RunShard, JournalRecord] | None = None
-    seen: dict[int, JournalRecord] = {}
+    record_by_index: dict[int, JournalRecord] = {}
     for record in records:
-        other = record.run.shard
-        if other is None:
+        part = record.run.shard
+        if part is None:
             continue
-        shard, one = first = first or (other, record)
-        if (other.count, other.cut) != (shard.count, shard.cut):
+        shard, one = first = first or (part, record)
+        if (part.count, part.cut) != (shard.count, shard.cut):
             raise UsageError(
-                f"{one.path.parent} is shard {shard.text} and {record.path.parent} shard {other.text}, but they were "
+                f"{one.path.parent} is shard {shard.text} and {record.path.parent} shard {part.text}, but they were "
                 "not cut out of the same whole",
                 "Shards are of one selection, with one --shard-costs, of one state of the specs.",
             )
-        twin = seen.setdefault(other.index, record)
+        twin = record_by_index.setdefault(part.index, record)
         if twin is not record:
             raise UsageError(
-                f"{twin.path.parent} and {record.path.parent} are both shard {other.text}", "Leave one of them out."
+                f"{twin.path.parent} and {record.path.parent} are both shard {part.text}", "Leave one of them out."
             )
     count = first[0].count if first else 0
-    return tuple(index for index in range(1, count + 1) if index not in seen), count
+    return tuple(index for index in range(1, count + 1) if index not in record_by_index), count
 
 
 def _collect_steps(records: Sequence[JournalRecord]) -> list[dict[str, Any]]:
-    """The steps of all, by their chains."""
-    seen: dict[str, JournalRecord] = {}
+    """Return the steps of all runs, by their chains."""
+    record_by_chain: dict[str, JournalRecord] = {}
     for record in records:
         for chain in dict.fromkeys(step.chain for step in record.planned):
-            other = seen.setdefault(chain, record)
-            if other is not record:
+            duplicate = record_by_chain.setdefault(chain, record)
+            if duplicate is not record:
                 raise UsageError(
-                    f"{chain} is in {other.path.parent} and in {record.path.parent}",
+                    f"{chain} is in {duplicate.path.parent} and in {record.path.parent}",
                     "Merge runs of different cases: which of the two would count?",
                 )
     steps = [step for record in records for step in record.planned]
     return [step.as_dict() for step in sorted(steps, key=lambda step: step.chain)]
 
 
-def _find_common(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What several say: what all agree on, of texts all that are said; numbers that differ are left out."""
-    common: dict[str, Any] = {}
-    for name in dict.fromkeys(name for fact in facts for name in fact):
-        values = list({str(fact[name]): fact[name] for fact in facts if name in fact}.values())
+def _merge_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge information: a common value stays, different texts are joined, different numbers are left out."""
+    merged_info: dict[str, Any] = {}
+    for name in dict.fromkeys(name for info in infos for name in info):
+        values = list({str(info[name]): info[name] for info in infos if name in info}.values())
         if len(values) == 1:
-            common[name] = values[0]
+            merged_info[name] = values[0]
         elif all(isinstance(value, str) for value in values):
-            common[name] = listed([value for value in values if value], _MOST_NAMED)
-    return common
+            merged_info[name] = listed([value for value in values if value], _MAX_LISTED)
+    return merged_info
 
 
 def _describe_part(record: JournalRecord) -> dict[str, Any]:
-    """What is kept of a run in addition to its steps."""
+    """Return a part's information that is kept in addition to its steps."""
     run, end = record.run, record.end
     return {
         "run": run.name,

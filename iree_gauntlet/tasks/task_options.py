@@ -1,7 +1,7 @@
-"""Tasks as Invoke has them: tables of options, tasks made of functions, and how they end.
+"""Define Invoke tasks: tables of options, tasks made from functions, and exit codes.
 
-A shell hands over the words of the line so far, without the one that is about to begin, and bash takes `--model=x` for
-three words.
+For completion, a shell passes the complete words of the line, without one that has not begun; bash splits `--model=x`
+into three words.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ OUTPUT = options_of(OutputRequest)
 
 
 def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option, ...]:
-    """The options with the defaults of one task named in their help; they apply where no suite is given."""
+    """Name one task's defaults in the help of options; they apply if no suite is passed."""
     return tuple(
         replace(option, help=f"{option.help} Default without --suite: {defaults[option.name]}.")
         if option.name in defaults
@@ -76,52 +76,52 @@ def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option,
 
 
 def _format_help(option: Option) -> str:
-    """The help of an option, with its default where that says something and the text does not."""
+    """Return an option's help, with its default if that is informative and not in the text already."""
     if option.default in (None, "", 0) or isinstance(option.default, bool | list) or "default" in option.help:
         return option.help
-    number = isinstance(option.default, int | float)
-    return f"{option.help.removesuffix('.')} (default: {f'{option.default:g}' if number else option.default})."
+    is_number = isinstance(option.default, int | float)
+    return f"{option.help.removesuffix('.')} (default: {f'{option.default:g}' if is_number else option.default})."
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPart:
-    """Some options of a task, and what it is given of their values."""
+    """Some options of a task, and the function that reads their values."""
 
     options: tuple[Option, ...]
     read: Callable[[Mapping[str, Any]], object]
 
 
 def part_of(request: type, *names: str) -> TaskPart:
-    """A request of which a task has some options: those that are named, or all."""
+    """Return a part with options of a request: those in `names`, or all."""
     return TaskPart(options_of(request, *names), partial(read, request))
 
 
 def run_part(options: tuple[Option, ...], defaults: Defaults, *stages: Stage) -> TaskPart:
-    """A run of which a task has some options."""
+    """Return a part with some options of a run."""
     names = [option.name for option in options]
     return TaskPart(options, lambda values: RunRequest.of({name: values[name] for name in names}, defaults, stages))
 
 
-def _make_argument(item: Option) -> Argument:
-    argument = (_Words if item.default is None and item.repeats else Argument)(
-        names=tuple(filter(None, (item.name.replace("_", "-"), item.short))),
-        kind=list if item.repeats else str if item.default is None else type(item.default),
-        default=item.default,
-        help=_format_help(item),
-        positional=item.default is None,
-        attr_name=item.name if "_" in item.name else None,
+def _make_argument(option: Option) -> Argument:
+    argument = (_Words if option.default is None and option.repeats else Argument)(
+        names=tuple(filter(None, (option.name.replace("_", "-"), option.short))),
+        kind=list if option.repeats else str if option.default is None else type(option.default),
+        default=option.default,
+        help=_format_help(option),
+        positional=option.default is None,
+        attr_name=option.name if "_" in option.name else None,
     )
-    # By which Invoke knows that a value is still missing; it leaves it out for what may be repeated.
+    # A `raw_value` of None marks a missing value; Invoke does not set it for repeatable arguments.
     argument.raw_value = None
     return argument
 
 
 class _Words(Argument):
-    """A positional argument that a word fills, with Invoke as without it, and that may be repeated by its name."""
+    """A positional argument that takes a word, with and without `inv`, and that can be repeated by its name."""
 
     @property
     def value(self) -> Any:
-        """The words; None, by which Invoke knows that it is missing, while there is none."""
+        """The words; None without any, so that Invoke reports the argument as missing."""
         return self._value or None
 
     @value.setter
@@ -131,12 +131,12 @@ class _Words(Argument):
 
 
 class GauntletTask(Task[Any]):
-    """A task that is given what its parts read of the command line.
+    """A task whose function gets the values that its parts read from the command line.
 
     Attributes:
-        group: what its name begins with, as typed; empty for none.
-        usage: how it is typed, where an option is given without `--`; empty for none.
-        taking: the option that the words behind the task come to be the value of; None where it takes none so.
+        group: the part of its name before the dot; empty if there is none.
+        usage: its usage, if an option is passed without `--`; otherwise empty.
+        words_option: the option that gets the words after the task as its values; None if there is none.
     """
 
     def __init__(
@@ -144,34 +144,34 @@ class GauntletTask(Task[Any]):
     ) -> None:
         self.command = command
         self.group, _, name = name.rpartition(".")
-        self.parts = list(map(_as_part, parts))
+        self.parts = list(map(_make_part, parts))
         self.options = (*(option for part in self.parts for option in part.options), *OUTPUT)
         self.usage = usage
-        self.taking = next((option for option in self.options if option.takes), None)
-        super().__init__(command, name, positional=[item.name for item in self.options if item.default is None])
+        self.words_option = next((option for option in self.options if option.takes), None)
+        super().__init__(command, name, positional=[option.name for option in self.options if option.default is None])
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
-        """The options as Invoke's parser has them."""
+        """Return the options as arguments for Invoke's parser."""
         del ignore_unknown_help
         return list(map(_make_argument, self.options))
 
     def __call__(self, *_context: Any, **values: Any) -> None:
-        """Runs the command.
+        """Run the command.
 
         Raises:
-            Exit: it ended with another code than 0.
+            Exit: its exit code is not 0.
         """
         if any(values[name] in ("--help", "-h", ["--help"], ["-h"]) for name in self.positional):
-            # Invoke takes the wish for help for the value.
-            said = [
+            # Invoke parses a request for help as the value.
+            option_lines = [
                 f"  {dashed(option.name)}\n      {_format_help(option)}"
                 for option in self.options
                 if option.default is not None
             ]
-            lines = "\n".join([inspect.getdoc(self) or "", "", "Options:", *said])
+            lines = "\n".join([inspect.getdoc(self) or "", "", "Options:", *option_lines])
             sys.stdout.write(f"Usage: {self.usage}\n\nDocstring:\n  {lines}\n")
             return
-        # Invoke turns bytecode off for all that is imported from here on: each start would compile it again.
+        # Invoke disables bytecode for all later imports: each start would compile them again.
         sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 
         with messages.loudness(quiet=values["quiet"], verbose=values["verbose"]):
@@ -180,7 +180,7 @@ class GauntletTask(Task[Any]):
             raise Exit(code=int(code))
 
 
-def _as_part(part: TaskPart | Option | type) -> TaskPart:
+def _make_part(part: TaskPart | Option | type) -> TaskPart:
     if isinstance(part, Option):
         return TaskPart((part,), lambda values: value_of(part, values[part.name]))
     return part if isinstance(part, TaskPart) else part_of(part)
@@ -189,47 +189,49 @@ def _as_part(part: TaskPart | Option | type) -> TaskPart:
 def gauntlet_task(
     name: str, *parts: TaskPart | Option | type, usage: str = ""
 ) -> Callable[[Callable[..., ExitCode]], GauntletTask]:
-    """Makes a task of a function that is given a request for each part, or the value of an option."""
+    """Return a decorator that makes a task of a function, which gets a request for each part, or an option's value."""
     return lambda command: GauntletTask(command, name, parts, usage)
 
 
 def console_presenter() -> Presenter:
-    """Shows runs on standard output; brings the reports, for which `--list` must not wait."""
+    """Return a presenter on standard output; it imports the reports, for which `--list` must not wait."""
     from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     return ConsolePresenter(sys.stdout)
 
 
 def run_to_exit_code(command: Callable[[], ExitCode]) -> ExitCode:
-    """What a command ends with; a mistake of the user becomes a message, and so does a fault of the toolkit."""
+    """Run a command and return its exit code; print user errors, and faults of the toolkit, as messages."""
     open_standard_streams()
     try:
         code = command()
         sys.stdout.flush()
     except GauntletError as error:
-        code = _say_error(error)
+        code = _print_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         code = ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not look like a failure of what is tested
-        lost = find_lost_output()
-        if lost is None or not isinstance(error, OSError):
-            code = _say_error(explain_escaped(error))
-        elif isinstance(lost, BrokenPipeError):
-            # The reader of our output went away (`| head`): nothing is left to be said.
+    except Exception as error:  # noqa: BLE001 - no exception here may look like a failure of the tested program
+        output_error = find_lost_output()
+        if output_error is None or not isinstance(error, OSError):
+            code = _print_error(explain_escaped(error))
+        elif isinstance(output_error, BrokenPipeError):
+            # The reader of the output has closed it (`| head`): there is nothing left to report.
             code = ExitCode.OK
         else:
-            code = _say_error(GauntletError(f"standard output: {lost.strerror}", "Send it to where it can be written."))
+            code = _print_error(
+                GauntletError(f"standard output: {output_error.strerror}", "Send it to where it can be written.")
+            )
     return code
 
 
-def _say_error(error: GauntletError) -> ExitCode:
-    """Says what went wrong; what the command ends with."""
+def _print_error(error: GauntletError) -> ExitCode:
+    """Print an error; return the command's exit code."""
     sys.stderr.write(f"error: {error}\n")
     if "GITHUB_ACTIONS" in os.environ:
-        from iree_gauntlet.reports.github import format_error_command  # noqa: PLC0415 - for a mistake in CI alone
+        from iree_gauntlet.reports.github import format_error_command  # noqa: PLC0415 - only for an error in CI
 
-        # One that is lost has been spoken of already, or is not what this is about.
+        # A closed output has been reported already, or is not the cause.
         with suppress(OSError):
             sys.stdout.write(format_error_command(str(error), os.environ))
             sys.stdout.flush()
@@ -237,20 +239,20 @@ def _say_error(error: GauntletError) -> ExitCode:
 
 
 def option_values(words: Sequence[str], options: Iterable[Option]) -> list[str]:
-    """What may follow, where the last word is an option or the beginning of its value; nothing elsewhere."""
-    last, before = [*reversed(words), "", ""][:2]
-    if "=" in (last, before):
-        place = len(words) - 1 - [*reversed(words)].index("=")
-        name, prefix = words[place - 1], ""
-    elif last.startswith("--"):
-        name = last.partition("=")[0]
-        prefix = f"{name}=" if last != name else ""
+    """Return completions if the last word is an option or the start of its value; otherwise none."""
+    last_word, previous_word = [*reversed(words), "", ""][:2]
+    if "=" in (last_word, previous_word):
+        index = len(words) - 1 - [*reversed(words)].index("=")
+        name, prefix = words[index - 1], ""
+    elif last_word.startswith("--"):
+        name = last_word.partition("=")[0]
+        prefix = f"{name}=" if last_word != name else ""
     else:
-        name, prefix = before, ""
-    option = next((item for item in options if dashed(item.name) == name), None)
+        name, prefix = previous_word, ""
+    option = next((option for option in options if dashed(option.name) == name), None)
     values = _list_values(option) if option else []
-    # A value that is whole: the next word is something else.
-    return [] if last in values else [f"{prefix}{value}" for value in values]
+    # The value is complete: the next word is something else.
+    return [] if last_word in values else [f"{prefix}{value}" for value in values]
 
 
 def _list_values(option: Option) -> list[str]:
@@ -262,8 +264,8 @@ def _list_values(option: Option) -> list[str]:
         case "markers":
             return sorted({word for spec in _list_specs() for word in spec.words or ()})
         case "suite":
-            places = (find_project_folder() / "suites", find_shipped_folder() / "suites")
-            return sorted({path.stem for place in places for path in place.glob("*.toml")})
+            folders = (find_project_folder() / "suites", find_shipped_folder() / "suites")
+            return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
         case "target":
             return list(FAMILIES)
     return list(option.choices)
@@ -271,7 +273,7 @@ def _list_values(option: Option) -> list[str]:
 
 def _list_specs() -> list[Spec]:
     from iree_gauntlet.dialects.load import read_specs  # noqa: PLC0415
-    from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415 - it brings pydantic
+    from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415 - it imports pydantic
 
     folder = find_project_folder() / "specs"
     return [spec for spec in read_specs([folder]) if isinstance(spec, Spec)] if folder.is_dir() else []

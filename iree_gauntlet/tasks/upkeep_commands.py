@@ -1,6 +1,6 @@
-"""The commands that keep goldens, caches, toolchains, reports and histories, as the command line has them.
+"""The commands for goldens, caches, toolchains, reports and histories, as the command line defines them.
 
-What they do is imported when they run: `--list` must be quick.
+Their implementations are imported when they run: `--list` must be quick.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from iree_gauntlet.requests import (
     options_of,
 )
 from iree_gauntlet.stages import CHECKS
-from iree_gauntlet.tasks.cluster_commands import machines_of
+from iree_gauntlet.tasks.cluster_commands import open_cluster
 from iree_gauntlet.tasks.task_options import (
     CACHE,
     RUNNING,
@@ -60,19 +60,19 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 
-_FETCHING = options_of(NetworkRequest)
-_RECORDING = run_part((*SELECTION, *CACHE, *_FETCHING), Defaults())
-# Of those that run something, what a run that is made again wants to know: its checks may fail for their time.
-_AGAIN = ("jobs", "offline", *(f"timeout_{stage}" for stage in CHECKS.values()))
+_NETWORK_OPTIONS = options_of(NetworkRequest)
+_RECORD_PART = run_part((*SELECTION, *CACHE, *_NETWORK_OPTIONS), Defaults())
+# These options of commands apply to a run that is repeated: its checks may fail because of their time limits.
+_RERUN_OPTIONS = ("jobs", "offline", *(f"timeout_{stage}" for stage in CHECKS.values()))
 
 
-def _name_several(name: str, text: str) -> Option:
-    """An option whose values are the words behind the task, of which there has to be one."""
+def _make_words_option(name: str, text: str) -> Option:
+    """Return an option whose values are the words after the task; there must be at least one."""
     return Option(name, None, text, takes=SEVERAL)
 
 
 @gauntlet_task("init", InitRequest)
-def init_task(asked: InitRequest) -> ExitCode:
+def init_task(request: InitRequest) -> ExitCode:
     """Begin a project: a model with its spec, a suite, settings, and a workflow for GitHub.
 
     Nothing is overwritten, unless --again says so; where it fails, nothing is left.
@@ -83,11 +83,11 @@ def init_task(asked: InitRequest) -> ExitCode:
     """
     from iree_gauntlet.upkeep.project_start import init  # noqa: PLC0415
 
-    return init(asked)
+    return init(request)
 
 
 @gauntlet_task("schema", SchemaRequest)
-def schema_task(asked: SchemaRequest) -> ExitCode:
+def schema_task(request: SchemaRequest) -> ExitCode:
     """Print the JSON Schema of a format, by which editors complete and check the files that people write.
 
     Examples: schema
@@ -96,10 +96,10 @@ def schema_task(asked: SchemaRequest) -> ExitCode:
     """
     from iree_gauntlet.upkeep.format_schemas import schema  # noqa: PLC0415
 
-    return schema(asked)
+    return schema(request)
 
 
-@gauntlet_task("golden.record", _RECORDING)
+@gauntlet_task("golden.record", _RECORD_PART)
 def golden_record_task(request: RunRequest) -> ExitCode:
     """Record expected outputs of ONNX models with onnxruntime, next to their specs, with provenance."""
     from iree_gauntlet.upkeep.golden_record import record  # noqa: PLC0415
@@ -108,7 +108,7 @@ def golden_record_task(request: RunRequest) -> ExitCode:
 
 
 @gauntlet_task(
-    "golden.sensitivity", _RECORDING, Option("write", False, "Write the share into the provenance of the outputs.")
+    "golden.sensitivity", _RECORD_PART, Option("write", False, "Write the share into the provenance of the outputs.")
 )
 def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
     """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.
@@ -124,7 +124,7 @@ def golden_sensitivity_task(request: RunRequest, write: bool) -> ExitCode:
 
 
 @gauntlet_task("golden.update", SelectionRequest, GoldenUpdateRequest)
-def golden_update_task(selection: SelectionRequest, asked: GoldenUpdateRequest) -> ExitCode:
+def golden_update_task(selection: SelectionRequest, request: GoldenUpdateRequest) -> ExitCode:
     """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
 
     Figures of failed, unfinished or disturbed measurements do not count, and are reported.
@@ -134,16 +134,16 @@ def golden_update_task(selection: SelectionRequest, asked: GoldenUpdateRequest) 
     """
     from iree_gauntlet.upkeep.spec_goldens import update  # noqa: PLC0415
 
-    return update(selection, asked)
+    return update(selection, request)
 
 
 @gauntlet_task(
     "xfail.update",
     XfailUpdateRequest,
-    # Its suite is the one that changes; what is selected, the run says.
-    run_part((*CACHE, *(option for option in RUNNING if option.name in _AGAIN)), Defaults()),
+    # The suite is the one that changes; the run defines the selection.
+    run_part((*CACHE, *(option for option in RUNNING if option.name in _RERUN_OPTIONS)), Defaults()),
 )
-def xfail_update_task(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
+def xfail_update_task(update_request: XfailUpdateRequest, run_request: RunRequest) -> ExitCode:
     """Propose expected failures as a run has found them, as a diff of the suite, or of operator suites' configs.
 
     What passes now is removed, what fails newly is added with its stage and first diagnostic. Comments and order stay.
@@ -153,18 +153,18 @@ def xfail_update_task(asked: XfailUpdateRequest, request: RunRequest) -> ExitCod
     """
     from iree_gauntlet.upkeep.xfail_update import update  # noqa: PLC0415
 
-    return update(asked, request)
+    return update(update_request, run_request)
 
 
 @gauntlet_task("golden.show", SelectionRequest, GoldenShowRequest)
-def golden_show_task(selection: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
+def golden_show_task(selection: SelectionRequest, request: GoldenShowRequest) -> ExitCode:
     """Show every golden of the selection, with the newest figure that was measured for it.
 
     Example: golden.show --model 'dtln*' --target cpu
     """
     from iree_gauntlet.upkeep.spec_goldens import show  # noqa: PLC0415
 
-    return show(selection, asked)
+    return show(selection, request)
 
 
 @gauntlet_task(
@@ -181,30 +181,30 @@ def cache_list_task(cache: CacheRequest, output: FormatRequest, match: str) -> E
 
 
 @gauntlet_task("cache.verify", VerifyRequest)
-def cache_verify_task(asked: VerifyRequest) -> ExitCode:
+def cache_verify_task(request: VerifyRequest) -> ExitCode:
     """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
     from iree_gauntlet.upkeep.cache_cleaning import verify  # noqa: PLC0415
 
-    return verify(asked)
+    return verify(request)
 
 
 @gauntlet_task("cache.gc", CollectRequest)
-def cache_gc_task(asked: CollectRequest) -> ExitCode:
+def cache_gc_task(request: CollectRequest) -> ExitCode:
     """Make room: what was not used for long goes, never what a running process uses.
 
     Example: cache.gc --older-than 30d --max-size 50GB --delete
     """
     from iree_gauntlet.upkeep.cache_cleaning import collect_garbage  # noqa: PLC0415
 
-    return collect_garbage(asked)
+    return collect_garbage(request)
 
 
 @gauntlet_task("cache.lock", LockRequest)
-def cache_lock_task(asked: LockRequest) -> ExitCode:
+def cache_lock_task(request: LockRequest) -> ExitCode:
     """Write hashes that were learnt here into cache/registry.txt, to be committed, and show what changes."""
     from iree_gauntlet.upkeep.cache_lock import lock_hashes  # noqa: PLC0415
 
-    return lock_hashes(asked)
+    return lock_hashes(request)
 
 
 @gauntlet_task(
@@ -222,7 +222,7 @@ def cache_where_task(url: str, cache: CacheRequest, output: FormatRequest) -> Ex
 
 @gauntlet_task(
     "cache.export",
-    run_part((*SELECTION, *TOOLCHAIN, *_FETCHING), Defaults(suite=DEFAULT_SUITE)),
+    run_part((*SELECTION, *TOOLCHAIN, *_NETWORK_OPTIONS), Defaults(suite=DEFAULT_SUITE)),
     Option("output", "", "The archive to write."),
 )
 def cache_export_task(request: RunRequest, output: str) -> ExitCode:
@@ -250,7 +250,9 @@ def cache_import_task(archive: str, cache: CacheRequest) -> ExitCode:
 
 @gauntlet_task(
     "toolchain.install",
-    _name_several("version", "Releases, ranges, nightlies, commit:SHA or wheels:DIR; with `inv`, --version for each."),
+    _make_words_option(
+        "version", "Releases, ranges, nightlies, commit:SHA or wheels:DIR; with `inv`, --version for each."
+    ),
     CacheRequest,
     part_of(NetworkRequest, "offline"),
     usage="toolchain.install VERSION…",
@@ -270,11 +272,11 @@ def toolchain_install_task(versions: tuple[str, ...], cache: CacheRequest, netwo
 
 @gauntlet_task(
     "toolchain.build",
-    _name_several("sources", "Checkouts of IREE: DIR for the work tree, DIR@REF for a commit."),
+    _make_words_option("sources", "Checkouts of IREE: DIR for the work tree, DIR@REF for a commit."),
     BuildRequest,
     usage="toolchain.build SOURCE… [--commit REF]",
 )
-def toolchain_build_task(sources: tuple[str, ...], asked: BuildRequest) -> ExitCode:
+def toolchain_build_task(sources: tuple[str, ...], request: BuildRequest) -> ExitCode:
     """Build IREE from source for all projects (or into the cache of --cache-dir): a work tree as it is, or a commit.
 
     Examples: toolchain.build ../iree
@@ -283,7 +285,7 @@ def toolchain_build_task(sources: tuple[str, ...], asked: BuildRequest) -> ExitC
     """
     from iree_gauntlet.upkeep.installed_toolchains import build  # noqa: PLC0415
 
-    return build(sources, asked)
+    return build(sources, request)
 
 
 @gauntlet_task("toolchain.list", CacheRequest, FormatRequest)
@@ -307,7 +309,7 @@ def toolchain_show_task(toolchain: ToolchainRequest, output: FormatRequest) -> E
 
 @gauntlet_task(
     "toolchain.remove",
-    _name_several("version", "Versions, or names as `toolchain.list` has them."),
+    _make_words_option("version", "Versions, or names as `toolchain.list` has them."),
     CacheRequest,
     usage="toolchain.remove VERSION…",
 )
@@ -323,7 +325,7 @@ def toolchain_remove_task(versions: tuple[str, ...], cache: CacheRequest) -> Exi
 
 @gauntlet_task(
     "report",
-    _name_several(
+    _make_words_option(
         "run", "Folder of the run, its name in runs/, or `latest`; several to merge: with `inv`, --run for each."
     ),
     Option("merge", "", "Make one run's folder of several runs (the shards of a suite), and its reports."),
@@ -339,14 +341,14 @@ def report_task(runs: tuple[str, ...], merge: str, lenient: bool, index: bool) -
               report shard-1 shard-2 shard-3 --merge runs/whole
               report --index
     """
-    from iree_gauntlet.tasks.report import report, write_page_of_runs  # noqa: PLC0415
+    from iree_gauntlet.tasks.report import report, write_runs_page  # noqa: PLC0415
 
-    return write_page_of_runs(runs) if index else report(runs, merge, lenient=lenient)
+    return write_runs_page(runs) if index else report(runs, merge, lenient=lenient)
 
 
 @gauntlet_task(
     "shard.costs",
-    _name_several("runs", "Folders of runs, or their names in runs/; with `inv`, --runs for each."),
+    _make_words_option("runs", "Folders of runs, or their names in runs/; with `inv`, --runs for each."),
     Option("output", "", "File to write, for --shard-costs (default: standard output)."),
     usage="shard.costs RUN… --output FILE",
 )
@@ -361,7 +363,7 @@ def shard_costs_task(runs: tuple[str, ...], output: str) -> ExitCode:
 
 
 @gauntlet_task("history.add", AddRequest)
-def history_add_task(asked: AddRequest) -> ExitCode:
+def history_add_task(request: AddRequest) -> ExitCode:
     """Add runs to a history: what they measured, with what and where, and what came of it.
 
     Examples: history.add
@@ -369,11 +371,11 @@ def history_add_task(asked: AddRequest) -> ExitCode:
     """
     from iree_gauntlet.upkeep.history_keep import add  # noqa: PLC0415
 
-    return add(asked)
+    return add(request)
 
 
 @gauntlet_task("history.import", ImportRequest)
-def history_import_task(asked: ImportRequest) -> ExitCode:
+def history_import_task(request: ImportRequest) -> ExitCode:
     """Add what other tools have kept: job_summary.json, Google Benchmark's JSON, data.js, results of asv.
 
     Examples: history.import dev/bench/data.js
@@ -381,30 +383,30 @@ def history_import_task(asked: ImportRequest) -> ExitCode:
     """
     from iree_gauntlet.upkeep.history_keep import add_imported  # noqa: PLC0415
 
-    return add_imported(asked)
+    return add_imported(request)
 
 
 @gauntlet_task("history.list", HistoryRequest, FormatRequest)
-def history_list_task(asked: HistoryRequest, output: FormatRequest) -> ExitCode:
+def history_list_task(request: HistoryRequest, output: FormatRequest) -> ExitCode:
     """Show the runs of a history, the newest last."""
     from iree_gauntlet.upkeep.history_keep import list_runs  # noqa: PLC0415
 
-    return list_runs(asked, as_json=output.as_json)
+    return list_runs(request, as_json=output.as_json)
 
 
 @gauntlet_task("history.show", AskRequest, FormatRequest)
-def history_show_task(asked: AskRequest, output: FormatRequest) -> ExitCode:
+def history_show_task(request: AskRequest, output: FormatRequest) -> ExitCode:
     """Show series of a history: their course, and where they changed.
 
     Example: history.show --series 'dtln/* time_ms'
     """
     from iree_gauntlet.upkeep.history_keep import show  # noqa: PLC0415
 
-    return show(asked, as_json=output.as_json)
+    return show(request, as_json=output.as_json)
 
 
 @gauntlet_task("history.check", CheckRequest, FormatRequest)
-def history_check_task(asked: CheckRequest, output: FormatRequest) -> ExitCode:
+def history_check_task(request: CheckRequest, output: FormatRequest) -> ExitCode:
     """Say what changed over all runs, the largest loss first.
 
     Exit codes: 0 nothing got worse, 1 something did and has not been won back, 4 something is suspected to, 2 usage,
@@ -414,11 +416,11 @@ def history_check_task(asked: CheckRequest, output: FormatRequest) -> ExitCode:
     """
     from iree_gauntlet.upkeep.history_keep import check  # noqa: PLC0415
 
-    return check(asked, as_json=output.as_json)
+    return check(request, as_json=output.as_json)
 
 
 @gauntlet_task("history.confirm", ConfirmRequest, ClusterRequest)
-def history_confirm_task(asked: ConfirmRequest, cluster: ClusterRequest) -> ExitCode:
+def history_confirm_task(request: ConfirmRequest, cluster: ClusterRequest) -> ExitCode:
     """Measure the two IREEs of a step in turns, as `compare` does: is it real, and which bisect finds its cause?
 
     Of the losses that fit, the surest one that can be measured is taken. What comes of it is kept in the history, and
@@ -428,38 +430,38 @@ def history_confirm_task(asked: ConfirmRequest, cluster: ClusterRequest) -> Exit
     """
     from iree_gauntlet.upkeep.history_keep import confirm  # noqa: PLC0415
 
-    with machines_of(cluster, ConductRequest()) as machines:
-        return confirm(asked, console_presenter(), machines)
+    with open_cluster(cluster, ConductRequest()) as machines:
+        return confirm(request, console_presenter(), machines)
 
 
 @gauntlet_task("history.page", PageRequest)
-def history_page_task(asked: PageRequest) -> ExitCode:
+def history_page_task(request: PageRequest) -> ExitCode:
     """Write a page of a history: what changed, and every series as a line. It needs neither network nor scripts.
 
     Example: history.page --series '* time_ms' --output times.html
     """
     from iree_gauntlet.upkeep.history_keep import page  # noqa: PLC0415
 
-    return page(asked)
+    return page(request)
 
 
 @gauntlet_task("history.export", ExportRequest)
-def history_export_task(asked: ExportRequest) -> ExitCode:
+def history_export_task(request: ExportRequest) -> ExitCode:
     """Write all figures of a history as CSV.
 
     Example: history.export --series '* time_ms' --output times.csv
     """
     from iree_gauntlet.upkeep.history_keep import export  # noqa: PLC0415
 
-    return export(asked)
+    return export(request)
 
 
 @gauntlet_task("history.prune", PruneRequest)
-def history_prune_task(asked: PruneRequest) -> ExitCode:
+def history_prune_task(request: PruneRequest) -> ExitCode:
     """Remove old runs from a history.
 
     Example: history.prune --before 2026-01-31 --delete
     """
     from iree_gauntlet.upkeep.history_keep import prune  # noqa: PLC0415
 
-    return prune(asked)
+    return prune(request)

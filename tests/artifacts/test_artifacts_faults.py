@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from iree_gauntlet.artifacts.remote import RemoteFile
-from iree_gauntlet.artifacts.remotes import _read_wait
+from iree_gauntlet.artifacts.remotes import _parse_retry_after
 from iree_gauntlet.artifacts.transfer import Partial, Policy
 from iree_gauntlet.errors import ArtifactError
 from tests.support.artifact_server import Request, Server, send, whole
@@ -174,7 +174,7 @@ def test_retry_after_is_honoured(server: Server, tmp_path: Path) -> None:
 )
 def test_retry_after_is_a_number_or_a_date(value: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", datetime(2015, 10, 21, 7, 28, tzinfo=UTC).timestamp)
-    assert _read_wait(value) == seconds
+    assert _parse_retry_after(value) == seconds
 
 
 def test_no_tls(server: Server, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_file_just_written_is_not_remembered(tmp_path: Path, readings: list[Pa
 
 def test_the_wrong_content_is_not_remembered(tmp_path: Path) -> None:
     path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
-    assert hashes.sha256(path, expected="0" * 64) != "0" * 64
+    assert hashes.sha256(path, expected_sha256="0" * 64) != "0" * 64
     assert hashes.known(path) == ""
 
 

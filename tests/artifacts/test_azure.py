@@ -244,13 +244,13 @@ def test_the_first_that_has_credentials_counts() -> None:
         "AZURE_STORAGE_KEY": "a2V5Mg==",
     }
     found = find_azure_access("mine", configured(everything, {"az://mine": {"sas_token": "sig=file"}}))
-    assert (found.sas, found.said_by) == ("sig=file", "[stores] of gauntlet.toml")
+    assert (found.sas, found.credentials_source) == ("sig=file", "[stores] of gauntlet.toml")
     found = find_azure_access("mine", configured(everything))
     assert (found.sas, found.options["account_key"]) == ("", _KEY)
-    assert found.said_by == "AZURE_STORAGE_CONNECTION_STRING"
+    assert found.credentials_source == "AZURE_STORAGE_CONNECTION_STRING"
     del everything["AZURE_STORAGE_CONNECTION_STRING"]
     found = find_azure_access("mine", configured(everything))
-    assert (found.sas, found.said_by) == ("sig=environment", "AZURE_STORAGE_SAS_TOKEN")
+    assert (found.sas, found.credentials_source) == ("sig=environment", "AZURE_STORAGE_SAS_TOKEN")
     assert "account_key" not in found.options
     del everything["AZURE_STORAGE_SAS_TOKEN"]
     assert find_azure_access("mine", configured(everything)).options["account_key"] == "a2V5Mg=="

@@ -151,7 +151,7 @@ def test_without_a_limit_the_disk_and_what_is_pinned_set_one(
                 files.fetch(url)
     # A tebibyte is free: of what nobody knows, 1 GB may come.
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1 << 40))
-    monkeypatch.setattr("iree_gauntlet.artifacts.transfer._MOST_UNKNOWN", len(content) - 1)
+    monkeypatch.setattr("iree_gauntlet.artifacts.transfer._MAX_UNVERIFIED_BYTES", len(content) - 1)
     with pytest.raises(ArtifactError, match="does not say how much it has"):
         make_store(tmp_path / "unpinned").fetch(url)
     assert make_store(tmp_path / "pinned", pins={url: sha256(content)}).fetch(url).bytes == len(content)

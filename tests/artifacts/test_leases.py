@@ -168,7 +168,7 @@ def test_one_collection_at_a_time(tmp_path: Path) -> None:
     with (
         Leases(tmp_path).collecting(),
         pytest.raises(GauntletError, match=r"use\.lock is held by another process"),
-        Leases(tmp_path).collecting(patience=0.1),
+        Leases(tmp_path).collecting(timeout=0.1),
     ):
         pass
 
@@ -204,7 +204,7 @@ def test_a_full_disk_protects_everything(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         leases.use(tmp_path / "a")
-    with pytest.raises(GauntletError, match=r"use\.lock is held"), Leases(tmp_path).collecting(patience=0.1):
+    with pytest.raises(GauntletError, match=r"use\.lock is held"), Leases(tmp_path).collecting(timeout=0.1):
         pass
 
 

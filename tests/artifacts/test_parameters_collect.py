@@ -124,7 +124,7 @@ def test_chunks_of_any_size_give_the_same(names: list[tuple[bytes, bytes, bool, 
         decoded = [part.decode(errors="surrogateescape") for part in (scope, name)]
         line = text.count(b"\n") + 1
         expected.append(ParameterReference(decoded[0], decoded[1], "tensor<2xf32>", line))
-    with mock.patch.object(program_parameters, "_CHUNK", chunk):
+    with mock.patch.object(program_parameters, "_CHUNK_BYTES", chunk):
         assert list(find_references_in_text(text, "x.mlir")) == expected
 
 

@@ -58,7 +58,7 @@ def _spans(folder: Path) -> list[ByteRange] | None:
 def _write(partial: Partial, start: int, stop: int) -> None:
     content = bytes(range(1 + start, 1 + stop))
     partial.write(start, content)
-    partial.got(ByteRange(start, stop), zlib.crc32(content))
+    partial.record_range(ByteRange(start, stop), zlib.crc32(content))
 
 
 def test_what_was_written_is_gone_on_with(tmp_path: Path) -> None:

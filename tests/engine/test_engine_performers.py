@@ -23,7 +23,7 @@ from iree_gauntlet.journal_events import RunOpening
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.reports.live_progress import format_finished
+from iree_gauntlet.reports.live_progress import format_finished_step
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.stages import Stage
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
@@ -223,7 +223,7 @@ def test_waiting_for_locks_is_no_part_of_a_steps_time(
     _, kept, record = performed(tmp_path, [step], {Stage.BENCHMARK: measured})
     result = record.results[STEP.id]
     assert (result.seconds, result.waited_seconds) == (seconds, waited)
-    assert format_finished(kept.started[0], result, "[1/1]").endswith(" (waited 20.5 s)") == (waited > 1)
+    assert format_finished_step(kept.started[0], result, "[1/1]").endswith(" (waited 20.5 s)") == (waited > 1)
 
 
 def test_a_step_without_room_names_where_it_writes(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.reports.live_progress import (
     LiveProgress,
     PlainProgress,
-    format_arrived,
-    format_beginning,
-    format_file,
-    format_left,
+    format_download,
+    format_download_end,
+    format_download_start,
+    format_download_total,
     format_progress_bytes,
     format_speed,
-    format_together,
+    format_time_left,
     shorten_name,
 )
 from tests.support.clocks import Clock
@@ -54,20 +54,23 @@ class Log(PlainProgress):
 
     @property
     def files(self) -> list[str]:
-        return [format_file(task, shorten_name(task.fields["url"], self._urls)) for task in self._list_running_files()]
+        return [
+            format_download(task, shorten_name(task.fields["url"], self._urls))
+            for task in self._list_active_file_tasks()
+        ]
 
     @property
     def speeds(self) -> list[str]:
-        return [format_speed(task) for task in self._list_running_files()]
+        return [format_speed(task) for task in self._list_active_file_tasks()]
 
     @property
     def lefts(self) -> list[str]:
-        return [format_left(task) for task in self._list_running_files()]
+        return [format_time_left(task) for task in self._list_active_file_tasks()]
 
     @property
     def together(self) -> str:
         downloads = self._list_downloads()
-        return format_together(downloads) if downloads else ""
+        return format_download_total(downloads) if downloads else ""
 
 
 # Rates
@@ -240,7 +243,7 @@ def test_whatever_is_reported_every_text_can_be_made(reported: Any) -> None:
             else:
                 progress.download_finished(url)
         assert all("\n" not in text and " -" not in text for text in (*log.files, log.together))
-        log._tell(log.clock.now)
+        log._write_due_lines(log.clock.now)
     assert all(line for line in live._console.render_lines(live))
     live.close()
 
@@ -253,7 +256,7 @@ def test_the_time_left_only_falls_while_the_rate_is_constant(rate: int, pauses: 
     for pause in pauses:
         log.clock.advance(pause)
         log.download(A, first + int((log.clock.now - began) * rate), total)
-        (task,) = log._list_running_files()
+        (task,) = log._list_active_file_tasks()
         if task.time_remaining is not None:
             lefts.append(task.time_remaining)
     # In whole seconds.
@@ -298,13 +301,13 @@ def test_bytes_of_bytes(done: int, total: int | None, text: str) -> None:
 
 
 def test_lines_of_a_log() -> None:
-    assert format_beginning(A, 0, 16_100_000_000, resumed=False) == f"downloading {A} (16.1 GB)"
-    assert format_beginning(A, 3_200_000_000, 16_100_000_000, resumed=True) == f"resuming {A} at 3.2 of 16.1 GB"
-    assert format_beginning(A, 0, None, resumed=False) == f"downloading {A}"
-    whole, part = format_arrived("x", 16.1e9, 16.1e9, 200), format_arrived("x", 16.1e9, 8e9, 100)
+    assert format_download_start(A, 0, 16_100_000_000, resumed=False) == f"downloading {A} (16.1 GB)"
+    assert format_download_start(A, 3_200_000_000, 16_100_000_000, resumed=True) == f"resuming {A} at 3.2 of 16.1 GB"
+    assert format_download_start(A, 0, None, resumed=False) == f"downloading {A}"
+    whole, part = format_download_end("x", 16.1e9, 16.1e9, 200), format_download_end("x", 16.1e9, 8e9, 100)
     assert whole == "downloaded x (16.1 GB in 3 min 20 s, 80.5 MB/s)"
     assert part == "downloaded x (16.1 GB, the missing 8.0 GB in 100.0 s, 80.0 MB/s)"
-    assert format_arrived("x", 10, 10, 4.9) == ""
+    assert format_download_end("x", 10, 10, 4.9) == ""
 
 
 # Painters
@@ -326,7 +329,7 @@ def test_a_log_of_downloads() -> None:
         log.clock.advance(1)
         log.download(A, second * 2 * MB, 100 * MB)
         log.download(B, 40 * MB + second * MB, 100 * MB)
-        log._tell(log.clock.now)
+        log._write_due_lines(log.clock.now)
     log.clock.advance(20)
     log.download(A, 100 * MB, 100 * MB)
     log.checking(A, 0, 100 * MB)
@@ -350,7 +353,7 @@ def test_what_runs_during_a_long_download_is_shown_too() -> None:
     for second in range(1, 95):
         log.clock.advance(1)
         log.download(A, second * MB, GB)
-        log._tell(log.clock.now)
+        log._write_due_lines(log.clock.now)
     assert sum("still running" in line for line in log.lines) == 3
     assert sum(line.startswith("downloading weights.irpa: ") for line in log.lines) == 3
 
@@ -378,7 +381,7 @@ def test_a_log_of_work_on_bytes() -> None:
     for _ in range(65):
         log.clock.advance(1)
         log.advance(MB)
-        log._tell(log.clock.now)
+        log._write_due_lines(log.clock.now)
     assert log.lines == [
         "verifying: 30.0 of 100.0 MB (30.0 %), 1.0 MB/s, 70 s left",
         "verifying: 60.0 of 100.0 MB (60.0 %), 1.0 MB/s, 40 s left",

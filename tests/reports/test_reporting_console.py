@@ -12,7 +12,7 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.messages import write_text
 from iree_gauntlet.records.outcome import read_outcome
-from iree_gauntlet.reports.live_progress import LiveProgress, Painter, PlainProgress, StepsLeft
+from iree_gauntlet.reports.live_progress import LiveProgress, Painter, PlainProgress, RemainingTime
 from iree_gauntlet.reports.output import open_progress
 from iree_gauntlet.reports.run_reports import make_run_reports
 from iree_gauntlet.results import CacheUse, Result
@@ -165,7 +165,7 @@ def test_of_many_steps_what_went_wrong_has_a_line_and_the_rest_is_counted() -> N
         console.step_started(step)
         now[0] += 0.125
         console.step_finished(step, result(verdict, "" if verdict == "passed" else "why"))
-        console._tell(now[0])
+        console._write_due_lines(now[0])
     console.close()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 1 + 2 + 7
@@ -194,7 +194,7 @@ def test_what_is_left_goes_by_the_last_minute() -> None:
         for _ in range(count):
             clock.advance(seconds)
             progress.step_finished(builder.planned[0], result())
-        return progress._run.time_remaining
+        return progress._run_task.time_remaining
 
     assert left(5_000, 0.001) == 5
     # 4,870 further ones of a second each.
@@ -208,7 +208,7 @@ def test_nothing_is_said_of_what_is_left_where_nothing_is_known() -> None:
     progress.run_started(builder.event, len(builder.steps))
     clock.advance(5)
     progress.step_finished(builder.planned[0], result())
-    assert progress._format_pace() == "1 passed; 5.00 s"
+    assert progress._format_progress() == "1 passed; 5.00 s"
 
 
 def test_what_is_left_is_known_from_what_the_steps_took_the_last_time() -> None:
@@ -230,17 +230,17 @@ def test_what_is_left_is_known_from_what_the_steps_took_the_last_time() -> None:
         now[0] += 2.0
         progress.step_finished(step, result())
     # Everything takes twice as long as then.
-    assert progress._format_pace() == "10 passed; 20.0 s, about 3 min 00 s left"
+    assert progress._format_progress() == "10 passed; 20.0 s, about 3 min 00 s left"
     progress.run_started(builder.event, 20 * len(builder.steps), ids * 20)
     assert asked == ["cpu"], "of many steps their number says enough"
 
 
 def test_where_most_steps_are_new_earlier_ones_say_nothing() -> None:
-    assert StepsLeft(["a", "b", "c"], {"a": 1.0}).seconds(10.0) is None
-    left = StepsLeft(["a", "b", "c"], {"a": 1.0, "b": 3.0})
-    assert left.seconds(10.0) is None, "nothing is done yet"
-    left.finished("b")
-    assert left.seconds(3.0) == 3.0, "the new one is taken for a usual one"
+    assert RemainingTime(["a", "b", "c"], {"a": 1.0}).estimate_seconds(10.0) is None
+    left = RemainingTime(["a", "b", "c"], {"a": 1.0, "b": 3.0})
+    assert left.estimate_seconds(10.0) is None, "nothing is done yet"
+    left.remove_step("b")
+    assert left.estimate_seconds(3.0) == 3.0, "the new one is taken for a usual one"
 
 
 def test_a_stream_without_the_signs_gets_plain_ones() -> None:
@@ -282,7 +282,7 @@ def test_a_log_says_what_is_left_where_earlier_steps_tell() -> None:
     builder, stream, clock = planned(), io.StringIO(), Clock()
     ids = [step.id for step in builder.planned]
     earlier = dict(zip(ids, (10.0, 30.0), strict=True))
-    console = PlainProgress(stream, heartbeat=0.0004, clock=clock, earlier=lambda _suite: earlier)
+    console = PlainProgress(stream, heartbeat=0.0004, clock=clock, read_step_seconds=lambda _suite: earlier)
     console.run_started(builder.event, len(builder.steps), ids)
     console.step_started(builder.planned[0])
     console.step_finished(builder.planned[0], result("passed", ""))
@@ -304,11 +304,11 @@ def test_of_a_run_that_waits_for_another_nothing_is_said_to_be_left() -> None:
     progress.waiting("for a quiet machine: process 4 of another run uses it")
     for _ in range(11):
         now[0] += 10.0
-        assert "left" not in progress._format_pace()
+        assert "left" not in progress._format_progress()
     progress.step_started(builder.planned[-1])
-    assert progress._estimate_left() == pytest.approx(10 * (2.001 / 3 / 20) / 2), "to wait is no work"
+    assert progress._estimate_remaining_seconds() == pytest.approx(10 * (2.001 / 3 / 20) / 2), "to wait is no work"
     now[0] += 5.0
-    assert progress._estimate_left() is None, "it has taken longer than that"
+    assert progress._estimate_remaining_seconds() is None, "it has taken longer than that"
 
 
 def test_the_heartbeat_ends_where_nobody_reads() -> None:

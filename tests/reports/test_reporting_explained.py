@@ -16,7 +16,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.explain_outcome import list_explained
-from iree_gauntlet.reports.experiment_reports import say_explain_again, write_reports
+from iree_gauntlet.reports.experiment_reports import format_explain_command, write_reports
 from tests.support.journal_builder import RUN, JournalBuilder
 
 if TYPE_CHECKING:
@@ -182,4 +182,4 @@ def test_any_text_in_the_record_leaves_the_reports_valid(tmp_path: Path) -> None
     ],
 )
 def test_the_command_that_does_it_again_names_the_run_which_may_no_longer_be_the_latest(typed: str, again: str) -> None:
-    assert say_explain_again(typed, "RUN") == again
+    assert format_explain_command(typed, "RUN") == again

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from iree_gauntlet import formatting
-from iree_gauntlet.reports.details import check_line, format_comparison
+from iree_gauntlet.reports.details import format_check, format_comparison
 from iree_gauntlet.results import Check, OutputComparison
 from tests.support.journal_builder import check, comparison
 
@@ -81,18 +81,18 @@ def test_shares_and_counts() -> None:
     ],
 )
 def test_check_lines(data: dict[str, object], text: str) -> None:
-    assert check_line(Check.from_dict(data)) == text
+    assert format_check(Check.from_dict(data)) == text
 
 
 def test_a_check_that_failed_within_its_limit_is_not_called_within() -> None:
     # A verdict may rest on more than the plain comparison; the words must not contradict it.
     data = check("time_ms", 9.1, 9.0, 1.1, passed=False)
-    assert check_line(Check.from_dict(data)).startswith("time (mean): 9.10 ms failed against 9.90 ms")
+    assert format_check(Check.from_dict(data)).startswith("time (mean): 9.10 ms failed against 9.90 ms")
 
 
 def test_a_check_over_its_limit_that_passed_says_so() -> None:
     data = check("time_ms", 10.0, 9.0, 1.1, passed=True)
-    assert check_line(Check.from_dict(data)).startswith("time (mean): 10.00 ms, passed, exceeds 9.90 ms")
+    assert format_check(Check.from_dict(data)).startswith("time (mean): 10.00 ms, passed, exceeds 9.90 ms")
 
 
 def test_comparison_lines() -> None:

@@ -85,7 +85,7 @@ def test_only_what_is_new_or_was_written_to_is_read(tmp_path: Path) -> None:
     assert read[3:] == ["r1"]
     assert len(path.read_bytes()) == len(before)
     os.utime(tmp_path / "r1" / JOURNAL, (9998, 9998))
-    write_index(tmp_path, records, made={"r1": run_reports(tmp_path / "r1")})
+    write_index(tmp_path, records, existing={"r1": run_reports(tmp_path / "r1")})
     assert len(read) == 4, "what is made already is not read again"
 
 

@@ -251,7 +251,7 @@ def main() -> None:
     slow, fast, folder, sha256, kills, of_each, stride, seed = sys.argv[1:]
     # Small, so that there is much to kill in a small file.
     vars(remotes)["BLOCK_BYTES"] = 16 << 10
-    transfer._NOTED_BYTES = 32 << 10
+    transfer._JOURNAL_INTERVAL_BYTES = 32 << 10
     victims = _Victims(fast, sha256, int(seed))
     chain = -1
     try:

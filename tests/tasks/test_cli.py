@@ -174,7 +174,8 @@ def test_what_a_command_imports_is_compiled_once(project: Project, tmp_path: Pat
     "words", [["a", "b c"], ["it's", "x"], ["one"], ['"', "a  b"], ["a b", "c:a b"], ["c:a b", "it's\nso"]]
 )
 @pytest.mark.parametrize(
-    "name", [name for name in namespace.task_names if (taking := namespace[name].taking) and taking.takes != "number"]
+    "name",
+    [name for name in namespace.task_names if (taking := namespace[name].words_option) and taking.takes != "number"],
 )
 def test_words_behind_a_task_stay_as_they_were_typed(
     name: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +184,7 @@ def test_words_behind_a_task_stay_as_they_were_typed(
     monkeypatch.chdir(tmp_path)
     for folder in ("a b", "installed build:a b", "c:a b", " ".join(words)):
         (tmp_path / folder).mkdir(exist_ok=True)
-    taking = namespace[name].taking
+    taking = namespace[name].words_option
     read = read_line([name, *words[: None if taking.repeats else 1]])
     assert read[taking.name] == (words if taking.repeats else words[0])
 

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.tasks.program import _name_words
+from iree_gauntlet.tasks.program import _add_option_names
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import parse_compiler_and_runtime
 
@@ -113,4 +113,4 @@ def test_one_side_overrides_the_whole_which_overrides_the_variable() -> None:
     ],
 )
 def test_tasks_that_take_several_words(words: list[str], named: list[str]) -> None:
-    assert _name_words(words) == named
+    assert _add_option_names(words) == named
